@@ -1,10 +1,12 @@
-"""One run in words and a few tables."""
+"""Print of one run: its size, accuracy, costs and split."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,181 +15,243 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.fl import split_halves
 from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.stored import profile
-from fedstat.results.base import aligned
-from fedstat.results.tables import megabytes, number, plus_minus
-from fedstat.results.variance_components import personal_from
-from fedstat.stats import resampling
+from fedstat.results import base
+from fedstat.results.tables import count, megabytes, number, p_equals
 from fedstat.study import summary
+from fedstat.study.collect import title_of
 
 MEAN = weighted_mean().name
 
 
 def line(run: xr.DataTree) -> str:
-    """A run in half a line."""
+    """Summarize a run in half a line, for the log of a grid."""
     row = summary.row(run)
-    what = f"best {row['best10']:.4f}" if math.isfinite(row["best10"]) else "last round"
-    accuracy = row["last10"] if math.isfinite(row["last10"]) else row["final"]
-    return f"accuracy {accuracy:.4f} ({what}), {row['seconds']:.2f} s a round"
+    if not math.isfinite(row["last10"]):
+        return f"test accuracy {row['final']:.4f} (last round), {row['seconds']:.2f} s per round"
+    best = f", best 10 rounds {row['best10']:.4f}" if math.isfinite(row["best10"]) else ""
+    return f"test accuracy {row['last10']:.4f} (last 10 rounds{best}), {row['seconds']:.2f} s per round"
 
 
 def report(run: xr.DataTree) -> str:
-    """A run as text: who trained, accuracy over clients, communication, and the split of every split layer."""
-    config, row, metrics = summary.config_of(run), summary.row(run), run["metrics"].to_dataset()
-    n = metrics["n_train"].to_numpy()
-    who = (
-        f"{row['label']}: {row['method']}, {row['rounds']} rounds, {row['clients']} clients "
-        f"({n.min()} to {n.max()} training samples), {_share(config['participation'])} active in a round"
-        f"{_aggregator(config, metrics)}"
-    )
-    first = ", except its training before round 1" if row["method"] == "fedfac-static" else ""
-    cost = (
-        f"sent: {megabytes(row['bytes_up'])} up, {megabytes(row['bytes_down'])} down, over all rounds and clients"
-        f"{first}\ntime: {row['seconds']:.2f} s a round (median, without evaluation{first})"
-    )
-    parts = [who, _accuracies(row, summary.clients(run)["accuracy"].dropna()), cost]
-    if len(states := summary.states(run)):
-        last = min(summary.WINDOW, int(row["rounds"]))
-        rows = [_split(state, last) for state in states.to_dict("records")]
-        flat = [f"{layer}: all communalities are equal and uninformative: lower κ" for layer in
-                states.loc[states["flat"], "layer"]]  # fmt: skip
-        parts.append("\n".join([aligned(pd.DataFrame(rows)), *flat]))
-    if "choice" in run.children:
-        parts.append(_choice(run))
-    if "probe" in run.children:
-        parts.append(_probe(run, int(row["rounds"])))
-    if "readouts" in run.children:
-        parts.append(_readouts(run))
-    if "new" in run.children:
-        parts.append(_new(run))
-    if "ablation" in run.children:
-        parts.append(_ablation(run))
-    return "\n\n".join(parts)
+    """Return the print of a run, in at most 80 columns.
+
+    It holds sizes, accuracy over clients, communication, the groups of units in every split layer, and the results of
+    probes.
+    """
+    row = summary.row(run)
+    lines = [*_sizes(run, row), *_accuracies(run, row), *_costs(row), *_splits(run, int(row["rounds"]))]
+    blocks = {
+        "choice": _choice,
+        "probe": _reliability,
+        "readouts": _prediction_rules,
+        "new": _unseen_clients,
+        "ablation": _ablation,
+    }
+    lines += [text for group, block in blocks.items() if group in run.children for text in block(run)]
+    return "\n".join(map(base.wrapped, lines))
 
 
-def _aggregator(config: Mapping[str, Any], metrics: xr.Dataset) -> str:
-    """Name the aggregator, unless it is the weighted mean; for a private run return ε after the last round."""
+def _sizes(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
+    config, metrics = summary.config_of(run), run["metrics"].to_dataset()
+    scenario = re.sub(r"\bdirichlet:([\d.]+)", r"Dirichlet(\1)", str(config.get("label") or config.get("data") or ""))
+    sizes = f"{count(row['rounds'], 'round')}, {count(row['clients'], 'client')}, seed {row['seed']}"
+    subsets = ((_span(metrics[f"n_{name}"].to_numpy()), name) for name in ("train", "test") if f"n_{name}" in metrics)
+    samples = ", ".join(f"{span} {'training' if name == 'train' else name}" for span, name in subsets)
+    return [
+        f"{title_of(row['method'])}{f' on {scenario}' if scenario else ''}: {sizes}",
+        f"Per client: {samples} samples; {_participation(config)}",
+        *_aggregation(config, metrics),
+    ]
+
+
+def _span(n: np.ndarray) -> str:
+    low, high = int(n.min()), int(n.max())
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _participation(config: Mapping[str, Any]) -> str:
+    rate = config["participation"]
+    if isinstance(rate, list):
+        return f"{100 * rate[0]:.4g}% to {100 * rate[1]:.4g}% selected per round"
+    percent = "all" if rate == 1 else f"{100 * rate:.4g}%"
+    return f"{percent} selected per round{' on average' if config.get('sampling') == 'poisson' else ''}"
+
+
+def _aggregation(config: Mapping[str, Any], metrics: xr.Dataset) -> list[str]:
+    """Name the aggregator, unless it is the weighted mean; of a private run return ε after the last round."""
     if "privacy" not in config:
         name = config.get("aggregator", MEAN)
-        return "" if name == MEAN else f"\naggregator: {name}"
-    done = metrics["epsilon"].to_numpy()[int(np.isfinite(metrics["epsilon"]).sum()) - 1]
-    return f"\ndifferentially private for clients: ε = {done:.4g} at δ = {config['privacy']['delta']:g}"
+        return [] if name == MEAN else [f"Aggregator: {name}"]
+    epsilon = metrics["epsilon"].to_numpy()[int(np.isfinite(metrics["epsilon"]).sum()) - 1]
+    return [f"Client-level differential privacy: ε = {epsilon:.4g} at δ = {config['privacy']['delta']:g}"]
 
 
-def _share(participation: float | list[float]) -> str:
-    if isinstance(participation, list):
-        return f"{100 * participation[0]:.4g} to {100 * participation[1]:.4g} % of the clients"
-    return "all clients" if participation == 1 else f"{100 * participation:.4g} % of the clients"
-
-
-def _accuracies(row: dict[str, float], clients: pd.Series) -> str:
-    last = "last 10 rounds" if summary.span(int(row["rounds"])) > 1 else "last round"
-    means = f" (over the {row['evaluated']} that were evaluated)" if row["evaluated"] < summary.WINDOW else ""
-    what = {
-        "last10": f"mean of the last 10 rounds{means}",
-        "final": "last evaluated round",
-        "best10": f"best mean of 10 consecutive rounds{means}, chosen on test data, so optimistic",
-        "validated": "round chosen on validation data",
-        "before": f"active clients, as they leave local training, {last}",
+def _accuracies(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
+    rounds, n_averaged = int(row["rounds"]), summary.span(int(row["rounds"]))
+    window = f"rounds {rounds - n_averaged + 1} to {rounds}" if n_averaged > 1 else f"round {rounds}"
+    mean = f"mean of {window}" if n_averaged > 1 else window
+    evaluated = run["metrics/accuracy"].dropna("round", how="all")["round"].to_numpy()
+    rules = {
+        "last10": mean,
+        "final": f"round {evaluated[-1]}" if len(evaluated) else "",
+        "best10": "best mean of 10 consecutive rounds (chosen on test data: optimistic)",
+        "validated": f"round {row['validated_round']:.0f} (chosen on validation data)",
+        "before": f"selected clients before aggregation, {mean}",
     }
-    lines = [f"  {row[name]:.4f}   {text}" for name, text in what.items() if not math.isnan(row[name])]
-    over_clients = resampling.mean(clients)
-    limits = f", 95 % CI [{over_clients.low:.4f}, {over_clients.high:.4f}]" if np.isfinite(over_clients.low) else ""
-    over = (
-        f"  over clients, {last}: mean {row['unweighted']:.4f}{limits}, standard deviation {row['spread']:.4f}, "
-        f"10 % quantile {row['q10']:.4f}"
-    )
-    return "\n".join(["test accuracy of the clients' models, weighted by their test samples", *lines, over])
-
-
-def _split(state: Mapping[Any, Any], last: int) -> dict[str, str]:
-    return {
-        "layer": state["layer"],
-        "shared": f"{state['shared']}/{state['units']}",
-        "factors": number(state["n_factors"], 0),
-        f"kept their state (last {last} rounds)": number(state["stable"], 3),
-        "converged": number(state["converged"], 2),
-    }
-
-
-def _new(run: xr.DataTree) -> str:
-    found = ", ".join(f"{x['rule'].item()} {x.item():.4f}" for x in summary.new_clients(run))
-    comment = run["new/accuracy"].attrs.get("comment")
-    note = f" ({comment})" if comment else ""
-    return f"accuracy on {run['new'].sizes['client']} clients that did not train: {found}{note}"
-
-
-def _ablation(run: xr.DataTree) -> str:
-    accuracy = summary.ablated(run)
-    if np.ptp(accuracy.to_numpy()) == 0:
-        return "no layer has both shared and personal units, so nothing was replaced"
-    draws = pd.DataFrame(accuracy.transpose("draw", "part").values, columns=accuracy["part"].values)
-    lines = [f"  {part:20} {plus_minus(m, e)}" for part, m, e in zip(draws, draws.mean(), draws.sem(), strict=True)]
-    return "\n".join([f"accuracy with random values in place of units ({len(draws)} draws)", *lines])
-
-
-def _choice(run: xr.DataTree) -> str:
-    """What was chosen in the last evaluated round."""
-    chosen = run["choice"].to_dataset().dropna("round", how="all").isel(round=-1)
-    lines = []
-    if "step" in chosen:
-        step = chosen["step"]
-        if step.dims == ("layer",):
-            text = "by layer: " + ", ".join(f"{x['layer'].item()} {x.item():.2f}" for x in step)
-        elif step.dims == ("client",):
-            text = f"by client: mean {step.mean().item():.2f}, quartiles " + " and ".join(
-                f"{step.quantile(q).item():.2f}" for q in (0.25, 0.75)
-            )
-        else:
-            text = f"for all clients: {step.item():.2f}"
-        lines.append(f"B of W + B (W' − W), W' fine-tuned, chosen {text} (0: as downloaded, 1: as fine-tuned)")
-    if "finetuning" in chosen:
-        config = json.loads(run.attrs["config"])["algorithm_settings"]
-        given = ((name, config.get(name)) for name in ("finetune_epochs", "rate"))
-        several = [f"{name} {values}" for name, values in given if isinstance(values, list)]
-        numbers, counts = np.unique(chosen["finetuning"], return_counts=True)
-        which = ", ".join(f"number {int(n) + 1} ({c} clients)" if chosen["finetuning"].ndim else f"number {int(n) + 1}"
-                          for n, c in zip(numbers, counts, strict=True))  # fmt: skip
-        lines.append(f"fine-tuning chosen among {' × '.join(several) or 'those of the method'}: {which}")
-    return "\n".join(lines)
-
-
-def _probe(run: xr.DataTree, rounds: int) -> str:
-    """How personal each layer is, over the last rounds."""
-    if not np.isfinite(run["probe"].to_dataset()["between"]).any():
-        return "nothing was probed: clients download nothing in common in which to compare halves"
-    table = profile(run, window=summary.WINDOW)
-    last = min(summary.WINDOW, rounds)
-    head = f"share of the differences between clients that is their own, beyond noise (last {last} rounds)"
-    own = "  {:12} – (a client's own: it starts from earlier rounds, so halves say nothing)"
-    lines = [
-        own.format(layer) if math.isnan(share) else f"  {layer:12} {share:.2f} [{low:.2f}, {high:.2f}]   p {p:.2g}"
-        for layer, share, low, high, p in table[["layer", "personal", "conf_low", "conf_high", "p_value"]].to_numpy()
+    over_clients = f"mean {row['unweighted']:.3f}, SD {number(row['spread'], 3)}, 10% quantile {row['q10']:.3f}"
+    few = f"Means are over evaluated rounds only: {row['evaluated']} of the last {summary.WINDOW}"
+    return [
+        "Test accuracy of client models, weighted by test samples",
+        *(f"  {row[name]:.3f}  {text}" for name, text in rules.items() if not math.isnan(row[name])),
+        *([few] if n_averaged > row["evaluated"] else []),
+        f"Over clients, {window}: {over_clients}",
+        "One seed: compare methods over several seeds.",
     ]
-    tested = table.dropna(subset="personal")
-    probe = run["probe"].to_dataset()
-    seen = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
-    sizes = [probe["n_train"].to_numpy()[row] for row in seen if row.any()]
-    weights = int(probe["n_weights"].sum())
-    up, down = np.sum([split_halves.bytes_sent(weights, len(table), n) for n in sizes], axis=0)
-    sent = f"sent for it, in {len(sizes)} probed rounds: {megabytes(up)} up, {megabytes(down)} down"
-    lone = int((probe["n_train"] < 2).sum())
-    left_out = [f"{lone} clients took no part: they have only one training sample"] if lone else []
-    return "\n".join([head, *lines, *([personal_from(tested)] if len(tested) else []), sent, *left_out])
+
+
+def _costs(row: Mapping[str, Any]) -> list[str]:
+    bytes_sent = f"{megabytes(row['bytes_up'])} uploaded, {megabytes(row['bytes_down'])} downloaded"
+    excluded = ["  Neither includes the training before round 1."] if row["method"] == "fedfac-static" else []
+    return [
+        f"Communication: {bytes_sent} (all clients and rounds)",
+        f"Time: {row['seconds']:.2f} s per round (median, without evaluation)",
+        *excluded,
+    ]
+
+
+def _splits(run: xr.DataTree, rounds: int) -> list[str]:
+    """Return a row for every split layer."""
+    states = summary.states(run)
+    if states.empty:
+        return []
+    cells = [
+        (f"  {layer}", f"{shared}/{units}", number(factors, 0), number(stable, 3), number(converged, 2))
+        for layer, shared, units, factors, stable, converged in states[
+            ["layer", "shared", "units", "n_factors", "stable", "converged"]
+        ].itertuples(index=False)
+    ]
+    last = f"last {min(summary.WINDOW, rounds)}"
+    return [
+        *base.columns([("Split", "shared", "factors", "unchanged", "converged"), *cells], n_right=4, indent=""),
+        f"unchanged: proportion of units in the same group one round later ({last})",
+        *(
+            f"{layer}: all communalities are equal, so they rank no units. Lower kappa."
+            for layer in states.loc[states["flat"], "layer"]
+        ),
+    ]
+
+
+def _choice(run: xr.DataTree) -> list[str]:
+    """Describe the fine-tuning that was selected in the last evaluated round."""
+    selected = run["choice"].to_dataset().dropna("round", how="all").isel(round=-1)
+    lines = [f"Fine-tuning selected in round {selected['round'].item()}"]
+    if "step" in selected:
+        lines.append(f"  B in W + B (W' − W), where W' is fine-tuned from W: {_steps(selected['step'])}")
+    if "finetuning" in selected:
+        candidates = _finetunings(json.loads(run.attrs["config"])["algorithm_settings"])
+        numbers, counts = np.unique(selected["finetuning"], return_counts=True)
+        clients = [f" ({count(n, 'client')})" if selected["finetuning"].ndim else "" for n in counts]
+        names = [f"{candidates[int(i)]}{who}" for i, who in zip(numbers, clients, strict=True)]
+        lines.append(f"  W', of {len(candidates)} candidates: {'; '.join(names)}")
+    return lines
 
 
 def _steps(step: xr.DataArray) -> str:
-    """B of all clients and layers, in a few words."""
+    if step.dims == ("layer",):
+        return ", ".join(f"{layer.item()} {value.item():.2f}" for layer, value in zip(step["layer"], step, strict=True))
+    if step.dims == ("client",):
+        low, high = np.quantile(step, [0.25, 0.75])
+        return f"mean over clients {step.mean().item():.2f}, quartiles {low:.2f} and {high:.2f}"
+    return f"{step.item():.2f}"
+
+
+def _finetunings(settings: Mapping[str, Any]) -> list[str]:
+    """Name the candidates of :func:`fedstat.fl.algorithms.finetuned`, in its order."""
+    epochs, rates = (x if isinstance(x, list) else [x] for x in (settings["finetune_epochs"], settings["rate"]))
+    candidates = dict.fromkeys((n, rate) if n != 0 else (0, 1.0) for n, rate in product(epochs, rates))
+    return [
+        "none" if n == 0 else f"{'local epochs' if n is None else count(n, 'epoch')} at {rate:g} × lr"
+        for n, rate in candidates
+    ]
+
+
+def _reliability(run: xr.DataTree) -> list[str]:
+    """Return the reliability of client differences by layer, over the last rounds."""
+    probe, metrics = run["probe"].to_dataset(), run["metrics"]
+    last = min(summary.WINDOW, metrics.sizes["round"])
+    if not np.isfinite(probe["between"]).any():
+        return ["Split-half training: no estimate, because clients share no parameters"]
+    table = profile(run, window=summary.WINDOW)
+    columns = ["layer", "personal", "conf_low", "conf_high", "p_value"]
+    is_probed = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
+    n_samples = [probe["n_train"].to_numpy()[clients] for clients in is_probed if clients.any()]
+    n_weights = int(probe["n_weights"].sum())
+    up, down = np.sum([split_halves.bytes_sent(n_weights, len(table), n) for n in n_samples], axis=0)
+    bytes_sent = f"{megabytes(up)} uploaded, {megabytes(down)} downloaded"
+    n_excluded = int((probe["n_train"] < 2).sum())
+    return [
+        f"Reliability of client differences (split-half training, last {count(last, 'round')})",
+        *(
+            f"  {layer}: not estimated (each client continues from its own parameters)"
+            if math.isnan(reliability)
+            else f"  {layer}: {reliability:.2f}, 95% CI [{low:.2f}, {high:.2f}], {p_equals(p)}"
+            for layer, reliability, low, high, p in table[columns].itertuples(index=False)
+        ),
+        *_above_half(table.dropna(subset="personal")),
+        f"  Communication of {count(len(n_samples), 'probed round')}: {bytes_sent}",
+        *([f"  {count(n_excluded, 'client')} excluded: only one training sample"] if n_excluded else []),
+    ]
+
+
+def _above_half(table: pd.DataFrame) -> list[str]:
+    """Name the layer from which on reliability is above 0.5, testing from the last layer."""
+    if table.empty:
+        return []
+    is_above = ((table["conf_low"] > 0.5) & (table["p_value"] <= 0.05)).to_numpy()
+    n = int(np.logical_and.accumulate(is_above[::-1]).sum())
+    if not n:
+        return [f"  {table['layer'].iloc[-1]}: no evidence of reliability above 0.5; earlier layers are not tested"]
+    return [f"  Above 0.5 from {table['layer'].iloc[-n]} on (tested from the last layer)"]
+
+
+def _prediction_rules(run: xr.DataTree) -> list[str]:
+    readouts = run["readouts"].to_dataset()
+    accuracy = readouts["accuracy"].weighted(run["metrics"].to_dataset()["n_test"]).mean("client")
+    return [
+        "Other prediction rules, test accuracy after the last round",
+        *(
+            f"  {x.item():.3f}  {x['readout'].item()} (B: {_step_of(readouts['step'].sel(readout=x['readout']))})"
+            for x in accuracy
+        ),
+    ]
+
+
+def _step_of(step: xr.DataArray) -> str:
+    """Return B of all clients and layers, as briefly as it can be said."""
     by_layer, values = step.isel(client=0), np.unique(step)
     if len(values) == 1:
         return f"{values[0]:.2g}"
-    if (step == by_layer).all():
-        return ", ".join(f"{x['layer'].item()} {x.item():.2f}" for x in by_layer)
-    return f"{step.mean().item():.2f}, mean over clients"
+    return _steps(by_layer) if (step == by_layer).all() else f"mean over clients {step.mean().item():.2f}"
 
 
-def _readouts(run: xr.DataTree) -> str:
-    weight = run["metrics"].to_dataset()["n_test"]
-    accuracy = run["readouts"].to_dataset()["accuracy"].weighted(weight).mean("client")
-    step = run["readouts"].to_dataset()["step"]
-    lines = [f"  {x.item():.4f}   {x['readout'].item()} (B {_steps(step.sel(readout=x['readout']))})" for x in accuracy]
-    return "\n".join(["accuracy after the last round with other ways to predict, weighted by test samples", *lines])
+def _unseen_clients(run: xr.DataTree) -> list[str]:
+    by_rule = summary.new_clients(run)
+    accuracies = ", ".join(f"{x['rule'].item().replace('_', ' ')} {x.item():.3f}" for x in by_rule)
+    comment = run["new/accuracy"].attrs.get("comment")
+    clients = count(run["new"].sizes["client"], "unseen client")
+    return [f"Test accuracy on {clients}: {accuracies}{f' ({comment})' if comment else ''}"]
+
+
+def _ablation(run: xr.DataTree) -> list[str]:
+    by_part = summary.ablated(run).transpose("part", "draw")
+    parts, accuracy = by_part["part"].to_numpy(), by_part.to_numpy()
+    if np.ptp(accuracy) == 0:
+        return ["Random values replaced no unit: no layer has both shared and personal units"]
+    n = accuracy.shape[1]
+    errors = np.std(accuracy, axis=1, ddof=1) / math.sqrt(n) if n > 1 else np.full(len(accuracy), math.nan)
+    cells = [
+        (f"  {part}", f"{mean:.3f} ({number(error, 3)})" if n > 1 else f"{mean:.3f}")
+        for part, mean, error in zip(parts, accuracy.mean(axis=1), errors, strict=True)
+    ]
+    head = f"mean (SE, {n} draws)" if n > 1 else "1 draw"
+    return [f"Test accuracy, units replaced by random values: {head}", *base.columns(cells, n_right=1, indent="")]

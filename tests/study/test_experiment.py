@@ -160,12 +160,12 @@ def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
         for settings in ({"kappa": 1.0}, {"tau": "inf"}, {"algorithm": "fedper", "ablation": 1}, {})
     ]
     told, personal, head, usual = texts
-    assert "communalities are equal and uninformative" in told
+    assert "all communalities are equal" in told
     assert "communalities are equal" not in usual
     assert "  0/200" in personal
-    assert "layer   " not in head
-    assert "nothing was replaced" in head
-    assert "last evaluated round" in usual
+    assert "Split" not in head
+    assert "Random values replaced no unit" in head
+    assert f"round {SMALL.rounds}\n" in usual
 
 
 def test_the_command_trains_reports_and_resumes(tmp_path, capsys):
@@ -174,9 +174,9 @@ def test_the_command_trains_reports_and_resumes(tmp_path, capsys):
             "--new-share", 0.25, "--ablation", 2, "--tau", 0.5, "--out", out)  # fmt: skip
     assert command(*args) == 0
     said = capsys.readouterr().out
-    for text in ("fedfac-dynamic, 3 rounds, 6 clients", "MB up", "fc1 ", "did not train: global", "personal, N(0, 1)"):
+    for text in ("3 rounds, 6 clients, seed 0", "MB uploaded", "fc1 ", "unseen clients: global", "personal, N(0, 1)"):
         assert text in said
-    assert "50 % of the clients active in a round" in said
+    assert "50% selected per round" in said
     assert command(*args, "--resume") == 0
     assert capsys.readouterr().out == said
     assert command("--out", out, "--resume") == 0, "the settings are those of the run"

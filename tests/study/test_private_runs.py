@@ -38,7 +38,7 @@ def test_a_private_run_by_command_says_so_and_can_be_made_again(tmp_path, capsys
     path = tmp_path / "run.zarr"
     command("--clients", 8, "--rounds", 2, "--samples", 30, "--clip", 0.5, "--noise-multiplier", 1.5, "--delta", 0.001,
             "--sampling", "poisson", "--participation", 0.5, "--algorithm", "fedavg", "--out", path)  # fmt: skip
-    assert "differentially private for clients: ε = 3 at δ = 0.001" in capsys.readouterr().out
+    assert "Client-level differential privacy: ε = 3 at δ = 0.001" in capsys.readouterr().out
     run = attacked.read(path)
     np.testing.assert_array_equal(run.tree["metrics/epsilon"], [1.5, 3.0])
     assert json.loads(run.tree.attrs["config"])["privacy"]["delta"] == 0.001
