@@ -237,7 +237,7 @@ def grid_of_two_megabytes(at: Path) -> Read:
     return toml(at, f"label = '{'a' * 2_000_000}'")
 
 
-@hostile("clients must have at most 1,000 characters")
+@hostile("clients must be an integer >= 1, but got 'aaa")
 def grid_with_a_long_value(at: Path) -> Read:
     return toml(at, f"clients = '{'a' * 500_000}'")
 

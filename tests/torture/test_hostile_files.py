@@ -40,10 +40,11 @@ OPENERS = {
     "LocalStore", "np.load", "torch.load", "tomllib.load", "json.load", "pickle.load",
 }  # fmt: skip
 ELSEWHERE = {
-    "_cli.__init__:whole": "the draft of what is written",
+    "_cli.__init__:replace_file": "the draft of what is written",
     "_cli.__init__:_discard_output": "the null device",
     "reporting.doctor:cpu_flags": "of the system",
     "_utils.memory:_text": "of the system",
+    "reporting.references:_read": "part of the package",
     "fl.__main__:_work": "the null device",
     "fl.custom:_loaded": "code, which the guard has read",
     "fl.disk_rows:SlotFile.__init__": "a file that was found regular, or is made",
