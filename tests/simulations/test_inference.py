@@ -34,12 +34,12 @@ OTHERWISE = {
     "analysis.fedfac.checks.certainty": "calls the verb fedstat.permutation_test",
     "notebooks.decomposition": "calls the verb fedstat.permutation_test",
     "fedstat.stats.number_of_factors.parallel_analysis": "quantile of noise: a rule, no p value",
-    "fedstat.plot.fedfac._top": "limit of an axis",
+    "fedstat.plot.fedfac._vmax": "limit of an axis",
 } | dict.fromkeys(
     (
         "fedstat.plot.client_plots.client_lines", "fedstat.reporting.training._client_table",
         "fedstat.results.tables.median_and_ends", "fedstat.results.uncertainty.BootstrapResult.glance",
-        "fedstat.study.leaderboard._measure_run", "fedstat.study.report._choice", "fedstat.study.summary.row",
+        "fedstat.study.leaderboard._measure_run", "fedstat.study.report._steps", "fedstat.study.summary.row",
         "notebooks.four_decompositions",
     ),
     SPREAD,

@@ -28,7 +28,7 @@ def words(path):
 def test_the_wheel_is_the_package_and_holds_code_alone():
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
     assert wheel["wheel"] == {"packages": ["fedstat"]}
-    assert {path.suffix for path in PACKAGED} <= {".py", ".typed", ".html", ".css"}
+    assert {path.suffix for path in PACKAGED} <= {".py", ".typed", ".html", ".css", ".bib"}
 
 
 def test_the_package_shows_no_table_of_a_paper_and_names_no_folder_of_runs():
