@@ -33,8 +33,8 @@ class Peaks(NamedTuple):
     Attributes
     ----------
     bandwidth : float
-        Smallest bandwidth at which the Gaussian kernel density has at most n peaks, in the unit of the sample and at
-        least 1/512 of its range.
+        Smallest bandwidth at which the Gaussian kernel density has at most n peaks, in the unit of the sample. It is at
+        least 1/512 of the range.
     position : array (peak,)
         Positions of the peaks of the density with this bandwidth, ascending.
     p_value : float
@@ -248,8 +248,8 @@ def halves(strata: NDArray[np.int64], replicates: int, *, seed: int = 0) -> NDAr
     """Draw random halves of the clients within strata, without replacement.
 
     A bootstrap repeats clients. Repeated clients have distance 0, for which kNN entropy is undefined. Halves drawn
-    without replacement have the variance of the bootstrap of the full sample, because the factor m / (n − m) of the
-    delete-d jackknife is 1 [1]_.
+    without replacement have the variance of the bootstrap of the full sample: the factor m / (n − m) of the delete-d
+    jackknife is 1 [1]_.
 
     Parameters
     ----------
@@ -355,8 +355,8 @@ def interval(rho: Array, halves: Array) -> tuple[Array, Array]:
 
     Notes
     -----
-    In simulations with 24 units (``simulations/inference``), the coverage is 0.88 to 0.93 with 30 clients and 0.94 to
-    0.97 with 100 clients if the correlation is not 0. If it is 0, the coverage is 0.92 to 0.97.
+    ``simulations/inference`` simulates 24 units. If the correlation is not 0, the coverage is 0.88 to 0.93 with 30
+    clients and 0.94 to 0.97 with 100 clients. If it is 0, the coverage is 0.92 to 0.97.
 
     Examples
     --------

@@ -166,9 +166,9 @@ def generate(
         weights of a client, so that a client alone learns poorly and benefits from sharing. 100 test samples give
         10,000 test labels at C = 100; their sampling error (< 0.005) is below the SD between replicates.
     sigma : float
-        Standard deviation of ε, >= 0. The paper gives no value. With 1, labels are noisy only near the boundary: at
-        the size of the paper, p = 0.5 and alpha = 0.4, about 0.5% of the labels change, because the SD of h within a
-        client is about 65.
+        Standard deviation of ε, >= 0. The paper gives no value. With 1, labels are noisy only near the boundary. At the
+        size of the paper, p = 0.5 and alpha = 0.4, about 0.5% of the labels change: the SD of h within a client is
+        about 65.
     means : {"independent", "shared"}
         The paper writes one μ_c for covariates and weights. With ``"shared"``, which follows this, wᵀx of every
         personal unit has mean ‖μ_c‖² ≈ d1, and most clients have labels of one class. ``"independent"`` draws the two
