@@ -138,7 +138,7 @@ def test_a_layer_without_weights_cannot_be_analysed():
     start = InitContext(
         net._replace(shapes=shapes), np.array(SAMPLES), 0, CPU, lambda _: {}, lambda _: ({}, None), lambda _: {}
     )
-    with pytest.raises(ValueError, match=r"layer 'norm1' has no weights to analyse, only \['norm1.scale'\]"):
+    with pytest.raises(ValueError, match=r"layer 'norm1' has no weights to analyze, only \['norm1.scale'\]"):
         algorithms.fedfac("norm1", dynamic=False).init_mask(start)
 
 
@@ -299,10 +299,14 @@ def test_names_in_the_table_are_names_of_runs(name):
         ("feddecomp", {"rank_linear": 0}, r"rank_linear must be a finite number"),
         ("feddecomp", {"rank_conv": 1.1}, r"rank_conv must be a finite number"),
         ("feddecomp", {"lora_epochs": -1}, "lora_epochs must be an integer >= 0"),
-        ("feddecomp", {"lora_epochs": 0, "global_epochs": 0}, "must not both be 0"),
+        ("feddecomp", {"lora_epochs": 0, "global_epochs": 0}, "both 0, so that nothing is trained"),
         ("feddecomp", {"mean": "median"}, "mean must be one of 'samples', 'uniform', 'all'"),
         ("fedavg-low-rank", {"rank_conv": -1}, "rank_conv must be a finite number"),
-        ("feddecomp-low-rank", {}, "no .feddecomp-low-rank.: the method itself has rank_linear and rank_conv"),
+        (
+            "feddecomp-low-rank",
+            {},
+            ".feddecomp-low-rank. does not exist: the algorithm itself has rank_linear and rank_conv",
+        ),
         ("fedem", {"components": 0}, "components must be an integer >= 1"),
         ("fedcp", {"lam": -1}, "lam must be a finite number"),
         ("fedfac-dynamic", {"tau": 1.5}, "tau must be a finite number"),
@@ -321,7 +325,11 @@ def test_names_in_the_table_are_names_of_runs(name):
         ("factorized-fl-alpha", {"kernels": "basic"}, "Did you mean 'base'"),
         ("factorized-fl-beta", {"matching": "none", "epsilon": 2}, "epsilon has no effect with matching='none'"),
         ("factorized-fl-beta", {"matching": "worst", "tau": 0.5}, "tau has no effect with matching='worst'"),
-        ("factorized-fl-beta", {"mu": False, "sparsity": 0}, "sparsity has no effect without mu, but got sparsity=0"),
+        (
+            "factorized-fl-beta",
+            {"mu": False, "sparsity": 0},
+            "sparsity has no effect with mu=False, but got sparsity=0",
+        ),
     ],
 )
 def test_bad_settings_are_named(name, settings, message):

@@ -318,10 +318,10 @@ FITTING = low_rank((10, 6))
         ("fc1.weight", {"plus": "b"}, r"'fc1.weight': plus must name a factor of shape \(10, 6\), but 'b' has \(10, 2"),
         ("fc1.weight", {"plus": "c"}, "but 'c' has None"),
         ("fc1.weight", {"thin": True}, r"thin needs plus and two factors, left \(10, r\) and right \(r, 6\), but got"),
-        ("fc1.weight", {"by_unit": ("a",)}, r"'fc1.weight', of shape \(10, 6\): its factor 'a' must be with 10 rows"),
-        ("fc1.weight", {"by_unit": ("c",)}, r"its factor 'c' must be"),
-        ("fc1.weight", {"shapes": FITTING.shapes | {"weight": (10, 5)}}, "'weight' must be of that shape"),
-        ("fc1.weight", {"shapes": FITTING.shapes | {"bias": (10,)}, "pullback": None}, "factor 'fc1.bias' is taken"),
+        ("fc1.weight", {"by_unit": ("a",)}, r"'fc1.weight', of shape \(10, 6\): its factor 'a' must have 10 rows"),
+        ("fc1.weight", {"by_unit": ("c",)}, r"its factor 'c' must have"),
+        ("fc1.weight", {"shapes": FITTING.shapes | {"weight": (10, 5)}}, "'weight' must have this shape"),
+        ("fc1.weight", {"shapes": FITTING.shapes | {"bias": (10,)}, "pullback": None}, "name of its factor 'fc1.bias'"),
         ("fc1.weight", {"shapes": FITTING.shapes | {"g": ()}}, r"'g' of shape \(\)"),
     ],
 )  # fmt: skip
@@ -332,7 +332,7 @@ def test_a_part_that_does_not_fit_is_named_before_the_first_round(weight, change
 
 def test_a_start_of_other_factors_is_named():
     part = FITTING._replace(init=lambda _, w: {"weight": w})
-    with pytest.raises(ValueError, match=r"'fc1.weight': the start of its factors must have .* but got \{'weight'"):
+    with pytest.raises(ValueError, match=r"'fc1.weight': the initial factors must have .* but got \{'weight'"):
         trainer.start(job(algorithms.fedavg(), net=composed(nets.mlp(SIZES), {"fc1.weight": part})))
 
 

@@ -309,7 +309,7 @@ def test_every_network_is_factorised_but_for_what_is_no_dense_layer_or_convoluti
 @pytest.mark.parametrize(
     ("net", "says"),
     [
-        (nets.mlp([6, 3]), r"layers below the classifier, but the layers are \['fc1'\]"),
+        (nets.mlp([6, 3]), r"layers below the classifier, but of the layers \['fc1'\]"),
         (nets.mlp(SIZES)._replace(features=None, head=None), "needs a network with features and one dense output"),
     ],
 )

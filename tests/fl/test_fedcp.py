@@ -277,7 +277,7 @@ def test_a_labelled_run_with_everything():
     ("given", "message"),
     [
         ({"lam": -1}, "lam must be a finite number in \\[0, inf"),
-        ({"global_head": False}, "two heads, but got global_head=False. Add policy=False"),
+        ({"global_head": False}, "policy=True needs a global head, but got global_head=False. Set policy=False"),
         ({"policy": False, "context": "sample"}, "context has no effect with policy=False, but got 'sample'"),
         ({"policy": False, "policy_layers": 2}, "policy_layers has no effect"),
         ({"policy": False, "variant": "code"}, "variant has no effect"),

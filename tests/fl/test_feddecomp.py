@@ -197,7 +197,7 @@ def test_a_round_has_the_runs_epochs_unless_both_are_given(settings, run_epochs,
 )
 def test_too_few_epochs_are_named_before_the_first_round(settings, says):
     with pytest.raises(ValueError, match=says):
-        fl.train(dataset(SAMPLES), nets.mlp(SIZES), algorithms.feddecomp(**settings), rounds=1)
+        fl.train(dataset(SAMPLES), nets.mlp(SIZES), algorithms.feddecomp(**settings), rounds=1, local_epochs=1)
 
 
 # --- means and the code's variant

@@ -36,7 +36,7 @@ def test_a_round_starts_from_the_last_ones_communalities(starts):
     before = factor.fit(correlation(200), kappa=0.6)
     starts.clear()
     r = correlation(200, moved=0.3)
-    fit = FEDFAC._analyse(r, 0.6, "pa", before)
+    fit = FEDFAC._analyze(r, 0.6, "pa", before)
     (given,) = starts
     np.testing.assert_array_equal(given, before.communality)
     end, cold = (factor.fit(r, kappa=0.6, start=s, tol=1e-10, max_iter=5000) for s in (before.communality, "pc"))
@@ -50,7 +50,7 @@ def test_of_many_factors_there_may_be_one_more_or_less(starts):
     assert g >= 20
     before = factor.fit(correlation(400, d=60, k=60), n_factors=g + 1)
     starts.clear()
-    fit = FEDFAC._analyse(r, 0.75, "pa", before)
+    fit = FEDFAC._analyze(r, 0.75, "pa", before)
     assert [start is None for start in starts] == [False]
     assert int(fit.n_factors) == g
     assert int(fit.n_iter) < int(factor.fit(r, kappa=0.75).n_iter)
@@ -76,6 +76,6 @@ def test_otherwise_it_starts_from_the_principal_components(why, starts):
         assert not bool(factor.fit(r, kappa=kappa, start=before.communality).converged)
         expected = [before.communality, None]
     starts.clear()
-    fit = FEDFAC._analyse(r, kappa, method, before)
+    fit = FEDFAC._analyze(r, kappa, method, before)
     assert [start is None for start in starts] == [start is None for start in expected]
     np.testing.assert_array_equal(fit.communality, factor.fit(r, kappa=kappa, method=method).communality)

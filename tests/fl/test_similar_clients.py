@@ -159,12 +159,12 @@ def test_parts_are_the_optimal_bipartition_or_the_published_codes(seed):
     updates = {"w": torch.from_numpy(np.random.default_rng(seed).normal(size=(7, 4)))}
     alike = similarity.cosines(updates).numpy()
     across, part = plain_servers.bipartition(alike)
-    second = _Rule(0, 0, 0, None, code=False).parts(updates).numpy()
+    second = _Rule(0, 0, 0, None, code=False).second_part(updates).numpy()
     assert alike[np.ix_(second, ~second)].max() == across
     assert part in (np.flatnonzero(second).tolist(), np.flatnonzero(~second).tolist())
-    assert _Rule(0, 0, float(np.sqrt((1 - across) / 2)), None, code=False).parts(updates) is None
+    assert _Rule(0, 0, float(np.sqrt((1 - across) / 2)), None, code=False).second_part(updates) is None
     labels = AgglomerativeClustering(metric="precomputed", linkage="complete").fit(-alike).labels_.astype(bool)
-    second = _Rule(0, 0, 0, None, code=True).parts(updates).numpy()
+    second = _Rule(0, 0, 0, None, code=True).second_part(updates).numpy()
     assert set(map(frozenset, (np.flatnonzero(second), np.flatnonzero(~second)))) == set(
         map(frozenset, (np.flatnonzero(labels), np.flatnonzero(~labels)))
     )

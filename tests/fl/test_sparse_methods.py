@@ -16,7 +16,7 @@ from scipy.spatial import distance
 from fedstat.fl import algorithms, evaluate, nets, optim
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.algorithms.fedcac import critical_entries, overlap, partners
-from fedstat.fl.algorithms.pfedgate import cut, kept
+from fedstat.fl.algorithms.pfedgate import cut, select_blocks
 from fedstat.fl.algorithms.pfedpara import hadamard, inner_rank, is_personal
 from fedstat.fl.batches import Rows
 from fedstat.fl.state import Download
@@ -155,11 +155,11 @@ def test_without_its_personal_part_pfedpara_is_fedavg_on_a_low_rank_network():
 
 def solved(scores, sizes, room):
     """The greedy knapsack in plain words."""
-    kept = np.zeros(len(sizes), bool)
+    is_open = np.zeros(len(sizes), bool)
     for i in np.argsort(-scores, kind="stable"):
         if sizes[i] <= room:
-            kept[i], room = True, room - sizes[i]
-    return kept
+            is_open[i], room = True, room - sizes[i]
+    return is_open
 
 
 @pytest.mark.parametrize("sparsity", [0.3, 0.5, 0.9, 1])
@@ -168,7 +168,7 @@ def test_open_blocks_are_the_best_that_fit_and_every_parameter_has_one(sparsity)
     blocks = cut(shapes, 5)
     sizes = np.concatenate([b.sizes for b in blocks.values()])
     scores = np.random.default_rng(0).random((40, len(sizes)))
-    found = kept(torch.from_numpy(scores), blocks, sparsity).numpy()
+    found = select_blocks(torch.from_numpy(scores), blocks, sparsity).numpy()
     assert (found @ sizes <= sparsity * sizes.sum()).all()
     first = [b.first for b in blocks.values()]
     assert found[:, first].all()
@@ -243,9 +243,11 @@ def test_images_and_texts_are_gated(net, tokens):
 
 
 def test_what_cannot_be_gated_is_named():
-    with pytest.raises(ValueError, match=r"how many it has is not known. Say it: net._replace\(inputs=784\)"):
+    with pytest.raises(
+        ValueError, match=r"number of inputs, which is unknown. Set it, as in net._replace\(inputs=784\)"
+    ):
         job(algorithms.pfedgate(), net=nets.mlp(SIZES)._replace(inputs=None))
-    with pytest.raises(ValueError, match=r"sparsity=0.1 is too small.* 0.204 of all entries"):
+    with pytest.raises(ValueError, match=r"sparsity must be at least 0.204 .*, but got 0.1. Raise"):
         job(algorithms.pfedgate(sparsity=0.1))
     with pytest.raises(ValueError, match="this one composes them"):
         job(algorithms.named("pfedgate-low-rank"))

@@ -286,7 +286,7 @@ def test_a_new_client_trains_its_own_model_near_the_global_one_which_stays():
     (lambda: pfedme(eta=0), "eta"),
     (lambda: pfedme(inner_steps=0), "inner_steps"),
     (lambda: pfedme(variant="cod"), "Did you mean 'code'"),
-    (lambda: pfedme(lam=100, eta=0.05), r"eta \* lam must be at most 1.*eta=0.05, lam=100.*eta can be at most 0.01"),
+    (lambda: pfedme(lam=100, eta=0.05), r"eta \* lam must be at most 1.*eta=0.05, lam=100.*use at most eta=0.01"),
     (lambda: per_fedavg(alpha=-1), "alpha"),
     (lambda: per_fedavg(alpha=float("nan")), "alpha"),
     (lambda: per_fedavg(finetune_steps=0), "finetune_steps"),

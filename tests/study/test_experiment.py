@@ -87,7 +87,7 @@ def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_trai
         ({"kappa": (0.5, 0.7)}, "kappa must be one value"),
         ({"layers": ()}, "layers must hold at least one value"),
         ({"algorithm": "random", "tau": "mean"}, "tau must be a number to size a random split"),
-        ({"algorithm": "random", "tau": 0.5, "share": 0.5}, "share has no effect beside tau"),
+        ({"algorithm": "random", "tau": 0.5, "share": 0.5}, "share has no effect with tau"),
         ({"algorithm": "fedem", "options": ("components=2", "components=3")}, "once, but got 'components' twice"),
         ({"algorithm": "fedsplit", "options": ("shared=fc1",)}, "shared must be a mapping"),
     ],

@@ -1,4 +1,4 @@
-"""The algorithms, one file each, and the table of them."""
+"""Federated learning algorithms, one file each, and the table of their names."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ Constructor = Callable[..., Algorithm]
 
 
 class Setting(NamedTuple):
-    """One setting of a method, from its constructor's signature.
+    """One setting of an algorithm, from its constructor's signature.
 
     Attributes
     ----------
     default : object
-        ``Parameter.empty`` if it must be given.
+        ``Parameter.empty`` if the setting is required.
     help : str
-        A line for command lines, from the parameter's ``Annotated``; empty if it has none.
+        Help text of the command line, from the parameter's ``Annotated``; empty without one.
     of_method : bool
-        Whether it belongs to the method itself, not to a wrapper.
+        True if the setting belongs to the algorithm itself, False if to a wrapper.
     number, several : bool
-        Whether it is a float, and whether it may be a sequence.
+        True if the value may be a float; True if it may be a sequence.
     """
 
     default: Any
@@ -62,26 +62,34 @@ class Setting(NamedTuple):
     several: bool
 
 
-def _wrapped(make: Constructor, wrap: Constructor, name: str = "") -> Constructor:
-    """A constructor of the wrapped method, which takes the settings of both; ValueError if both have one."""
-    custom = _parameters(make)
-    more = list(signature(wrap, eval_str=True).parameters.values())[1:]
-    if twice := [p.name for p in more if p.name in custom]:
-        raise ValueError(f"there is no {name!r}: the method itself has {' and '.join(twice)}. Take it as it is.")
+def _wrap(make: Constructor, wrap: Constructor, name: str = "") -> Constructor:
+    """Return a constructor that wraps the algorithm and takes the settings of both.
 
-    def made(**settings: Any) -> Algorithm:
-        inner = {name: settings.pop(name) for name in custom if name in settings}
-        return wrap(make(**inner), **settings)
+    Raises
+    ------
+    ValueError
+        If the algorithm and the wrapper have a setting of one name.
+    """
+    inner = _parameters(make)
+    outer = list(signature(wrap, eval_str=True).parameters.values())[1:]
+    if duplicates := [p.name for p in outer if p.name in inner]:
+        raise ValueError(
+            f"{name!r} does not exist: the algorithm itself has {' and '.join(duplicates)}. Use it without the suffix."
+        )
 
-    both = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in (*custom.values(), *more)]
-    made.__signature__ = Signature(both)  # type: ignore[attr-defined]
-    made.wraps = make  # type: ignore[attr-defined]
-    return made
+    def construct(**settings: Any) -> Algorithm:
+        inner_settings = {name: settings.pop(name) for name in inner if name in settings}
+        return wrap(make(**inner_settings), **settings)
+
+    parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in (*inner.values(), *outer)]
+    construct.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    construct.wraps = make  # type: ignore[attr-defined]
+    return construct
 
 
 @cache
 def _parameters(make: Constructor) -> dict[str, Parameter]:
-    """Parameters of a constructor that are not bound."""
+    """Return the parameters of a constructor that are not bound."""
     bound = getattr(make, "keywords", {})
     return {name: p for name, p in signature(make, eval_str=True).parameters.items() if name not in bound}
 
@@ -89,10 +97,10 @@ def _parameters(make: Constructor) -> dict[str, Parameter]:
 ALGORITHMS: dict[str, Constructor] = {
     "local": local,
     "fedavg": fedavg,
-    "fedavg+": _wrapped(fedavg, finetuned),
-    "fedavg-shrunken": _wrapped(fedavg, shrunken),
+    "fedavg+": _wrap(fedavg, finetuned),
+    "fedavg-shrunken": _wrap(fedavg, shrunken),
     "fedprox": fedprox,
-    "fedprox+": _wrapped(fedprox, finetuned),
+    "fedprox+": _wrap(fedprox, finetuned),
     "per-fedavg": partial(per_fedavg, hessian_free=False, difference=1e-3),
     "per-fedavg-hf": partial(per_fedavg, hessian_free=True),
     "pfedme": pfedme,
@@ -121,7 +129,7 @@ ALGORITHMS: dict[str, Constructor] = {
     "feddecomp": feddecomp,
     "fedcp": fedcp,
 }
-"""Constructors by the names that runs and grids use, in the order of tables. Bound arguments are no settings."""
+"""Constructors by the names that runs and grids use, in the order of tables. Bound arguments are not settings."""
 
 WRAPPERS: dict[str, Constructor] = {
     "+": finetuned,
@@ -129,39 +137,39 @@ WRAPPERS: dict[str, Constructor] = {
     "-private-head": private_head,
     "-low-rank": low_rank,
 }
-"""Wrappers by the end of a name, for any method: "fedper+", "random-shrunken", "fedavg-private-head".
+"""Wrappers by the suffix of a name, for any algorithm: "fedper+", "random-shrunken", "fedavg-private-head".
 
 After "-private-head", one of ``READOUTS`` may follow: "fedavg-private-head+".
 """
 
 READOUTS = ("+", "-shrunken")
-"""Wrappers that change only what clients predict with, so that it can be read out of a run without them."""
+"""Wrappers that change the prediction rule alone, so that a run without them also yields their predictions."""
 
 _PRIVATE = "-private-head"
 
 
 def constructor(name: str) -> Constructor:
-    """Constructor of the algorithm of that name, in the table, in a file ("file.py:name"), or one of these wrapped.
+    """Return the constructor of an algorithm: of the table or of a file ("file.py:name"), wrapped or not.
 
     Raises
     ------
     ValueError
-        If there is none.
+        If no algorithm has this name.
     """
-    known = list(ALGORITHMS)  # name may be a list or a table from a file, which cannot be a key
-    for end, wrap in WRAPPERS.items():
-        base = str(name).removesuffix(end)
-        plain = base.removesuffix(_PRIVATE) if end in READOUTS else base
-        there = (plain in ALGORITHMS or custom.is_own(plain)) and not plain.endswith((*WRAPPERS,))
-        if name not in known and base != name and there:
-            return _wrapped(constructor(base), wrap, name)
+    names = list(ALGORITHMS)  # a file may hold a list or a table as the name, which cannot be a key
+    for suffix, wrap in WRAPPERS.items():
+        base = str(name).removesuffix(suffix)
+        plain = base.removesuffix(_PRIVATE) if suffix in READOUTS else base
+        exists = (plain in ALGORITHMS or custom.is_own(plain)) and not plain.endswith((*WRAPPERS,))
+        if name not in names and base != name and exists:
+            return _wrap(constructor(base), wrap, name)
     if custom.is_own(name):
         return custom.constructor(name)
-    return ALGORITHMS[check.choice("algorithm", name, known)]
+    return ALGORITHMS[check.choice("algorithm", name, names)]
 
 
 def settings_of(name: str) -> dict[str, Setting]:
-    """Settings that an algorithm takes, by name.
+    """Return the settings that an algorithm takes, by name.
 
     Examples
     --------
@@ -170,30 +178,33 @@ def settings_of(name: str) -> dict[str, Setting]:
     """
     make = constructor(name)
     inner = _parameters(getattr(make, "wraps", make))
-    found = {}
+    settings = {}
     for setting, p in _parameters(make).items():
-        noted = get_origin(p.annotation) is Annotated
-        kind, said = get_args(p.annotation)[:2] if noted else (p.annotation, "")
+        is_annotated = get_origin(p.annotation) is Annotated
+        kind, text = get_args(p.annotation)[:2] if is_annotated else (p.annotation, "")
         kinds = (kind, *get_args(kind))
-        several = any(get_origin(one) is Sequence for one in kinds)
-        found[setting] = Setting(p.default, said, setting in inner, float in kinds, several)
-    return found
+        several = any(get_origin(kind) is Sequence for kind in kinds)
+        settings[setting] = Setting(p.default, text, setting in inner, float in kinds, several)
+    return settings
 
 
 def about(name: str) -> About:
-    """Row of an algorithm, whatever its settings; required ones, such as FedSplit's split, are left empty.
+    """Return an algorithm's row of tables, which does not depend on its settings.
+
+    Required settings, such as FedSplit's split, get an empty mapping.
 
     Examples
     --------
     >>> about("fedfac-dynamic").title, about("fedper+").title, about("fedavg").new_clients
     ('FedFac dynamic', 'FedPer+', ('global',))
     """
-    made = constructor(name)(**{key: {} for key, one in settings_of(name).items() if one.default is Parameter.empty})
-    return made.about._replace(title=made.about.title or name)
+    required = [key for key, setting in settings_of(name).items() if setting.default is Parameter.empty]
+    row = constructor(name)(**{key: {} for key in required}).about
+    return row._replace(title=row.title or name)
 
 
 def named(name: str, **settings: Any) -> Algorithm:
-    """Make an algorithm of the table.
+    """Construct an algorithm by its name.
 
     Parameters
     ----------
@@ -201,13 +212,13 @@ def named(name: str, **settings: Any) -> Algorithm:
         A key of ``ALGORITHMS`` or a function of a file, "path/to/file.py:name", optionally followed by a key of
         ``WRAPPERS``.
     **settings
-        Arguments of its constructor.
+        Arguments of the constructor.
 
     Raises
     ------
     ValueError
-        If there is no such algorithm (the nearest names are given), it does not take a setting (those it takes are
-        given), or a required setting is missing.
+        If the algorithm does not exist (the message gives the nearest names), if it does not take a setting (the
+        message lists its settings), or if a required setting is missing.
 
     Examples
     --------
@@ -215,15 +226,15 @@ def named(name: str, **settings: Any) -> Algorithm:
     {'personal_layers': 2}
     """
     require_settings(name, settings)
-    for setting, one in settings_of(name).items():
-        if one.default is Parameter.empty and setting not in settings:
-            said = f", {one.help}," if one.help else ","
-            raise ValueError(f"{name} needs {setting}{said} but got none")
+    for key, setting in settings_of(name).items():
+        if setting.default is Parameter.empty and key not in settings:
+            description = f", {setting.help}," if setting.help else ","
+            raise ValueError(f"{name} needs {key}{description} but got none")
     return constructor(name)(**settings)
 
 
 def require_settings(name: str, settings: Iterable[str]) -> None:
-    """ValueError unless the algorithm of that name takes settings of these names."""
+    """Raise ValueError unless the algorithm takes all of these settings."""
     takes = settings_of(name)
     for setting in settings:
         if setting not in takes:

@@ -1,4 +1,4 @@
-"""Clustered-FL: FedAvg within clusters, which are split in two where clients' updates point apart."""
+"""Clustered-FL: FedAvg within clusters of clients; a cluster is split in two if its clients' updates diverge."""
 
 from __future__ import annotations
 
@@ -35,39 +35,39 @@ ABOUT = About(
 )
 
 _CLUSTER, _NUMBER = "cluster", "number of clusters"
-_EARLY = 20  # rounds in which the published code never splits
+_WARM_UP = 20  # rounds in which the published code never splits
 
 
 def clustered_fl(
     *,
     eps1: Annotated[float, "ε₁, norm of a cluster's mean update below which it may split"] = 0.4,
     eps2: Annotated[float, "ε₂, norm that some client's update must exceed for a split"] = 1.6,
-    gamma: Annotated[float, "γ_max, how far the two parts must be apart: 0 to 1"] = 0.0,
-    max_clusters: Annotated[int | None, "most clusters; by default as many as clients"] = None,
+    gamma: Annotated[float, "γ_max, smallest distance of the two parts: 0 to 1"] = 0.0,
+    max_clusters: Annotated[int | None, "largest number of clusters (default: the number of clients)"] = None,
     variant: Variant = "paper",
 ) -> Algorithm:
-    """FedAvg, whose clients are split into clusters once their mean stands still while single clients still move.
+    """Run FedAvg within clusters; split a cluster once its mean has converged, but its clients have not.
 
     Sattler, Müller and Samek (2019), "Clustered federated learning: Model-agnostic distributed multi-task optimization
-    under privacy constraints", arXiv:1910.01991, Algorithms 1 to 3. After a round a cluster's clients are split in two
-    if the norm of their mean update is below ε₁ and the largest norm of their updates above ε₂. The two parts are those
-    whose greatest cosine similarity of updates, α, between one's clients and the other's is smallest (the optimal
-    bipartition, found by single linkage); they stay together unless √((1 − α)/2) > γ_max. Both parts go on from the
-    cluster's model, each by its own mean, weighted by n_k, and may be split again in later rounds.
+    under privacy constraints", arXiv:1910.01991, Algorithms 1 to 3. A cluster may be split in two after a round if the
+    norm of its mean update is below ε₁ and the largest norm of a client's update is above ε₂. Let α be the largest
+    cosine similarity between updates of clients in different parts. The two parts minimize α (the optimal bipartition,
+    by single linkage). The cluster is split if √((1 − α)/2) > γ_max. Both parts continue from the cluster's model; each
+    has its own mean, weighted by n_k, and may be split again in later rounds.
 
-    Shared, up and down: everything, within a cluster. Private: nothing. As long as there is one cluster it is FedAvg.
+    Shared (upload and download): all parameters, within a cluster. Personal: none. With one cluster this is FedAvg.
 
     Parameters
     ----------
     eps1, eps2 : float
-        Defaults are the published code's; the paper has no values for all problems. Norms grow with the network, the
+        Defaults are the published code's; the paper gives no values for all problems. Norms grow with the network, the
         learning rate and the number of steps: choose by ``measures/mean_update`` and ``measures/update`` of a run.
     gamma : float
     max_clusters : int, optional
-        Not in the paper.
+        An addition to the paper.
     variant : {"paper", "code"}
-        "code": complete linkage; means are not weighted, those of models neither; no split of two clients, nor in the
-        first 20 rounds.
+        "code": complete linkage; unweighted means of updates and of models; no split of two clients, and no split in
+        the first 20 rounds.
 
     Raises
     ------
@@ -76,11 +76,13 @@ def clustered_fl(
 
     Notes
     -----
-    The paper and its code have all clients active in every round. Here clients that are not active when their cluster
-    is split stay with the part that has more samples, and means are over active clients. New clients get the model of
-    the cluster that remains of these parts. After the first split an ``aggregator`` only makes the server's copy.
-    ``measures/cluster``, ``measures/mean_update`` and ``measures/update`` hold each client's cluster after the round,
-    the norm of the mean update in its cluster before it, and that of the client's own.
+    In the paper and its code every round selects all clients. Here means are over the selected clients. If a cluster is
+    split, its clients that were not selected stay in the part with more samples. Unseen clients get the model of
+    cluster 0, which keeps the larger part in every split. After the first split an ``aggregator`` affects the global
+    model alone.
+
+    ``measures/cluster`` holds each client's cluster after the round, ``measures/mean_update`` the norm of the mean
+    update of its cluster before the split, and ``measures/update`` the norm of the client's update.
     """
     check.real("eps1", eps1, low=0)
     check.real("eps2", eps2, low=0)
@@ -102,7 +104,7 @@ def clustered_fl(
         weights=uniform if code else None,
         init_state=rule.init_state,
         update_state=lambda context: rule.update_state(context, split(context)),
-        on_download=_receive,
+        on_download=_on_download,
         measures={
             "cluster": Measure(lambda context: split(context).cluster, long_name="cluster after the round"),
             "mean_update": Measure(lambda context: split(context).mean, long_name="norm of the cluster's mean update"),
@@ -117,11 +119,12 @@ class _Split(NamedTuple):
 
     Attributes
     ----------
-    cluster : int64 Tensor (active,)
+    cluster : int64 Tensor (client,)
+        Cluster of each selected client.
     parent : list of int
-        For every cluster that there is now, the one whose model it goes on from.
-    mean, norm : Tensor (active,)
-        Norms of the mean update of a client's cluster before the round, and of the client's own update.
+        For every cluster, the cluster whose model it continues.
+    mean, norm : Tensor (client,)
+        Norm of the mean update of a client's cluster before the split; norm of the client's update.
     """
 
     cluster: Tensor
@@ -131,7 +134,7 @@ class _Split(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """When clusters are split, and what becomes of their models."""
+    """Rule by which clusters are split, and the update of their models."""
 
     eps1: float
     eps2: float
@@ -147,44 +150,46 @@ class _Rule(NamedTuple):
                 "out for no limit."
             )
         slots = self.max_clusters or n
-        # Not filled before there are two clusters.
+        # Filled once there are two clusters.
         models = {name: torch.zeros(1, *s, device=device).expand(slots, *s) for name, s in context.net.shapes.items()}
         number = {_NUMBER: torch.ones((), dtype=torch.int64, device=device)}
         return AlgorithmState({_CLUSTER: torch.zeros(n, dtype=torch.int64, device=device)}, models | number)
 
-    def weights(self, context: RoundContext, some: Tensor) -> Tensor:
-        """Weights of some rows of clients, which sum to 1."""
-        own = torch.ones_like(context.weights[some]) if self.code else context.weights[some]
-        return own / own.sum()
+    def weights(self, context: RoundContext, members: Tensor) -> Tensor:
+        """Return the weights (member,) of a cluster's selected clients, given by row; they sum to 1."""
+        weights = torch.ones_like(context.weights[members]) if self.code else context.weights[members]
+        return weights / weights.sum()
 
     def split(self, context: RoundContext) -> _Split:
-        """Split the clusters that are due, each at most once in a round."""
+        """Split every cluster that meets the conditions, at most once in a round."""
         before = context.before
         updates = {name: p - before[name] for name, p in shared_part(context, context.after).items()}
         norm = torch.stack([p.flatten(1).square().sum(1) for p in updates.values()]).sum(0).sqrt()
         cluster, mean = context.state.clients[_CLUSTER].clone(), torch.zeros_like(norm)
         parent = list(range(int(context.state.server[_NUMBER])))
         for k in parent.copy():
-            some = torch.nonzero(context.state.clients[_CLUSTER] == k).squeeze(1)
-            if not len(some):
+            members = torch.nonzero(context.state.clients[_CLUSTER] == k).squeeze(1)
+            if not len(members):
                 continue
-            own, w = {name: p[some] for name, p in updates.items()}, self.weights(context, some)
-            mean[some] = torch.stack([torch.mv(p.flatten(1).T, w).square().sum() for p in own.values()]).sum().sqrt()
-            still, moving = bool(mean[some[0]] < self.eps1), bool(norm[some].max() > self.eps2)
-            second = self.parts(own) if still and moving and self.may_split(context, len(some), len(parent)) else None
+            of_members, w = {name: p[members] for name, p in updates.items()}, self.weights(context, members)
+            squares = [torch.mv(p.flatten(1).T, w).square().sum() for p in of_members.values()]
+            mean[members] = torch.stack(squares).sum().sqrt()
+            is_due = bool(mean[members[0]] < self.eps1) and bool(norm[members].max() > self.eps2)
+            may_split = is_due and self.may_split(context, len(members), len(parent))
+            second = self.second_part(of_members) if may_split else None
             if second is not None:
-                less = float(context.weights[some[second]].sum()) <= float(context.weights[some[~second]].sum())
-                cluster[some[second if less else ~second]] = len(parent)
+                less = float(context.weights[members[second]].sum()) <= float(context.weights[members[~second]].sum())
+                cluster[members[second if less else ~second]] = len(parent)
                 parent.append(k)
         return _Split(cluster, parent, mean, norm)
 
     def may_split(self, context: RoundContext, clients: int, clusters: int) -> bool:
-        """Whether a cluster of so many clients may be split where there are so many clusters."""
-        most = len(context.state.server[next(iter(context.net.shapes))])
-        return clusters < most and (clients > 2 and context.round >= _EARLY if self.code else clients > 1)
+        """Return True if a cluster of ``clients`` clients may be split, given the number of clusters."""
+        maximum = len(context.state.server[next(iter(context.net.shapes))])
+        return clusters < maximum and (clients > 2 and context.round >= _WARM_UP if self.code else clients > 1)
 
-    def parts(self, updates: Params) -> Tensor | None:
-        """The second of the parts into which a cluster's clients (client,) fall; None if they are not far apart."""
+    def second_part(self, updates: Params) -> Tensor | None:
+        """Return the second part of a cluster's clients as a bool (client,), or None if the parts are too close."""
         similarity = cosines(updates).cpu().numpy()
         distance = scipy.spatial.distance.squareform(np.clip(1 - similarity, 0, 2), checks=False)
         tree = scipy.cluster.hierarchy.linkage(distance, "complete" if self.code else "single")
@@ -194,29 +199,28 @@ class _Rule(NamedTuple):
             return None
         return torch.from_numpy(second)
 
-    def update_state(self, context: RoundContext, found: _Split) -> AlgorithmState:
-        """Every cluster's model, the mean of its active clients', once there are two."""
-        if len(found.parent) == 1:
-            return AlgorithmState({_CLUSTER: found.cluster}, context.state.server)
-        first = int(context.state.server[_NUMBER]) == 1
+    def update_state(self, context: RoundContext, split: _Split) -> AlgorithmState:
+        """Update the models of all clusters, once there are two, from the means of their selected clients."""
+        if len(split.parent) == 1:
+            return AlgorithmState({_CLUSTER: split.cluster}, context.state.server)
+        is_first = int(context.state.server[_NUMBER]) == 1
         server = {name: p.clone() for name, p in context.state.server.items()}
-        server[_NUMBER].fill_(len(found.parent))
-        for k, parent in enumerate(found.parent):
-            some = torch.nonzero(found.cluster == k).squeeze(1)
-            w = self.weights(context, some)
+        server[_NUMBER].fill_(len(split.parent))
+        for k, parent in enumerate(split.parent):
+            members = torch.nonzero(split.cluster == k).squeeze(1)
+            w = self.weights(context, members)
             for name, p in shared_part(context, context.after, statistics=True).items():
-                was = context.global_params[name] if first else context.state.server[name][parent]
-                mean = torch.mv(p[some].flatten(1).T, w).view_as(was) if len(some) else was
-                server[name][k] = torch.lerp(was, mean, context.server_lr)
-        return AlgorithmState({_CLUSTER: found.cluster}, server)
+                old = context.global_params[name] if is_first else context.state.server[name][parent]
+                mean = torch.mv(p[members].flatten(1).T, w).view_as(old) if len(members) else old
+                server[name][k] = torch.lerp(old, mean, context.server_lr)
+        return AlgorithmState({_CLUSTER: split.cluster}, server)
 
 
-def _receive(context: DownloadContext) -> Params:
-    """The model of the client's cluster; the server's copy as long as there is one cluster."""
+def _on_download(context: DownloadContext) -> Params:
+    """Return the models of the clients' clusters, or nothing while there is one cluster: the global model."""
     if int(context.state.server[_NUMBER]) == 1:
         return {}
     models, cluster = context.state.server, context.state.clients[_CLUSTER]
     return {
-        name: torch.where(context.shared[name], models[name][cluster], own)
-        for name, own in context.client_params.items()
+        name: torch.where(context.shared[name], models[name][cluster], p) for name, p in context.client_params.items()
     }

@@ -1,4 +1,4 @@
-"""Ditto."""
+"""Ditto: a global model, and a personal model of every client near it."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ ABOUT = About(
     "Ditto",
     ("li2021",),
     "a global model",
-    "a second model, held near the global one",
+    "a personal model, held near the global model",
     ("local_train",),
 )
 
 
 def ditto(
     *,
-    lam: Annotated[float, "λ, strength of the pull of a client's own model towards the global one"] = 1.0,
-    own_epochs: Annotated[int | None, "epochs of training a client's own model"] = None,
+    lam: Annotated[float, "λ, strength of the penalty on distance of the personal from the global model"] = 1.0,
+    own_epochs: Annotated[int | None, "epochs of training the personal model"] = None,
 ) -> Algorithm:
-    """FedAvg, and beside it a model of every client's own, v, trained on F(v) + λ/2 ‖v − w(t)‖², w(t) as downloaded.
+    """Train FedAvg's global model w and a personal model v of every client, on F(v) + λ/2 ‖v − w(t)‖².
 
     Li, Hu, Beirami and Smith (2021), "Ditto: fair and robust federated learning through personalization", ICML,
-    arXiv:2012.04221, Algorithm 1. Up and down: the global model w. Private: v, with which a client predicts. The global
-    model is FedAvg's exactly, whatever λ; with λ = 0 every v is trained alone. λ = 1 is the paper's for clients that
-    nobody attacks, where there is too little data to choose.
+    arXiv:2012.04221, Algorithm 1. Shared (upload and download): the global model w; w(t) is w as downloaded. Personal:
+    v, with which a client predicts. The global model equals FedAvg's for any λ; with λ = 0 every v is trained alone.
+    The paper uses λ = 1 without attacks if there are too few data to tune it.
 
-    The text leaves the way to w open: it is FedAvg here, with weights n_k / Σ n_k; the published code draws clients in
-    proportion to n_k and weighs them equally. There a client trains w and v in turn on the same batches; here it trains
-    w first, then v, each on batches of its own, so that v may have its own number of epochs (s of Algorithm 1). An idle
-    client keeps its v.
+    The text does not fix how w is trained. Here it is FedAvg, with weights n_k / Σ n_k; the published code draws
+    clients in proportion to n_k and weighs them equally. In that code a client trains w and v in turn on the same
+    batches. Here it trains w first, then v, on separate batches, so that v may have its own number of epochs (s of
+    Algorithm 1). A client that is not selected keeps its v.
 
     Parameters
     ----------
     lam : float >= 0
         λ.
     own_epochs : int >= 1, optional
-        None: the run's local epochs.
+        Epochs of training v. None: the run's local epochs.
 
     Raises
     ------
@@ -54,13 +54,13 @@ def ditto(
     def penalty(params: Params, anchor: Params) -> Params:
         return {name: (p - anchor[counterpart(name)]).mul_(lam) for name, p in params.items() if is_own(name)}
 
-    own = Phase(
+    personal_phase = Phase(
         own_epochs, is_trainable=is_own, penalty=penalty if lam else None, anchor="download" if lam else "phase"
     )
     return Algorithm(
         "ditto",
         share_global,
-        phases=(Phase(is_trainable=lambda name: not is_own(name)), own),
+        phases=(Phase(is_trainable=lambda name: not is_own(name)), personal_phase),
         settings={"lam": lam, "own_epochs": own_epochs},
         wrap=pair,
         loss=pair_loss,

@@ -1,4 +1,4 @@
-"""Local training and FedAvg, between which personalized algorithms lie."""
+"""Local training and FedAvg, the two extremes of personalization."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOCAL = About("Local", shared="nothing", personal="everything", new_clients=("en
 
 
 def local() -> Algorithm:
-    """Nothing is shared, and nothing goes up or down: every client trains alone from the common start."""
+    """Train every client alone from the common initial parameters: nothing is shared, uploaded or downloaded."""
     return Algorithm("local", lambda context: SharedMask(masks.share_none(context.net, context.device)), about=LOCAL)
 
 
@@ -20,14 +20,14 @@ ABOUT = About("FedAvg", ("mcmahan2017",), "everything", "nothing", ("global",))
 
 
 def fedavg() -> Algorithm:
-    """Everything is shared.
+    """Share all parameters.
 
     McMahan, Moore, Ramage, Hampson and Agüera y Arcas (2017), "Communication-efficient learning of deep networks from
-    decentralized data", AISTATS, Algorithm 1. Shared, up and down: everything; private: nothing.
+    decentralized data", AISTATS, Algorithm 1. Shared (upload and download): all parameters. Personal: none.
     """
     return Algorithm("fedavg", about=ABOUT)
 
 
 def fedavg_plus(*, epochs: int | Sequence[int] | None = None) -> Algorithm:
-    """:func:`fedavg`, :func:`fedstat.fl.wrappers.finetuned.finetuned`."""
+    """Wrap :func:`fedavg` in :func:`fedstat.fl.wrappers.finetuned.finetuned`."""
     return finetuned(fedavg(), epochs)

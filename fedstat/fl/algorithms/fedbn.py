@@ -1,4 +1,4 @@
-"""FedBN: normalisation stays with the client."""
+"""FedBN: clients keep the parameters of normalization."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from fedstat.fl.algorithm import About, Algorithm, InitContext, SharedMask
 ABOUT = About(
     "FedBN",
     ("li2021bn",),
-    "all but normalisation",
-    "scales, shifts and statistics of normalisation",
+    "all but normalization",
+    "scales, shifts and statistics of normalization",
     ("local_train",),
 )
 
 
 def fedbn() -> Algorithm:
-    """FedAvg whose clients keep their normalisation to themselves.
+    """Run FedAvg, but keep the parameters of normalization personal.
 
     Li, Jiang, Zhang, Kamp and Dou (2021), "FedBN: Federated learning on non-IID features via local batch
-    normalization", ICLR, arXiv:2102.07623, Algorithm 1. Up and down: all other parameters, averaged with weights
-    n_k / Σ n_k (equal weights in the published code). Private: scale and shift of every normalisation, and the running
-    statistics of batch normalisation, whatever ``statistics`` of the network says. The paper has batch normalisation;
-    group and layer normalisation, which have no such statistics, are treated alike.
+    normalization", ICLR, arXiv:2102.07623, Algorithm 1. Shared (upload and download): all other parameters, averaged
+    with weights n_k / Σ n_k (equal weights in the published code). Personal: scale and shift of every normalization,
+    and the running statistics of batch normalization for any ``statistics`` of the network. The paper uses batch
+    normalization; group and layer normalization, which have no running statistics, are treated alike.
 
-    Which parameters these are the network says by their names: see :func:`fedstat.fl.nets.normalisation`.
+    :func:`fedstat.fl.nets.normalisation` finds these parameters by their names.
 
     Warns
     -----
     UserWarning
-        Before the first round, if the network has no normalisation: this is FedAvg then.
+        Before the first round, if the network has no normalization: the algorithm is then FedAvg.
     """
-    return Algorithm("fedbn", _sharing, about=ABOUT)
+    return Algorithm("fedbn", _init_mask, about=ABOUT)
 
 
-def _sharing(context: InitContext) -> SharedMask:
-    own = nets.normalisation(context.net)
-    if not own:
+def _init_mask(context: InitContext) -> SharedMask:
+    names = nets.normalisation(context.net)
+    if not names:
         check.warn(
-            "fedbn keeps normalisation with the client, but the network has none, so that this is FedAvg. Take a "
-            "network that normalises, such as one with norm='group' or norm='batch'."
+            "fedbn keeps the parameters of normalization personal, but the network has none, so that this is FedAvg. "
+            "Use a network with normalization, such as norm='group' or norm='batch'."
         )
-    return masks.keep_parameters(own.__contains__)(context)
+    return masks.keep_parameters(names.__contains__)(context)

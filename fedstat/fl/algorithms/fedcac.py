@@ -1,4 +1,4 @@
-"""FedCAC: entries that a client is sensitive to are averaged over similar clients, the others over all."""
+"""FedCAC: a client's critical entries are averaged over similar clients, other entries over all clients."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ ABOUT = About(
 
 def fedcac(
     *,
-    tau: Annotated[float, "τ, share of critical entries in every parameter"] = 0.5,
-    beta: Annotated[int, "β, round after which clients keep their critical entries to themselves"] = 100,
+    tau: Annotated[float, "τ, proportion of critical entries in every parameter"] = 0.5,
+    beta: Annotated[int, "β, round after which critical entries are personal"] = 100,
 ) -> Algorithm:
-    """Clients take critical entries from clients whose critical entries lie in the same places, the others from all.
+    """Average critical entries over clients with similar critical entries, and other entries over all clients.
 
     Wu, Liu, Niu, Zhu and Tang (2023), "Bold but cautious: Unlocking the potential of personalized federated learning
     through cautiously aggressive collaboration", ICCV, arXiv:2309.11103, §3 and Algorithm 1. After local training from
-    θ to θ', an entry's sensitivity is the size of θ' (θ' − θ); in every parameter the share τ of entries with the
-    largest is critical. The overlap of clients i and j is O_ij = 1 − ‖M_i − M_j‖₁ / (‖M_i‖₁ + ‖M_j‖₁) for their
-    critical entries M. In round t, from 1, clients with O_ij ≥ mean + (t/β) (max − mean), mean and maximum over all
-    pairs, are partners. A client's next model has the mean of itself and its partners where M_i, the mean of all
-    clients elsewhere.
+    θ to θ', the sensitivity of an entry is |θ' (θ' − θ)|. In every parameter, the proportion τ of entries with the
+    largest sensitivity is critical: the mask M. The overlap of clients i and j is
+    O_ij = 1 − ‖M_i − M_j‖₁ / (‖M_i‖₁ + ‖M_j‖₁). In round t, from 1, clients with O_ij ≥ mean + (t/β) (max − mean) are
+    partners, with mean and maximum over all pairs. In the entries M_i, client i's next model is the mean of itself and
+    its partners; in the other entries it is the mean of all clients.
 
-    Up: all entries, and M_i (one bit per entry, which is not counted). Down: all entries. A client that is not active
-    keeps its M_i and its copy of these entries.
+    Upload: all entries, and M_i (one bit per entry, not counted). Download: all entries. A client that is not selected
+    keeps M_i and its values of these entries.
 
     Parameters
     ----------
@@ -54,12 +54,12 @@ def fedcac(
 
     Notes
     -----
-    Choices, as in the published code: the mean of partners is unweighted, that of all clients weighted by numbers of
-    samples; entries that did not change are not critical (if there are more than 1 − τ of them); running statistics of
-    batch normalisation are not critical: here they follow the partners' mean. M_i and M_j have equal numbers of entries
-    unless some did not change; the published code then divides by 2 ‖M_i‖₁, which is not symmetric. With partial
-    participation, overlaps are those of the round's active clients.
-    ``mixing/weight`` of a store has every round's partners.
+    As in the published code, the mean of partners is unweighted, and the mean of all clients is weighted by numbers of
+    samples. Entries that did not change are not critical, even if they are more than a proportion of 1 − τ. Running
+    statistics of batch normalization are never critical; here they get the partners' mean. M_i and M_j have equally
+    many entries unless some did not change; the published code then divides by 2 ‖M_i‖₁, which is not symmetric. With
+    partial participation, overlaps are between the round's selected clients. ``mixing/weight`` of a store holds every
+    round's partners.
     """
     check.real("tau", tau, low=0, high=1)
     check.integer("beta", beta)
@@ -68,9 +68,9 @@ def fedcac(
         return critical_entries(context.net, context.before, context.after, tau)
 
     def init_state(context: InitContext) -> AlgorithmState:
-        net, clients = context.net, len(context.sizes)
-        none = {n: torch.zeros(clients, *net.shapes[n], dtype=torch.bool, device=context.device) for n in _judged(net)}
-        return AlgorithmState(none)
+        net, clients, device = context.net, len(context.sizes), context.device
+        names = _trained_parameters(net)
+        return AlgorithmState({n: torch.zeros(clients, *net.shapes[n], dtype=torch.bool, device=device) for n in names})
 
     return Algorithm(
         "fedcac",
@@ -78,25 +78,25 @@ def fedcac(
         mixing_weights=lambda context: partners(overlap(critical(context)), (context.round + 1) / beta),
         init_state=init_state,
         update_state=lambda context: AlgorithmState(critical(context)),
-        on_download=_receive,
+        on_download=_on_download,
         about=ABOUT,
     )
 
 
 def critical_entries(net: Net, before: Params, after: Params, tau: float) -> Params:
-    """Where a parameter's largest |θ' (θ' − θ)| are: bool (client, *shape), for every parameter that can train."""
-    found: Params = {}
-    for name in _judged(net):
+    """Find the entries of largest |θ' (θ' − θ)| in every parameter that can train: bool (client, *shape)."""
+    critical: Params = {}
+    for name in _trained_parameters(net):
         p = after[name]
         s = (p * (p - before[name])).abs_().flatten(1)
         number = int(tau * s.shape[1] + 1e-9)  # 0.29·100 is 28.999...
-        least = s.kthvalue(s.shape[1] - number + 1, 1, keepdim=True).values if number else torch.inf
-        found[name] = ((s >= least) & (s > 0)).view(p.shape)
-    return found
+        threshold = s.kthvalue(s.shape[1] - number + 1, 1, keepdim=True).values if number else torch.inf
+        critical[name] = ((s >= threshold) & (s > 0)).view(p.shape)
+    return critical
 
 
 def overlap(critical: Params) -> Tensor:
-    """O (client, client), float64: 1 for the same critical entries, 0 for none in common.
+    """Return the overlap O (client, client), float64: 1 for equal critical entries, 0 for disjoint ones.
 
     Examples
     --------
@@ -104,21 +104,22 @@ def overlap(critical: Params) -> Tensor:
     tensor([[1.0000, 0.5000],
             [0.5000, 1.0000]], dtype=torch.float64)
     """
-    both: Tensor = sum((one := m.flatten(1).float()) @ one.T for m in critical.values())  # type: ignore[assignment]
-    both = both.double()
-    own = both.diagonal()
-    total = own[:, None] + own
-    return 1 - (total - 2 * both) / total.clamp(min=1)
+    flat = (mask.flatten(1).float() for mask in critical.values())
+    n_both: Tensor = sum(mask @ mask.T for mask in flat)  # type: ignore[assignment]
+    n_both = n_both.double()
+    n_critical = n_both.diagonal()
+    total = n_critical[:, None] + n_critical
+    return 1 - (total - 2 * n_both) / total.clamp(min=1)
 
 
 def partners(overlaps: Tensor, share: float) -> Tensor:
-    """Mixing matrix (client, client) of clients with themselves and those whose overlap reaches the threshold.
+    """Return the mixing matrix (client, client): equal weights of a client and its partners.
 
     Parameters
     ----------
     overlaps : Tensor (client, client)
     share : float
-        t/β: where the threshold lies between the mean of pairs, 0, and their maximum, 1.
+        t/β, the position of the threshold of overlap between the mean over pairs (0) and the maximum (1).
 
     Examples
     --------
@@ -128,20 +129,23 @@ def partners(overlaps: Tensor, share: float) -> Tensor:
             [0.5000, 0.5000, 0.0000],
             [0.0000, 0.0000, 1.0000]]), True)
     """
-    itself = torch.eye(len(overlaps), dtype=torch.bool, device=overlaps.device)
+    identity = torch.eye(len(overlaps), dtype=torch.bool, device=overlaps.device)
     if len(overlaps) == 1:
-        return itself.float()
-    pairs = overlaps[~itself]
-    least = torch.lerp(pairs.mean(), pairs.max(), share)  # exact at 1
-    together = (itself | (overlaps >= least)).float()
-    return together / together.sum(1, keepdim=True)
+        return identity.float()
+    pairs = overlaps[~identity]
+    threshold = torch.lerp(pairs.mean(), pairs.max(), share)  # exact at 1
+    matched = (identity | (overlaps >= threshold)).float()
+    return matched / matched.sum(1, keepdim=True)
 
 
-def _judged(net: Net) -> list[str]:
+def _trained_parameters(net: Net) -> list[str]:
     return [name for name in net.shapes if name not in net.buffers]
 
 
-def _receive(context: DownloadContext) -> Params:
-    """The partners' mean where entries are critical, the server's elsewhere."""
-    own, server, shared = context.client_params, context.global_params, context.shared
-    return {n: torch.where(m | ~shared[n], own[n], server[n]) for n, m in context.state.clients.items()}
+def _on_download(context: DownloadContext) -> Params:
+    """Return the partners' mean in critical entries, the global model in other shared entries."""
+    client_params, global_params, shared = context.client_params, context.global_params, context.shared
+    return {
+        n: torch.where(mask | ~shared[n], client_params[n], global_params[n])
+        for n, mask in context.state.clients.items()
+    }

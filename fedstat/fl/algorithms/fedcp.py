@@ -1,4 +1,4 @@
-"""FedCP: a policy sends each sample's features to a global head or to the client's own."""
+"""FedCP: a policy divides each sample's features between a global and a personal head."""
 
 from __future__ import annotations
 
@@ -34,43 +34,44 @@ _LAM = 5.0
 def fedcp(
     *,
     lam: Annotated[float, "λ, weight of the distance from the global features"] = _LAM,
-    context: Annotated[Context, "what the policy sees: both, sample, client or random"] = "both",
-    policy: Annotated[bool, "whether a policy separates the features"] = True,
-    align: Annotated[bool, "whether features are aligned with the global ones"] = True,
-    global_head: Annotated[bool, "whether there is a global head"] = True,
+    context: Annotated[Context, "input of the policy: both, sample, client or random"] = "both",
+    policy: Annotated[bool, "separate the features by a policy"] = True,
+    align: Annotated[bool, "align features with the global ones"] = True,
+    global_head: Annotated[bool, "use a global head"] = True,
     policy_layers: Annotated[int, "dense layers of the policy network"] = 1,
-    policy_norm: Annotated[Norm, "its normalisation: layer, batch, group or none"] = "layer",
-    policy_activation: Annotated[Activation, "its activation: relu, tanh or sigmoid"] = "relu",
+    policy_norm: Annotated[Norm, "normalization of the policy network: layer, batch, group or none"] = "layer",
+    policy_activation: Annotated[Activation, "activation of the policy network: relu, tanh or sigmoid"] = "relu",
     variant: Variant = "paper",
 ) -> Algorithm:
-    """Every sample's features h are separated into r ⊙ h for a frozen global head and s ⊙ h for the client's own.
+    """Separate each sample's features h into r ⊙ h for a frozen global head and s ⊙ h for a personal head.
 
     Zhang, Hua, Wang, Song, Xue, Ma and Guan (2023), "FedCP: Separating feature information for personalized federated
-    learning via conditional policy", KDD, arXiv:2307.01217, §3 and Algorithm 1. A policy network of the input
-    (v / ‖v‖) ⊙ h, with v the column sums of the own head before local training, gives r and s = 1 − r, for every
-    sample and feature (eqs. 3, 4). The outputs of the two heads are added. Local training adds λ MMD² between the
-    batch's features and those of the extractor as downloaded, which are taken once, in evaluation: equation (7) as it
-    is written would be lowered by features that move apart.
+    learning via conditional policy", KDD, arXiv:2307.01217, §3 and Algorithm 1. Let v be the column sums of the
+    personal head before local training. From the input (v / ‖v‖) ⊙ h, a policy network computes r and s = 1 − r for
+    every sample and feature (eqs. 3, 4). The outputs of the two heads are added. Local training adds λ MMD² between the
+    batch's features and the features of the downloaded extractor, computed once, in evaluation. Equation (7) as written
+    would decrease if the features moved apart.
 
-    Shared, up and down: the extractor, the policy network, and the global head, for which a client sends the mean of
-    both heads (eq. 6). Private: the own head and its v.
+    Shared (upload and download): the extractor, the policy network, and the global head, for which a client uploads the
+    mean of both heads (eq. 6). Personal: the personal head and its v.
 
     Parameters
     ----------
     lam : float >= 0
-        λ; the paper's choice is 5 for the CNN, 1 for ResNet-18 and fastText. 0 equals ``align=False``.
+        λ; the paper uses 5 for the CNN, 1 for ResNet-18 and fastText. 0 equals ``align=False``.
     context : {"both", "sample", "client", "random"}
-        Table 1: "sample" is h alone (w.o. cs), "client" v / ‖v‖ alone (w.o. ss), "random" one normal vector that stays
+        Table 1: "sample" is h alone (w.o. cs), "client" v / ‖v‖ alone (w.o. ss), "random" one fixed normal vector
         (w.o. cs & ss).
     policy, align, global_head : bool
-        Table 1: without the policy (CPN) all features go to every head; without alignment (GFM) there is no MMD;
-        without the global head (GH), and so without the policy, the own head is the only one. Without all, FedPer.
+        Table 1. Without the policy (CPN), all features go to every head. Without alignment (GFM), there is no MMD.
+        Without the global head (GH), and hence without the policy, only the personal head remains. Without all three,
+        this is FedPer.
     policy_layers, policy_norm, policy_activation
-        Table 10; see :class:`fedstat.fl.algorithms.fedcp.Policy`. "group" normalises in two groups.
+        Table 10; see :class:`fedstat.fl.algorithms.fedcp.Policy`. "group" normalizes in two groups.
     variant : {"paper", "code"}
-        "code": the policy is drawn by Gumbel-softmax (temperature 1) in training; the published code draws it in
-        evaluation, too, where its mean is taken here. v is that of the own head at download, so that clients also
-        predict with it; in the text they predict with the one they trained with.
+        "code": the policy is drawn by Gumbel-softmax (temperature 1) in training. The published code draws it in
+        evaluation, too; here evaluation uses its mean. v is of the personal head at download, and clients also predict
+        with it; in the text they predict with the v with which they trained.
 
     Raises
     ------
@@ -79,9 +80,9 @@ def fedcp(
 
     Notes
     -----
-    ``measures/personalisation`` is the paper's personalisation identification ratio (§8, Fig. 5): the mean of s over a
-    client's training samples and all features, as downloaded, before local training. Its mean by feature is kept with
-    the weights, as ``weights/client/share``, to compare clients by their policy.
+    ``measures/personalisation`` is the paper's personalization identification ratio (§8, Fig. 5): the mean of s over a
+    client's training samples and all features, for the downloaded model. The mean of s by feature is stored with the
+    weights, as ``weights/client/share``, to compare clients by their policy.
     """
     check.choice("variant", variant, ("paper", "code"))
     design = Policy(policy_layers, policy_norm, policy_activation)
@@ -90,26 +91,26 @@ def fedcp(
     settings |= of_policy | {"variant": variant}
     _require(settings, of_policy)
     parts = Parts(global_head, design.require() if policy else None, context, variant == "code")
-    aligned, renewed = align and lam > 0, policy and context in ("both", "client")
+    uses_features, uses_vector = align and lam > 0, policy and context in ("both", "client")
 
-    def weigh(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
-        if renewed:
-            params[CONTEXT].copy_(client_vector(net, params))
-        return _features(net, params, samples)
-
-    def renew(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
+    def set_vector(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
         params[CONTEXT].copy_(client_vector(net, params))
         return samples.y
 
-    def own_layers(net: Net) -> list[str]:
+    def sample_weights(net: Net, params: Params, samples: Samples, state: AlgorithmState) -> Tensor:
+        if uses_vector:
+            set_vector(net, params, samples, state)
+        return _features(net, params, samples)
+
+    def personal_layers(net: Net) -> list[str]:
         return [layer for layer in nets.layers(net) if layer in (CLIENT, nets.output_layer(net))]
 
-    weights = weigh if policy or aligned else None
-    phases = (Phase(is_trainable=lambda name: nets.layer_of(name) != GLOBAL, sample_weights=weights),)
+    hook = sample_weights if policy or uses_features else None
+    phases = (Phase(is_trainable=lambda name: nets.layer_of(name) != GLOBAL, sample_weights=hook),)
     return Algorithm(
         "fedcp",
-        masks.keep_layers(own_layers),
-        phases=(*phases, Phase(0, sample_weights=renew)) if renewed and variant == "code" else phases,
+        masks.keep_layers(personal_layers),
+        phases=(*phases, Phase(0, sample_weights=set_vector)) if uses_vector and variant == "code" else phases,
         settings=settings,
         wrap=lambda net: separated(net, parts),
         loss=lambda inner, net: separated_loss(inner, net, lam if align else 0),
@@ -120,35 +121,35 @@ def fedcp(
 
 
 def _require(settings: dict[str, Any], of_policy: dict[str, Any]) -> None:
-    """ValueError if a setting is unknown or has no effect."""
+    """Raise ValueError if a setting is unknown or has no effect."""
     check.choice("context", settings["context"], ("both", "sample", "client", "random"))
     if not settings["align"] and settings["lam"] not in (0, _LAM):
         raise check.NoEffectError("lam", f"with align=False, but got {settings['lam']:g}")
     if settings["policy"] and not settings["global_head"]:
-        raise ValueError("a policy separates features for two heads, but got global_head=False. Add policy=False.")
-    usual = dict(zip(of_policy, ("both", *Policy()), strict=True)) | {"variant": "paper"}
-    for name, value in () if settings["policy"] else usual.items():
+        raise ValueError("policy=True needs a global head, but got global_head=False. Set policy=False.")
+    defaults = dict(zip(of_policy, ("both", *Policy()), strict=True)) | {"variant": "paper"}
+    for name, value in () if settings["policy"] else defaults.items():
         check.require_default(name, settings[name], value, "with policy=False")
 
 
 def _features(net: Net, params: Params, samples: Samples) -> Tensor:
-    """Features (client, sample, feature) of all training samples; ``client.share`` becomes the mean of s."""
+    """Return the features (client, sample, feature) of all training samples; set ``client.share`` to the mean of s."""
     with torch.no_grad():
-        found, total = [], torch.zeros(())
-        for at in nets.sample_blocks(samples.live.shape[1]):
-            out = cut(net, net.apply(params, samples.x[:, at]))
-            found.append(out.features.clone())
-            total = total + (out.share * samples.live[:, at, None]).sum(1)
+        features, total = [], torch.zeros(())
+        for block in nets.sample_blocks(samples.live.shape[1]):
+            out = cut(net, net.apply(params, samples.x[:, block]))
+            features.append(out.features.clone())
+            total = total + (out.share * samples.live[:, block, None]).sum(1)
         if SHARE in params:
             params[SHARE].copy_(total / samples.live.sum(1, keepdim=True))
-        return torch.cat(found, 1)
+        return torch.cat(features, 1)
 
 
 def _mean_head(context: RoundContext) -> Params:
-    """The mean of the global and the own head, in the global head's place (eq. 6)."""
-    own = nets.output_layer(context.net)
-    names = {name: own + name.removeprefix(GLOBAL) for name in context.after if nets.layer_of(name) == GLOBAL}
-    return {name: (context.after[name] + context.after[mine]) / 2 for name, mine in names.items()}
+    """Return the mean of the global and the personal head, which is uploaded as the global head (eq. 6)."""
+    head = nets.output_layer(context.net)
+    names = {name: head + name.removeprefix(GLOBAL) for name in context.after if nets.layer_of(name) == GLOBAL}
+    return {name: (context.after[name] + context.after[personal]) / 2 for name, personal in names.items()}
 
 
 Norm = Literal["layer", "batch", "group", "none"]
@@ -161,14 +162,15 @@ _GROUPS = {"layer": 1, "group": 2}
 class Policy(NamedTuple):
     """A conditional policy network (Zhang et al. 2023, "FedCP", §3.2.1 and Table 10).
 
-    Dense layers ``policy1``, ``policy2``, …, all from K to K features but the last, from K to 2K; normalisation of the
-    2K values a_1, a_2 with a scale and a shift each; activation, also after each layer before the last.
+    Dense layers ``policy1``, ``policy2``, … map K to K features; the last one maps K to 2K. Its outputs a_1 and a_2
+    are normalized, with a scale and a shift for each of the 2K values. An activation follows every layer; in the last
+    layer it follows the normalization.
 
     Attributes
     ----------
     layers : int
     norm : {"layer", "batch", "group", "none"}
-        Over all 2K values of a sample; over the samples of a batch; over a_1 and over a_2.
+        "layer": over all 2K values of a sample; "batch": over the samples of a batch; "group": over a_1 and over a_2.
     activation : {"relu", "tanh", "sigmoid"}
     """
 
@@ -177,7 +179,7 @@ class Policy(NamedTuple):
     activation: Activation = "relu"
 
     def require(self) -> Policy:
-        """Return it, or raise ValueError."""
+        """Return the policy, or raise ValueError if an attribute is not valid."""
         check.integer("policy_layers", self.layers)
         check.choice("policy_norm", self.norm, _NORMS)
         check.choice("policy_activation", self.activation, _ACTIVATIONS)
@@ -190,27 +192,27 @@ class Policy(NamedTuple):
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """Running statistics of batch normalisation."""
+        """Running statistics of batch normalization."""
         return (f"{self.last}.running_mean", f"{self.last}.running_var") if self.norm == "batch" else ()
 
     def shapes(self, features: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of one client's parameters for K features; with K = 512 they hold 527,360 numbers."""
-        found: dict[str, tuple[int, ...]] = {}
+        """Return the shapes of one client's parameters for K features; with K = 512 they hold 527,360 numbers."""
+        shapes: dict[str, tuple[int, ...]] = {}
         for i in range(1, self.layers):
-            found |= dense.shapes(f"policy{i}", features, features)
-        found |= dense.shapes(self.last, features, 2 * features)
-        normed = () if self.norm == "none" else (f"{self.last}.scale", f"{self.last}.shift", *self.buffers)
-        return found | dict.fromkeys(normed, (2 * features,))
+            shapes |= dense.shapes(f"policy{i}", features, features)
+        shapes |= dense.shapes(self.last, features, 2 * features)
+        of_norm = () if self.norm == "none" else (f"{self.last}.scale", f"{self.last}.shift", *self.buffers)
+        return shapes | dict.fromkeys(of_norm, (2 * features,))
 
     def start(self, rng: np.random.Generator, features: int) -> Params:
-        """Starting values as in torch.nn."""
+        """Draw initial parameters as in torch.nn."""
         return dense.draw_parameters(self.shapes(features), rng)
 
     def difference(self, params: Params, c: Tensor, live: Tensor | None = None) -> Tensor:
-        """a_1 − a_2 (client, sample, K) of inputs c (client, sample, K); ``live`` as in :class:`fedstat.fl.nets.Net`.
+        """Return a_1 − a_2 (client, sample, K) of inputs c (client, sample, K).
 
-        The shares of the global and of a client's own information are the softmax of (a_1, a_2), that is
-        sigmoid(±(a_1 − a_2)).
+        The proportions of global and of personal information are the softmax of (a_1, a_2), that is
+        sigmoid(±(a_1 − a_2)). ``live`` is as in :class:`fedstat.fl.nets.Net`.
         """
         act = getattr(torch, self.activation)
         for i in range(1, self.layers):
@@ -233,9 +235,10 @@ class Policy(NamedTuple):
 
 
 def mean_share(difference: Tensor) -> Tensor:
-    """Mean of sigmoid(d + L) over logistic L: the share under Gumbel-softmax of temperature 1.
+    """Return the mean of sigmoid(d + L) over logistic L: the proportion under Gumbel-softmax of temperature 1.
 
-    P(L' − L ≤ d) for two logistic variables, that is (1 − (1 + d) q) / (1 − q)² with q = exp(−d).
+    It equals P(L' − L ≤ d) for two logistic variables, that is (1 − (1 + d) q) / (1 − q)² with q = exp(−d).
+    ``difference`` d has any shape, and so has the mean.
 
     Examples
     --------
@@ -259,18 +262,18 @@ Context = Literal["both", "sample", "client", "random"]
 
 
 class Parts(NamedTuple):
-    """What a network in two heads consists of; see :func:`fedstat.fl.algorithms.fedcp`.
+    """Parts of a network with two heads; see :func:`fedstat.fl.algorithms.fedcp`.
 
     Attributes
     ----------
     global_head : bool
-        Whether there is a global head beside the client's own.
+        True: a global and a personal head; False: a personal head alone.
     policy : Policy, optional
         None: all features go to every head.
     context : {"both", "sample", "client", "random"}
-        The policy's input: features h times the client's vector, h, the vector, or one random vector for all.
+        The policy's input: features h times the client's vector, h, the vector, or one random vector for all clients.
     sampled : bool
-        Whether the policy is drawn in training, by Gumbel-softmax of temperature 1, and its mean taken in evaluation.
+        True: training draws the policy by Gumbel-softmax of temperature 1, and evaluation uses its mean.
     """
 
     global_head: bool = True
@@ -280,14 +283,14 @@ class Parts(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The outputs (client, sample, ...) of a separated network, cut into their parts.
+    """Outputs (client, sample, ...) of a separated network, by part.
 
     Attributes
     ----------
     logits : Tensor (client, sample, output)
     features : Tensor (client, sample, feature)
     share : Tensor (client, sample, feature)
-        s, the share of each feature that goes to the client's own head; no feature without a policy.
+        s, the proportion of each feature that goes to the personal head; empty without a policy.
     """
 
     logits: Tensor
@@ -296,20 +299,20 @@ class Outputs(NamedTuple):
 
 
 def separated(net: Net, parts: Parts) -> Net:
-    """Network whose features h go to a global head as r ⊙ h and to the client's own as s ⊙ h, r + s = 1.
+    """Separate a network's features h into r ⊙ h for a global head and s ⊙ h for a personal head, r + s = 1.
 
     Parameters
     ----------
     net : Net
-        With features and one dense output layer, which becomes the client's own head.
+        Has features and one dense output layer, which becomes the personal head.
     parts : Parts
 
     Returns
     -------
     Net
-        Further layers: ``policy1``, …; ``client``, which no gradient reaches: ``client.context``, the policy's vector,
-        and ``client.share``, the mean of s, both as the method sets them; and ``global``, the global head, which starts
-        as the client's own. Its outputs are the parts of :class:`Outputs` in a row.
+        Further layers are ``policy1``, …; ``client`` with ``client.context``, the policy's vector, and
+        ``client.share``, the mean of s; and ``global``, the global head, which starts equal to the personal head. No
+        gradient reaches ``client``; the algorithm sets it. The outputs are the parts of :class:`Outputs` in a row.
 
     Raises
     ------
@@ -318,53 +321,53 @@ def separated(net: Net, parts: Parts) -> Net:
     """
     features = nets.n_features(net)
     nets.require_uncomposed(net)
-    made = _Separated(net, parts, features, nets.output_layer(net))
+    functions = _Separated(net, parts, features, nets.output_layer(net))
     policy = parts.policy
     return nets.derive(
         net,
-        shapes=made.shapes(),
-        init=made.init,
-        apply=made.apply,
-        buffers=(*net.buffers, *made.client(), *(policy.buffers if policy else ())),
-        heads=(GLOBAL, made.own) if parts.global_head else (made.own,),
+        shapes=functions.shapes(),
+        init=functions.init,
+        apply=functions.apply,
+        buffers=(*net.buffers, *functions.client(), *(policy.buffers if policy else ())),
+        heads=(GLOBAL, functions.output) if parts.global_head else (functions.output,),
         noise={**net.noise, **({NOISE: (features,)} if policy and parts.sampled else {})},
     )
 
 
 class _Separated(NamedTuple):
-    """A network, the parts that it is cut into, its number of features and its output layer."""
+    """A network, the parts of its separation, its number of features and its output layer."""
 
     net: Net
     parts: Parts
     features: int
-    own: str
+    output: str
 
     def heads(self) -> dict[str, str]:
-        """The own head's parameters, and those of the global head in their place."""
-        names = [name for name in self.net.shapes if nets.layer_of(name) == self.own]
-        return {name: GLOBAL + name.removeprefix(self.own) if self.parts.global_head else name for name in names}
+        """Map the personal head's parameters to the global head's, or to themselves without a global head."""
+        names = [name for name in self.net.shapes if nets.layer_of(name) == self.output]
+        return {name: GLOBAL + name.removeprefix(self.output) if self.parts.global_head else name for name in names}
 
     def client(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of what the method sets."""
+        """Return the shapes of the parameters that the algorithm sets."""
         names = (CONTEXT, SHARE) if self.parts.context != "sample" else (SHARE,)
         return dict.fromkeys(names if self.parts.policy else (), (self.features,))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all parameters, those of the own head last."""
+        """Return the shapes of all parameters, the personal head last."""
         of_policy = self.parts.policy.shapes(self.features) if self.parts.policy else {}
         heads, shapes = self.heads(), self.net.shapes
         body = {name: shape for name, shape in shapes.items() if name not in heads}
-        at_global = {new: shapes[name] for name, new in heads.items()}
-        return body | of_policy | self.client() | at_global | {name: shapes[name] for name in heads}
+        of_global = {new: shapes[name] for name, new in heads.items()}
+        return body | of_policy | self.client() | of_global | {name: shapes[name] for name in heads}
 
     def init(self, rng: np.random.Generator) -> Params:
-        """One client's start: that of the network, then the policy's."""
+        """Draw one client's initial parameters: of the network, then of the policy."""
         start = dict(self.net.init(rng))
         start |= {new: start[name].clone() for name, new in self.heads().items()}
         if self.parts.policy:
             start |= self.parts.policy.start(rng, self.features)
             start[SHARE] = torch.full((self.features,), 0.5)
-            start[CONTEXT] = _direction(start[f"{self.own}.weight"].unsqueeze(0))[0]
+            start[CONTEXT] = _direction(start[f"{self.output}.weight"].unsqueeze(0))[0]
         if self.parts.policy and self.parts.context == "random":
             start[CONTEXT] = torch.from_numpy(rng.standard_normal(self.features)).float()
         return {name: start[name] for name in self.shapes()}
@@ -372,27 +375,27 @@ class _Separated(NamedTuple):
     def apply(
         self, params: Params, x: Tensor, *, live: Tensor | None = None, noise: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """Logits, features and shares in a row."""
+        """Return logits, features and proportions s in a row."""
         base = {name: params[name] for name in self.net.shapes}
-        at_global = {name: params[new] for name, new in self.heads().items()}
+        of_global = {name: params[new] for name, new in self.heads().items()}
         h = self.net.features(base, x, **nets.apply_arguments(self.net, live, noise))  # type: ignore[misc]
         if self.parts.policy is None:
             out = self._head(base, h)
-            return torch.cat([out + self._head(at_global, h) if self.parts.global_head else out, h], -1)
+            return torch.cat([out + self._head(of_global, h) if self.parts.global_head else out, h], -1)
         d = self.parts.policy.difference(params, self._context(params, h), live)
         if not self.parts.sampled:
             r = d.sigmoid()
         else:
             r = mean_share(d) if noise is None else (d + noise[NOISE].logit()).sigmoid()
         to_global = r * h
-        out = self._head(at_global, to_global) + self._head(base, h - to_global)
+        out = self._head(of_global, to_global) + self._head(base, h - to_global)
         return torch.cat([out, h, (1 - r).detach()], -1)
 
     def _head(self, params: Params, h: Tensor) -> Tensor:
         return self.net.head(params, h)  # type: ignore[misc]
 
     def _context(self, params: Params, h: Tensor) -> Tensor:
-        """Input of the policy."""
+        """Return the policy's input (client, sample, feature)."""
         if self.parts.context == "sample":
             return h
         vector = params[CONTEXT].unsqueeze(1)
@@ -400,31 +403,31 @@ class _Separated(NamedTuple):
 
 
 def cut(net: Net, out: Tensor) -> Outputs:
-    """Parts of the outputs of a separated network."""
+    """Cut the outputs (client, sample, ...) of a separated network into their parts."""
     n, k = nets.n_outputs(net), math.prod(net.shapes[f"{nets.output_layer(net)}.weight"][1:])
     return Outputs(out[..., :n], out[..., n : n + k], out[..., n + k :])
 
 
 def separated_loss(inner: Loss, net: Net, lam: float, *, of_loss: float = 1.0) -> Loss:
-    """The loss of the logits; in training, given fixed features, plus λ MMD² between them and the batch's features.
+    """Return the loss of the logits; in training, λ MMD² between the batch's and fixed features is added.
 
-    ``of_loss`` is the weight of the loss beside the MMD².
+    ``of_loss`` multiplies the loss of the logits if the MMD² is added. Without fixed features it is not added.
     """
 
     def gradient(out: Tensor, y: Tensor, weight: Tensor, fixed: Tensor | None = None) -> Tensor:
-        seen, total = cut(net, out), torch.zeros_like(out)
-        at = cut(net, total)
-        at.logits.copy_(inner.gradient(seen.logits.clone(), y, weight))
+        outputs, total = cut(net, out), torch.zeros_like(out)
+        derivatives = cut(net, total)
+        derivatives.logits.copy_(inner.gradient(outputs.logits.clone(), y, weight))
         if lam and fixed is not None:
-            at.features.copy_(mmd_gradient(seen.features, fixed, weight)).mul_(lam)
-            at.logits.mul_(of_loss)
+            derivatives.features.copy_(mmd_gradient(outputs.features, fixed, weight)).mul_(lam)
+            derivatives.logits.mul_(of_loss)
         return total
 
     return loss_of_part(inner, lambda out: cut(net, out).logits, gradient)
 
 
 def client_vector(net: Net, params: Params) -> Tensor:
-    """Column sums (client, feature) of each client's own head, over their norm; 0 where all are 0."""
+    """Return the column sums (client, feature) of each client's personal head over their norm; 0 if all are 0."""
     return _direction(params[f"{nets.output_layer(net)}.weight"])
 
 

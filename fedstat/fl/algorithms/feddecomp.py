@@ -35,42 +35,43 @@ def feddecomp(
     alternating: Annotated[bool, "train one part after the other, or both at once"] = True,
     reverse: Annotated[bool, "exchange the roles: share the low-rank part"] = False,
     mean: Annotated[
-        Literal["samples", "uniform", "all"] | None, "weights of the mean: samples, uniform, or all (idle clients too)"
+        Literal["samples", "uniform", "all"] | None, "weights of the mean: samples, uniform, or all (of all clients)"
     ] = None,
     variant: Variant = "paper",
 ) -> Algorithm:
-    """W = σ + τ with τ = BA of low rank: a client first trains its private B and A, then the shared σ.
+    """Decompose weights as W = σ + BA; a client first trains the personal low-rank BA, then the shared σ.
 
     Wu, Liu, Niu, Wang, Tang, Zhu and Su (2024), "Decoupling general and personalized knowledge in federated learning
-    via additive and low-rank decomposition", ACM MM, §3, Algorithm 1; weights and ranks as
-    :func:`fedstat.fl.wrappers.low_rank.decomposed` says. Up and down: σ and all that is no weight. Private: B and A.
+    via additive and low-rank decomposition", ACM MM, §3, Algorithm 1. :func:`fedstat.fl.wrappers.low_rank.decomposed`
+    describes weights and ranks. Shared (upload and download): σ and all parameters that are not decomposed. Personal: B
+    and A.
 
     Parameters
     ----------
     rank_linear, rank_conv : float, default 0.6
         R_l and R_c, in (0, 1]; the default is the best of Table 2 for CIFAR-10.
     lora_epochs, global_epochs : int, optional
-        E_lora and E_global. Of the run's local epochs E, one that is not given gets what the other leaves
-        (E_lora + E_global = E); if neither is, E_lora is two fifths of E, rounded down, at least 1 (2 of 5, as in the
-        published code; the text names no number). A single epoch cannot be divided: unless either is given, it trains
-        both parts at once.
+        E_lora and E_global. If one is missing, it is the rest of the run's local epochs E = E_lora + E_global. If both
+        are missing, E_lora is two fifths of E, rounded down, at least 1. This is 2 of 5, as in the published code; the
+        text gives no number. If both are missing and E = 1, both parts are trained at once.
     alternating : bool, default True
         False: both parts are trained at once, for E_lora + E_global epochs (Table 3).
     reverse : bool, default False
-        BA is shared, σ and all that is no weight are private (Table 5). "Other training strategy is the same": the
-        private part is trained first, here σ, for E_lora epochs, then the shared one, here BA, for E_global.
+        True: BA is shared, and σ and all parameters that are not decomposed are personal (Table 5). "Other training
+        strategy is the same": the personal part, here σ, is trained first, for E_lora epochs; then BA for E_global.
     mean : {"samples", "uniform", "all"}, optional
-        Weights of the mean of the active clients: by numbers of samples, with which E_lora = 0 is FedAvg; equal, as
-        in equation (7); or one of N for each active client of all N and the rest for the server's copy, as if idle
-        clients sent it. By default "samples", in the code's variant "all".
+        Weights of the mean over the selected clients. "samples": by numbers of samples; E_lora = 0 is then FedAvg.
+        "uniform": equal, as in equation (7). "all": 1/N for each selected client, with N the number of all clients; the
+        global model has the remaining weight, as if clients that were not selected had uploaded it. The default is
+        "samples", and "all" with variant "code".
     variant : {"paper", "code"}, default "paper"
-        "code": other factors (see there), ``mean`` "all", and E_lora = 2 unless given.
+        "code": the factors of variant "code" of ``decomposed``, ``mean`` "all", and E_lora = 2 by default.
 
     Raises
     ------
     ValueError
-        If a rank is not in (0, 1], a number of epochs is negative or both are 0; before the first round, if the run's
-        local epochs are too few for what is given.
+        If a rank is not in (0, 1], or if a number of epochs is negative or both are 0; before the first round, if the
+        run's local epochs are fewer than the phases need.
 
     Examples
     --------
@@ -88,17 +89,17 @@ def feddecomp(
     epochs = _epochs(lora_epochs, global_epochs, alternating, variant == "code")
     weights = check.choice("mean", mean or ("all" if variant == "code" else "samples"), tuple(MEANS))
 
-    def private(name: str) -> bool:
+    def is_personal(name: str) -> bool:
         return (name.rpartition(".")[2] in FACTORS) != reverse
 
     phases = (
         Phase(lambda total: epochs(total)[0]),
-        Phase(lambda total: epochs(total)[1], is_trainable=private),
-        Phase(lambda total: epochs(total)[2], is_trainable=lambda name: not private(name)),
+        Phase(lambda total: epochs(total)[1], is_trainable=is_personal),
+        Phase(lambda total: epochs(total)[2], is_trainable=lambda name: not is_personal(name)),
     )
     return Algorithm(
         "feddecomp",
-        masks.keep_parameters(private),
+        masks.keep_parameters(is_personal),
         phases=phases,
         settings=settings,
         wrap=lambda net: decomposed(net, *ranks, variant),
@@ -110,29 +111,29 @@ def feddecomp(
 def _epochs(
     lora: int | None, shared: int | None, alternating: bool, code: bool
 ) -> Callable[[int], tuple[int, int, int]]:
-    """Epochs of both parts at once, of the private and of the shared part, given the run's."""
-    given = {"lora_epochs": lora, "global_epochs": shared}
-    for name, value in given.items():
+    """Return a function from the run's local epochs to epochs of both parts at once, the personal, the shared part."""
+    settings = {"lora_epochs": lora, "global_epochs": shared}
+    for name, value in settings.items():
         if value is not None:
             check.integer(name, value, low=0)
     if lora == shared == 0:
-        raise ValueError("lora_epochs and global_epochs must not both be 0: nothing would be trained")
-    default = lora is None and shared is None
+        raise ValueError("lora_epochs and global_epochs are both 0, so that nothing is trained. Raise one of them.")
+    is_default = lora is None and shared is None
 
-    def divided(total: int) -> tuple[int, int, int]:
-        if default and not code and total == 1:
+    def divide(total: int) -> tuple[int, int, int]:
+        if is_default and not code and total == 1:
             return 1, 0, 0
-        if default:
+        if is_default:
             first = 2 if code else max(1, 2 * total // 5)
         else:
             first = total - (shared or 0) if lora is None else lora
         second = total - first if shared is None else shared
-        if first < 0 or second < default:
-            said = "".join(f" for {name}={value}" for name, value in given.items() if value is not None)
+        if first < 0 or second < is_default:
+            cause = "".join(f" for {name}={value}" for name, value in settings.items() if value is not None)
             raise ValueError(
-                f"feddecomp divides the run's local_epochs between its two parts, but {total} are too few{said}. "
-                "Raise local_epochs, or give both lora_epochs and global_epochs."
+                f"feddecomp divides local_epochs between its two parts, but {total} are too few{cause}. Raise "
+                "local_epochs, or set both lora_epochs and global_epochs."
             )
         return (0, first, second) if alternating else (first + second, 0, 0)
 
-    return divided
+    return divide

@@ -1,4 +1,4 @@
-"""FedEM: every client's model is its own mixture of components that all clients share."""
+"""FedEM: every client's model is a mixture of shared components with personal weights."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ ABOUT = About(
 
 
 def fedem(*, components: Annotated[int, "components of the mixture"] = 3) -> Algorithm:
-    """A mixture of shared components with personal weights, fitted by a federated EM algorithm.
+    """Fit a mixture of shared components with personal weights by a federated EM algorithm.
 
     Marfoq, Neglia, Bellet, Kameni and Vidal (2021), "Federated multi-task learning under a mixture of distributions",
-    NeurIPS, Algorithm 1. Once a round a client takes the E-step, responsibilities r_ik ∝ π_k p_k(y_i | x_i), sets
-    π_k to the mean of r_ik, and trains every component on Σ_k r_ik loss_k with these r. It predicts with Σ_k π_k p_k.
+    NeurIPS, Algorithm 1. Once a round a client computes the responsibilities r_ik ∝ π_k p_k(y_i | x_i) (E-step) and
+    sets π_k to the mean of r_ik. It then trains every component on Σ_k r_ik loss_k with these r. It predicts with
+    Σ_k π_k p_k.
 
-    Shared, up and down: all components. Private: π. FedFac §5.1 takes three; one is FedAvg. See :func:`mixture`.
-    The components must start from different draws: convert a user's module with ``start="random"``.
+    Shared (upload and download): all components. Personal: π. FedFac §5.1 uses three components; one component is
+    FedAvg. See :func:`mixture`. The components need different initial parameters: convert a user's module with
+    ``start="random"``.
     """
     check.integer("components", components)
     return Algorithm(
@@ -52,11 +54,11 @@ def fedem(*, components: Annotated[int, "components of the mixture"] = 3) -> Alg
 
 
 def _e_step(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
-    """Responsibilities (client, sample, component) of all training samples; π becomes their mean."""
+    """Return the responsibilities (client, sample, component) of all training samples; set π to their mean."""
     with torch.no_grad():
         x, y = samples.x, samples.y
         blocks = nets.sample_blocks(y.shape[1])
-        r = torch.cat([responsibilities(net.apply(params, x[:, at]), y[:, at]) for at in blocks], 1)
+        r = torch.cat([responsibilities(net.apply(params, x[:, block]), y[:, block]) for block in blocks], 1)
         real = samples.live.to(r.dtype).unsqueeze(-1)
         params[WEIGHTS].copy_((r * real).sum(1) / real.sum(1))
         return r
@@ -66,21 +68,21 @@ WEIGHTS = "mixture.weight"
 
 
 def mixture(net: Net, components: int) -> Net:
-    """Network of K components "component1_<...>", ... and their weights π, "mixture.weight".
+    """Return a network of K components "component1_<...>", ... and their weights π, "mixture.weight".
 
-    Its outputs (client, sample, component, output + 1) are those of each component, and log π_k. Components start from
-    different draws, π from 1/K.
+    The outputs (client, sample, component, output + 1) hold each component's outputs, then log π_k. Components have
+    different random initial parameters; π starts at 1/K.
     """
-    made = _Mixture(net, [f"component{k}_" for k in range(1, components + 1)])
+    functions = _Mixture(net, [f"component{k}_" for k in range(1, components + 1)])
     return copies(
         net,
-        made.prefixes,
+        functions.prefixes,
         {WEIGHTS: (components,)},
-        init=made.init,
-        apply=made.apply,
-        accumulate=made.accumulate if net.accumulate else None,
+        init=functions.init,
+        apply=functions.apply,
+        accumulate=functions.accumulate if net.accumulate else None,
         activations=components * net.activations if net.activations else None,
-        noise=join([net.noise] * components, made.prefixes),
+        noise=join([net.noise] * components, functions.prefixes),
         base=None if net.base is None else mixture(net.base, components),
     )
 
@@ -92,36 +94,38 @@ class _Mixture(NamedTuple):
     prefixes: Sequence[str]
 
     def init(self, rng: np.random.Generator) -> Params:
-        """One client's start; ValueError if components would start equal."""
+        """Draw one client's initial parameters; raise ValueError if components would start equal."""
         starts = [self.net.init(rng) for _ in self.prefixes]
         if len(starts) > 1 and all(torch.equal(p, starts[1][name]) for name, p in starts[0].items()):
             raise ValueError(
-                "the components of a mixture would start and stay equal, as the network always starts from the same "
-                "parameters. Make it with from_module(..., start='random')."
+                "the components of a mixture would start and stay equal, because the network has fixed initial "
+                "parameters. Convert the module with from_module(..., start='random')."
             )
         return {WEIGHTS: torch.full((len(starts),), 1 / len(starts))} | join(starts, self.prefixes)
 
-    def apply(self, params: Params, x: Tensor, **given: Any) -> Tensor:
-        """Outputs of all components, and log π."""
-        outputs = [self.net.apply(part(params, prefix), x, **_own_noise(given, prefix)) for prefix in self.prefixes]
+    def apply(self, params: Params, x: Tensor, **arguments: Any) -> Tensor:
+        """Return the outputs of all components, and log π."""
+        outputs = [
+            self.net.apply(part(params, prefix), x, **_of_component(arguments, prefix)) for prefix in self.prefixes
+        ]
         return self.combine(params, outputs)
 
     def accumulate(
-        self, params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
+        self, params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **arguments: Any
     ) -> None:
-        """Into ← beta·into + alpha·∂loss, as ``Net.accumulate``.
+        """Set into ← beta·into + alpha·∂loss, as ``Net.accumulate``.
 
-        The loss needs all outputs at once: every component runs inside the forward pass of the one before.
+        The loss needs all outputs at once. Every component therefore runs inside the forward pass of the previous one.
         """
         outputs: list[Tensor] = []
-        derivatives: list[Tensor] = []  # at all outputs, once they are known
+        derivatives: list[Tensor] = []  # of the loss at all outputs, appended by the last component
 
         def run(k: int) -> None:
-            own, moving = (part(values, self.prefixes[k]) for values in (params, into))
-            options = _own_noise(given, self.prefixes[k])
-            self.net.accumulate(own, x, partial(at_outputs, k), moving, beta, alpha, **options)  # type: ignore[misc]
+            component, moving = (part(values, self.prefixes[k]) for values in (params, into))
+            extra = _of_component(arguments, self.prefixes[k])
+            self.net.accumulate(component, x, partial(derivative, k), moving, beta, alpha, **extra)  # type: ignore[misc]
 
-        def at_outputs(k: int, z: Tensor) -> Tensor:
+        def derivative(k: int, z: Tensor) -> Tensor:
             outputs.append(z)
             if len(outputs) < len(self.prefixes):
                 run(k + 1)
@@ -132,21 +136,21 @@ class _Mixture(NamedTuple):
         run(0)
 
     def combine(self, params: Params, outputs: list[Tensor]) -> Tensor:
-        """Outputs of the mixture, from those of its components."""
+        """Return the mixture's outputs, from the components' outputs."""
         z = torch.stack(outputs, 2)
         return torch.cat([z, params[WEIGHTS].log()[:, None, :, None].expand(*z.shape[:3], 1)], -1)
 
 
-def _own_noise(given: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Further arguments of a component, with its own noise."""
-    return given | {"noise": part(given["noise"], prefix)} if given.get("noise") else given
+def _of_component(arguments: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the arguments of ``apply`` for a component, with the noise of this component."""
+    return arguments | {"noise": part(arguments["noise"], prefix)} if arguments.get("noise") else arguments
 
 
 def mixture_loss(inner: Loss) -> Loss:
-    """−log Σ_k π_k p_k(y); in training the derivative of Σ_k r_k loss_k, π fixed.
+    """Return the loss −log Σ_k π_k p_k(y); its gradient is the derivative of Σ_k r_k loss_k with π fixed.
 
-    r (client, sample, component) are the responsibilities of an E-step, or those of the present parameters, with which
-    it is the derivative of the loss itself.
+    The gradient's fourth argument r (client, sample, component) holds the responsibilities of an E-step. Without it, r
+    follows from the current parameters, and the gradient is the derivative of the loss itself.
     """
 
     def gradient(out: Tensor, y: Tensor, weight: Tensor, r: Tensor | None = None) -> Tensor:
@@ -165,7 +169,7 @@ def mixture_loss(inner: Loss) -> Loss:
 
 
 def log_joint(out: Tensor) -> Tensor:
-    """Log π_k + log p_k(class): (client, sample, component, class)."""
+    """Return log π_k + log p_k(class): (client, sample, component, class)."""
     z = out[..., :-1]
     log_p = (
         torch.cat([functional.logsigmoid(-z), functional.logsigmoid(z)], -1)
@@ -176,10 +180,10 @@ def log_joint(out: Tensor) -> Tensor:
 
 
 def responsibilities(out: Tensor, y: Tensor) -> Tensor:
-    """Posterior probabilities (client, sample, component) of the components, from the outputs and the classes y."""
+    """Return the components' posterior probabilities (client, sample, component), from outputs and classes y."""
     return of_class(log_joint(out), y).softmax(-1)
 
 
 def of_class(joint: Tensor, y: Tensor) -> Tensor:
-    """Entries (client, sample, component) of the classes y (client, sample)."""
+    """Select the entries (client, sample, component) of the classes y (client, sample)."""
     return joint.gather(-1, y[..., None, None].expand(*joint.shape[:-1], 1)).squeeze(-1)

@@ -1,4 +1,4 @@
-"""FedFomo: every client mixes models of others by how much they lower the loss on its validation samples."""
+"""FedFomo: every client mixes other clients' models with weights that grow with the decrease of its validation loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ABOUT = About(
     "FedFomo",
     ("zhang2021",),
-    "everything, as each client's own mixture of other clients' models",
+    "everything, in a mixture of other clients' models for each client",
     "the weights of the mixture",
     ("finetuned", "ensemble"),
 )
@@ -27,29 +27,30 @@ ABOUT = About(
 def fedfomo(
     *,
     downloads: Annotated[int, "M, models of other clients that a client downloads in a round"] = 4,
-    epsilon: Annotated[float, "ε, probability that one of these is drawn at random"] = 0.3,
-    decay: Annotated[float, "what ε loses in every round"] = 0.05,
+    epsilon: Annotated[float, "ε, probability that a downloaded model is drawn at random"] = 0.3,
+    decay: Annotated[float, "decrease of ε per round"] = 0.05,
 ) -> Algorithm:
-    """First-order model optimisation: a client's model becomes a mixture of the models that lower its validation loss.
+    """Replace each client's model by a mixture of the models that lower its validation loss.
 
     Zhang, Sapra, Fidler, Yeung and Alvarez (2021), "Personalized federated learning with first order model
-    optimization", ICLR, arXiv:2012.08565, §3. With θ_i the model from which client i trained, and θ_n' the trained
-    models it gets, its own among them, w_n = (L_i(θ_i) − L_i(θ_n')) / ‖θ_n' − θ_i‖ on its validation samples, and
-    θ_i ← θ_i + Σ_n w_n⁺ (θ_n' − θ_i) / Σ_n w_n⁺. Which models it gets: those of highest affinity, the sum of all w_n so
-    far, and with probability ε, for each of the M, a random one instead.
+    optimization", ICLR, arXiv:2012.08565, §3. Client i trained from θ_i; the trained models θ_n' are M downloads and
+    the one that it trained. On its validation samples, w_n = (L_i(θ_i) − L_i(θ_n')) / ‖θ_n' − θ_i‖, and
+    θ_i ← θ_i + Σ_n w_n⁺ (θ_n' − θ_i) / Σ_n w_n⁺. The affinity of a model is the sum of its w_n over rounds. The client
+    downloads the M models of highest affinity; each is replaced by a random model with probability ε.
 
-    Up: the model. Down: M whole models, as the client itself weighs them. Private: the mixture. Needs validation
-    samples (``validation=0.1``). Where no model lowers the loss the client goes on with the one it trained, as in
-    PFLlib; the equation would return it to θ_i. The text's θ_i can be read as the model before or after the last local
-    training; the published code's commands take it from before, and so does this.
+    Upload: the model. Download: M complete models, which the client itself weighs. Personal: the mixture. Validation
+    samples are required (``validation=0.1``). If no model lowers the loss, the client continues with the model that it
+    trained, as in PFLlib; the equation would return it to θ_i. In the text, θ_i may be the model before or after the
+    last local training; as in the published code's commands, it is the model before.
 
     Parameters
     ----------
     downloads : int
-        M. The paper's five and ten models, with the client's own, are 4 and 9. At most all active clients.
+        M. The paper's five and ten models include the client's model: M is 4 and 9. At most all selected clients
+        but one.
     epsilon, decay : float
-        ε − decay · round, at least 0, as the published code's commands have them. Equal affinities are ordered at
-        random, as all are in the first round.
+        ε − decay · round, at least 0, as in the published code's commands. Equal affinities, as in the first round, are
+        ordered at random.
 
     Raises
     ------
@@ -58,9 +59,9 @@ def fedfomo(
 
     Notes
     -----
-    Clients get the models of those that are active in the same round, at its end. Where a part of the model is private,
-    a client evaluates others' shared part with its own private part. Running statistics are mixed, but not part of the
-    distances. Affinities are a matrix (client, client).
+    At the end of a round, clients download models of the round's selected clients. If a part of the model is personal,
+    a client evaluates another client's shared part together with its own personal part. Running statistics are mixed,
+    but are not part of the distances. Affinities are a matrix (client, client).
     """
     check.integer("downloads", downloads)
     check.real("epsilon", epsilon, low=0, high=1)
@@ -70,71 +71,72 @@ def fedfomo(
         "fedfomo",
         settings=rule._asdict(),
         mixing_weights=lambda context: _mixture(context.once(rule.gains)),
-        downloads=rule.numbers,
-        init_state=_no_affinity,
-        update_state=lambda context: _affinity(context, context.once(rule.gains)),
+        downloads=rule.n_downloads,
+        init_state=_init_affinity,
+        update_state=lambda context: _update_affinity(context, context.once(rule.gains)),
         about=ABOUT,
     )
 
 
 class _Rule(NamedTuple):
-    """Which models a client downloads, and what it makes of them."""
+    """Rule by which clients select and weigh models."""
 
     downloads: int
     epsilon: float
     decay: float
 
-    def numbers(self, context: RoundContext) -> np.ndarray:
-        """How many models each active client downloads."""
+    def n_downloads(self, context: RoundContext) -> np.ndarray:
+        """Return the number of models that each selected client downloads (client,)."""
         return np.full(len(context.clients), min(self.downloads, len(context.clients) - 1))
 
-    def received(self, context: RoundContext) -> np.ndarray:
-        """Rows (active, 1 + M) of the models that each client weighs, its own first."""
+    def select(self, context: RoundContext) -> np.ndarray:
+        """Return the rows (client, 1 + M) of the models that each selected client weighs, its own model first."""
         affinity = context.state.clients["affinity"][:, torch.from_numpy(context.clients)].cpu().numpy()
-        explores = max(0.0, self.epsilon - self.decay * context.round)
-        n, found = len(context.clients), []
-        for i, (client, most) in enumerate(zip(context.clients, self.numbers(context), strict=True)):
+        p_random = max(0.0, self.epsilon - self.decay * context.round)
+        n, rows = len(context.clients), []
+        for i, (client, m) in enumerate(zip(context.clients, self.n_downloads(context), strict=True)):
             rng = streams.generator(context.seed, "downloads", context.round, int(client))
-            others = rng.permutation(np.delete(np.arange(n), i))
-            random = int((rng.random(most) < explores).sum())
-            rest = others[random:]
-            best = rest[np.argsort(-affinity[i, rest], kind="stable")[: most - random]]
-            found.append([i, *sorted([*others[:random], *best])])
-        return np.array(found)
+            candidates = rng.permutation(np.delete(np.arange(n), i))
+            n_random = int((rng.random(m) < p_random).sum())
+            rest = candidates[n_random:]
+            best = rest[np.argsort(-affinity[i, rest], kind="stable")[: m - n_random]]
+            rows.append([i, *sorted([*candidates[:n_random], *best])])
+        return np.array(rows)
 
     def gains(self, context: RoundContext) -> Tensor:
-        """What a model lowers a client's validation loss by, per distance: w (active, active), 0 if not downloaded."""
-        which, before = self.received(context), context.before
-        each = np.arange(len(which))[:, None]
-        was = context.evaluate(before, context.clients, each)
-        lowered = was - context.evaluate(shared_part(context, context.after, statistics=True), context.clients, which)
-        distance = _distances(shared_part(context, context.after), before, which)
-        gain = torch.where(distance > 0, lowered / distance, torch.zeros_like(lowered))
-        columns = torch.from_numpy(which).to(gain.device)
-        return gain.new_zeros(len(which), len(which)).scatter_(1, columns, gain)
+        """Return w (client, client): decrease of the validation loss per distance, 0 for models not downloaded."""
+        rows, before = self.select(context), context.before
+        diagonal = np.arange(len(rows))[:, None]
+        old_loss = context.evaluate(before, context.clients, diagonal)
+        new_loss = context.evaluate(shared_part(context, context.after, statistics=True), context.clients, rows)
+        decrease = old_loss - new_loss
+        distance = _distances(shared_part(context, context.after), before, rows)
+        gain = torch.where(distance > 0, decrease / distance, torch.zeros_like(decrease))
+        columns = torch.from_numpy(rows).to(gain.device)
+        return gain.new_zeros(len(rows), len(rows)).scatter_(1, columns, gain)
 
 
-def _distances(models: Params, own: Params, which: np.ndarray) -> Tensor:
-    """Euclidean distances (client, k) of models, by row, from clients' own."""
-    square = [
-        torch.stack([(p[which[:, k]] - own[name]).flatten(1).square().sum(1) for name, p in models.items()]).sum(0)
-        for k in range(which.shape[1])
+def _distances(models: Params, before: Params, rows: np.ndarray) -> Tensor:
+    """Return Euclidean distances (client, k) between models, given by row, and the client's parameters ``before``."""
+    squares = [
+        torch.stack([(p[rows[:, k]] - before[name]).flatten(1).square().sum(1) for name, p in models.items()]).sum(0)
+        for k in range(rows.shape[1])
     ]
-    return torch.stack(square, 1).sqrt()
+    return torch.stack(squares, 1).sqrt()
 
 
 def _mixture(gains: Tensor) -> Tensor:
-    """Positive gains over their sum; the own model where none is positive."""
+    """Return positive gains over their sum (client, client); the identity's row if no gain is positive."""
     positive = gains.clamp(min=0)
     total = positive.sum(1, keepdim=True)
     return torch.where(total > 0, positive / total, torch.eye(len(gains), device=gains.device))
 
 
-def _no_affinity(context: InitContext) -> AlgorithmState:
+def _init_affinity(context: InitContext) -> AlgorithmState:
     n = len(context.sizes)
     return AlgorithmState({"affinity": torch.zeros(n, n, device=context.device)})
 
 
-def _affinity(context: RoundContext, gains: Tensor) -> AlgorithmState:
+def _update_affinity(context: RoundContext, gains: Tensor) -> AlgorithmState:
     columns = torch.from_numpy(context.clients).to(gains.device)
     return AlgorithmState({"affinity": context.state.clients["affinity"].index_add(1, columns, gains)})

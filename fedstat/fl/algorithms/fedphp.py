@@ -1,4 +1,4 @@
-"""FedPHP: a client learns from the average of the models that it trained before."""
+"""FedPHP: a client's inherited model, an average of the models that it trained, teaches its next model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABOUT = About(
     "FedPHP",
     ("li2021php",),
     "everything",
-    "a moving average of the models that it trained: its teacher, and what it predicts with",
+    "a moving average of its trained models, which teaches and predicts",
     ("finetuned",),
 )
 
@@ -28,36 +28,37 @@ _TEACHER_TEMPERATURE = 4.0
 
 def fedphp(
     *,
-    mu: Annotated[float, "μ, weight of the past in a client's moving average, when it is full"] = 0.9,
-    horizon: Annotated[int, "Z, rounds of a client's own after which this weight is full"] = 50,
+    mu: Annotated[float, "μ, final weight of the past in a client's moving average of models"] = 0.9,
+    horizon: Annotated[int, "Z, rounds of a client after which the past has its final weight"] = 50,
     lam: Annotated[float, "λ, weight of the distance from the moving average's features or predictions"] = 0.1,
-    transfer: Annotated[Literal["mmd", "kd"], "what is compared with it: features (mmd) or predictions (kd)"] = "mmd",
+    transfer: Annotated[Literal["mmd", "kd"], "object of this distance: features (mmd) or predictions (kd)"] = "mmd",
 ) -> Algorithm:
-    """A client keeps a moving average of the models that it trained, learns from it, and predicts with it.
+    """Keep a moving average of each client's trained models; the client learns from it and predicts with it.
 
     Li, Zhan, Shao, Li and Song (2021), "FedPHP: Federated personalization with inherited private models", ECML PKDD,
-    LNCS 12975, 587-602. Local training starts from the server's model, on (1 − λ) cross-entropy + λ R. R is MMD², the
-    squared maximum mean discrepancy between the batch's features and those that the client's inherited model gives; or
-    the cross-entropy of predictions to softmax(outputs / 4) of the inherited model. Then the inherited model becomes
-    μ_z of itself + (1 − μ_z) of the model trained, where μ_z = μ min(z / Z, 1) and z counts the earlier rounds in which
-    the client was active. In its first round a client learns from the common start, and keeps the model trained.
+    LNCS 12975, 587-602. Local training starts from the global model and minimizes (1 − λ) cross-entropy + λ R. R is
+    MMD², the squared maximum mean discrepancy between the batch's features and the inherited model's features; or the
+    cross-entropy of predictions to softmax(outputs / 4) of the inherited model. Then the inherited model becomes μ_z
+    times itself + (1 − μ_z) times the trained model. Here μ_z = μ min(z / Z, 1), and z counts the earlier rounds that
+    selected the client. In its first round a client learns from the common initial parameters; its trained model
+    becomes the inherited model.
 
-    Shared, up and down: everything, averaged with weights n_k / Σ n_k. Private: the inherited model, with which the
-    client predicts; who has never been active predicts with the server's. A round costs its client one further pass
-    through its samples, as the inherited model stays the same during local training.
+    Shared (upload and download): all parameters, averaged with weights n_k / Σ n_k. Personal: the inherited model, with
+    which the client predicts; a client that was never selected predicts with the global model. A round costs one
+    further pass through a client's samples, because the inherited model is fixed during local training.
 
     Parameters
     ----------
     mu : float in [0, 1)
         μ; 0.9 in the published code.
     horizon : int
-        Z. In the published code the number of rounds in which a client is expected to be active, participation × rounds
-        of the run; here a number of its own, so that a run can be made longer.
+        Z. In the published code, the expected number of rounds that select a client: participation × rounds of the run.
+        Here it is a setting, so that a run can be extended.
     lam : float in [0, 1]
         λ; 0.05 and 0.1 in the published code. With 0, local training is FedAvg's.
     transfer : {"mmd", "kd"}
-        R. The kernel of "mmd" is that of :func:`fedstat.fl.similarity.mmd_gradient`, with fixed widths; the authors'
-        code takes its widths from the mean distance in the batch.
+        R. "mmd" uses the kernel of :func:`fedstat.fl.similarity.mmd_gradient`, with fixed widths; the authors' code
+        sets the widths by the mean distance in the batch.
 
     Raises
     ------
@@ -66,7 +67,7 @@ def fedphp(
 
     Notes
     -----
-    Stored weights are the server's, which the clients download; ``probe="uploads"`` stores what clients trained.
+    Stored weights are the global model's, which clients download; ``probe="uploads"`` stores the trained models.
     """
     check.real("mu", mu, low=0, high=1, open_high=True)
     check.integer("horizon", horizon)
@@ -74,9 +75,9 @@ def fedphp(
     features = check.choice("transfer", transfer, ("mmd", "kd")) == "mmd"
 
     def teacher(net: Net, _: Params, samples: Samples, state: AlgorithmState) -> Tensor:
-        """Features (client, sample, feature), or class probabilities, of the inherited models."""
-        found = nets.forward(net, pair.model(state), samples.x)
-        return cut(net, found).features if features else softened(found, _TEACHER_TEMPERATURE)
+        """Return features (client, sample, feature), or class probabilities, of the inherited models."""
+        outputs = nets.forward(net, pair.model(state), samples.x)
+        return cut(net, outputs).features if features else softened(outputs, _TEACHER_TEMPERATURE)
 
     def update_state(context: RoundContext) -> AlgorithmState:
         past = mu * (context.state.clients[pair.TIMES] / horizon).clamp(max=1)

@@ -1,4 +1,4 @@
-"""FedProx, and FedProx+ whose clients fine-tune its model."""
+"""FedProx, and FedProx+ with fine-tuning."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fedstat.fl.wrappers.finetuned import finetuned
 ABOUT = About(
     "FedProx",
     ("li2020",),
-    "everything; clients stay near the server's model",
+    "everything; clients stay near the global model",
     "nothing",
     ("global",),
 )
 
 
 def fedprox(
-    *, mu: Annotated[float, "μ, strength of the penalty on distance from the server's model"] = 0.01
+    *, mu: Annotated[float, "μ, strength of the penalty on distance from the global model"] = 0.01
 ) -> Algorithm:
-    """FedAvg with μ/2 ‖W − W(t)‖² added to each client's loss, where W(t) are the downloaded parameters.
+    """Run FedAvg with the penalty μ/2 ‖W − W(t)‖² in each client's loss, W(t) the downloaded parameters.
 
     Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith (2020), "Federated optimization in heterogeneous networks", MLSys,
-    Algorithm 2. Shared, up and down: everything; private: nothing. μ = 0 is FedAvg exactly.
-    FedFac §5.1 tunes μ on {1, 0.5, 0.1, 0.01, 0.001}.
+    Algorithm 2. Shared (upload and download): all parameters. Personal: none. μ = 0 is exactly FedAvg. FedFac §5.1
+    tunes μ on {1, 0.5, 0.1, 0.01, 0.001}.
     """
     check.real("mu", mu, low=0)
 
@@ -38,5 +38,5 @@ def fedprox(
 
 
 def fedprox_plus(*, mu: float = 0.01, epochs: int | Sequence[int] | None = None) -> Algorithm:
-    """:func:`fedprox`, :func:`fedstat.fl.wrappers.finetuned.finetuned`; the penalty applies only in the rounds."""
+    """Wrap :func:`fedprox` in :func:`fedstat.fl.wrappers.finetuned.finetuned`, which fine-tunes without the penalty."""
     return finetuned(fedprox(mu=mu), epochs)

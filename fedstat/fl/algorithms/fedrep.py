@@ -1,4 +1,4 @@
-"""FedRep."""
+"""FedRep: a personal head, trained before the shared body."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def fedrep(
     head_epochs: Annotated[int | None, "epochs of training the last layers"] = None,
     body_epochs: Annotated[int, "epochs of training the other layers"] = 1,
 ) -> Algorithm:
-    """FedPer whose clients first train the private head, then the shared body with the head fixed.
+    """Run FedPer, but train the personal head first, then the shared body with the head fixed.
 
     Collins, Hassani, Mokhtari and Shakkottai (2021), "Exploiting shared representations for personalized federated
-    learning", ICML, Algorithm 1. Up and down: the body. Private: the head, the last ``personal_layers`` layers.
-    ``head_epochs`` None: the run's local epochs.
+    learning", ICML, Algorithm 1. Shared (upload and download): the body. Personal: the head, the last
+    ``personal_layers`` layers. With ``head_epochs`` None, the head is trained for the run's local epochs.
     """
     check.integer("body_epochs", body_epochs)
     epochs = head_epochs if head_epochs is None else check.integer("head_epochs", head_epochs)

@@ -1,4 +1,4 @@
-"""FedRoD: a generic head trained with balanced softmax, and a personal one on top of it."""
+"""FedRoD: a generic head trained with balanced softmax, and a personal head added to it."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ ABOUT = About(
 
 
 def fedrod() -> Algorithm:
-    """Two heads on shared features: a generic one, trained with balanced softmax, and a client's own, added to it.
+    """Train two heads on shared features: a generic head by balanced softmax, and a personal head added to it.
 
     Chen and Chao (2022), "On bridging generic and personalized federated learning for image classification", ICLR,
-    arXiv:2107.00778, §4. The generic model is trained on the balanced softmax of Ren et al. (2020), arXiv:2007.10740:
-    cross-entropy of its outputs plus log n_c, with n_c the client's training samples of class c. The personal head is
-    trained, in the same steps, on cross-entropy of the sum of both outputs; no gradient of it reaches the features or
-    the generic head. Clients predict with the sum.
+    arXiv:2107.00778, §4. The generic model is trained by the balanced softmax of Ren et al. (2020), arXiv:2007.10740:
+    cross-entropy of its outputs plus log n_c, with n_c the client's number of training samples of class c. In each
+    step, the personal head is trained on the cross-entropy of the sum of both outputs; no gradient of this loss reaches
+    the features or the generic head. Clients predict with the sum.
 
-    Shared, up and down: features and generic head, averaged with weights n_k / Σ n_k. Private: the personal head, the
-    layer ``personal``, linear; the paper's second form, a hypernetwork that makes it from class shares, is not here.
-    Without it this is FedAvg with balanced softmax. The personal head starts as the generic one, as in PFLlib; the
-    authors publish no code. A class that a client does not have (log 0) has no part in its softmax.
+    Shared (upload and download): features and generic head, averaged with weights n_k / Σ n_k. Personal: the personal
+    head, a linear layer ``personal``. The paper's second form, a hypernetwork that generates this head from class
+    proportions, is not implemented. Without the personal head this is FedAvg with balanced softmax. The personal head
+    starts equal to the generic head, as in PFLlib; the authors publish no code. Classes without samples of a client
+    (log 0) are not part of its softmax.
 
     Raises
     ------
     ValueError
-        Before the first round, if the network has no features and output layer on them.
+        Before the first round, if the network has no features with an output layer on them.
     """
     return Algorithm(
         "fedrod",
@@ -55,7 +56,7 @@ def fedrod() -> Algorithm:
 
 
 def _log_prior(net: Net, _: Params, samples: Samples, __: AlgorithmState) -> Tensor:
-    """Log n_c (client, sample, output), the same for all samples of a client; of one output, log n_1 − log n_0."""
+    """Return log n_c (client, sample, output), equal for all samples of a client; log n_1 − log n_0 of one output."""
     outputs = nets.n_outputs(net)
     of_class = torch.zeros(len(samples.y), max(outputs, 2), device=samples.y.device)
     prior = of_class.scatter_add_(1, samples.y.long(), samples.live.float()).log()
@@ -68,18 +69,18 @@ PERSONAL = "personal"
 
 
 def two_heads(net: Net) -> Net:
-    """Network with a second head, on features through which it passes no gradient.
+    """Return a network with a second head, which passes no gradient to the features.
 
     Parameters
     ----------
     net : Net
-        With features and one dense output layer, the generic head.
+        Has features and one dense output layer, the generic head.
 
     Returns
     -------
     Net
-        With a further layer ``personal``, of the output layer's shape, which starts as that does. Outputs
-        (client, sample, 2·output) are the generic head's, then the personal one's.
+        Has a further layer ``personal``, with the output layer's shapes and initial parameters. Outputs
+        (client, sample, 2·output) are the generic head's, then the personal head's.
 
     Raises
     ------
@@ -92,23 +93,24 @@ def two_heads(net: Net) -> Net:
 
     def init(rng: np.random.Generator) -> Params:
         start = dict(net.init(rng))
-        return start | {mine: start[generic].clone() for mine, generic in heads.items()}
+        return start | {personal: start[generic].clone() for personal, generic in heads.items()}
 
-    def apply(params: Params, x: Tensor, **given: Any) -> Tensor:
-        generic = {name: params[name] for name in net.shapes}
-        h = net.features(generic, x, **given)  # type: ignore[misc]
-        personal = {name: params[mine] for mine, name in heads.items()}
-        return torch.cat([net.head(generic, h), net.head(personal, h.detach())], -1)  # type: ignore[misc]
+    def apply(params: Params, x: Tensor, **arguments: Any) -> Tensor:
+        generic_params = {name: params[name] for name in net.shapes}
+        h = net.features(generic_params, x, **arguments)  # type: ignore[misc]
+        personal_params = {generic: params[personal] for personal, generic in heads.items()}
+        return torch.cat([net.head(generic_params, h), net.head(personal_params, h.detach())], -1)  # type: ignore[misc]
 
-    shapes = {**net.shapes, **{mine: net.shapes[generic] for mine, generic in heads.items()}}
+    shapes = {**net.shapes, **{personal: net.shapes[generic] for personal, generic in heads.items()}}
     return nets.derive(net, shapes=shapes, init=init, apply=apply, heads=(*nets.head_layers(net), PERSONAL))
 
 
 def two_heads_loss(inner: Loss) -> Loss:
-    """The loss of the sum of both heads; in training, the generic head is trained on its own outputs.
+    """Return the loss of the sum of both heads, with a separate gradient for the generic head.
 
-    The gradient's fourth argument is the prior (client, sample, output) that is added to the generic head's outputs.
-    Without it, as in fine-tuning, both heads have the derivative of the loss of their sum.
+    The gradient's fourth argument is the prior (client, sample, output). The generic head's gradient is of the loss of
+    its outputs plus the prior. Without a prior, as in fine-tuning, both heads have the gradient of the loss of their
+    sum.
     """
 
     def total(out: Tensor) -> Tensor:

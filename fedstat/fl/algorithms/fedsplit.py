@@ -1,4 +1,4 @@
-"""FedSplit: a given split that stays fixed, or a random one."""
+"""FedSplit: a fixed split of units, or a random one."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Split = Annotated[masks.Layers | None, "Λ, layers to split, by name or number f
 
 
 def fedsplit(shared: Annotated[Mapping[str | int, Any], "a mapping from layer to bool per unit"]) -> Algorithm:
-    """FedSplit: shared units are averaged; personal units stay with their client.
+    """Average the shared units of a given split, and keep the others personal.
 
     Wang, Tang and Li, "Factor-assisted federated learning for personalized optimization with heterogeneous data", §3.1.
-    Up and down: the shared units, and every layer without a split.
+    Shared (upload and download): the shared units, and all layers without a split. Personal: the other units.
 
     Parameters
     ----------
     shared : mapping from layer (name, or number from 1) to bool array (unit,)
-        Other layers are shared.
+        True for shared units. Layers that are not named are shared.
     """
     if not isinstance(shared, Mapping):
         raise ValueError(f"shared must be a mapping from layer to one bool per unit, but got {shared!r}")
@@ -47,13 +47,13 @@ def random_split(
     layers: Split = None,
     *,
     share: Annotated[float | None, "proportion of units that are shared (default 0.5)"] = None,
-    tau: Annotated[splitting.Tau | None, "1 − share, in place of share"] = None,
+    tau: Annotated[splitting.Tau | None, "1 − share, instead of share"] = None,
     redrawn: bool = False,
 ) -> Algorithm:
-    """A random split (the same paper, §4.3 and Table 8). Up and down: what is shared, as in FedSplit.
+    """Split the units at random (FedFac, §4.3 and Table 8); upload and download are FedSplit's.
 
-    Hidden units are exchangeable at the start, so a random split that stays fixed is equal in distribution to any other
-    split of its size, including the true one; only a split drawn anew in every round can do worse.
+    Hidden units are exchangeable under random initial parameters. A fixed random split therefore has the distribution
+    of any other split of its size, including the true one; only a split that is redrawn in every round can be worse.
 
     Parameters
     ----------
@@ -62,20 +62,20 @@ def random_split(
     share : float, optional
         Proportion of each layer's units to share: round(share · units); 0.5 by default.
     tau : float in (0, 1), inf or -inf, optional
-        The size as FedFac's quantile that shares as many units: 1 − share; in place of ``share``.
+        Quantile with which FedFac shares as many units: 1 − share. It replaces ``share``.
     redrawn : bool
-        Draw the split anew after every round's local training.
+        True: draw a new split after every round's local training.
     """
-    given = masks.given_layers(layers)
+    requested = masks.given_layers(layers)
     share = _share(share, tau)
 
     def draw(net: Net, seed: int, number: int, device: Any) -> Mask:
         flags = {}
-        for layer in masks.resolve(net, given):
+        for layer in masks.resolve(net, requested):
             units = nets.layers(net)[layer]
             flags[layer] = np.zeros(units, dtype=bool)
-            chosen = streams.generator(seed, "random split", layer, number).permutation(units)
-            flags[layer][chosen[: round(share * units)]] = True
+            order = streams.generator(seed, "random split", layer, number).permutation(units)
+            flags[layer][order[: round(share * units)]] = True
         return masks.units(net, flags, device)
 
     def init_mask(context: InitContext) -> SharedMask:
@@ -88,18 +88,18 @@ def random_split(
         "random-redrawn" if redrawn else "random",
         init_mask,
         update_mask if redrawn else None,
-        settings={"layers": given, "share": share} | ({} if tau is None else {"tau": str(tau)}),
-        personal_params=(lambda net: masks.of_layers(net, masks.resolve(net, given))) if redrawn else None,
+        settings={"layers": requested, "share": share} | ({} if tau is None else {"tau": str(tau)}),
+        personal_params=(lambda net: masks.of_layers(net, masks.resolve(net, requested))) if redrawn else None,
         about=REDRAWN if redrawn else RANDOM,
     )
 
 
 def _share(share: float | None, tau: splitting.Tau | None) -> float:
-    """Proportion of units to share, given as such or as a quantile."""
+    """Return the proportion of units to share, from ``share`` or the quantile ``tau``."""
     if tau is None:
         return check.real("share", 0.5 if share is None else share, low=0, high=1)
     if share is not None:
-        raise check.NoEffectError("share", f"beside tau, which means the same, but got {share!r} and tau={tau!r}")
+        raise check.NoEffectError("share", f"with tau, which is 1 − share, but got {share!r} and tau={tau!r}")
     if isinstance(tau, str | splitting.Absolute):
         raise ValueError(f"tau must be a number to size a random split, but got {tau!r}")
     splitting.threshold(np.array([0.0, 1.0]), tau)  # raises if tau is out of range

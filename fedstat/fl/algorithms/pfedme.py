@@ -1,4 +1,4 @@
-"""pFedMe."""
+"""pFedMe: personal models with Moreau envelopes."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from fedstat.fl.wrappers.pair import counterpart, is_own, pair, pair_loss, share
 ABOUT = About(
     "pFedMe",
     ("dinh2020",),
-    "a global model, which follows the clients' own",
-    "a second model, held near the global one",
+    "a global model, which follows the personal models",
+    "a personal model, held near the global model",
     ("local_train",),
 )
 
 
 def pfedme(
     *,
-    lam: Annotated[float, "λ, strength of the pull of a client's own model towards the global one"] = 15.0,
+    lam: Annotated[float, "λ, strength of the penalty on distance of the personal from the global model"] = 15.0,
     eta: Annotated[float, "η, learning rate of the global model"] = 0.005,
-    inner_steps: Annotated[int, "K, steps of a client's own model on every batch"] = 5,
+    inner_steps: Annotated[int, "K, steps of the personal model on every batch"] = 5,
     variant: Variant = "paper",
 ) -> Algorithm:
-    """Models θ of the clients' own, each near the client's copy w of the global model, which follows them.
+    """Train personal models θ, penalized towards the global w.
 
     Dinh, Tran and Nguyen (2020), "Personalized federated learning with Moreau envelopes", NeurIPS, arXiv:2006.08848,
-    Algorithm 1. On every batch a client takes K steps of the run's optimiser and learning rate on
-    f(θ) + λ/2 ‖θ − w‖², then w ← w − η λ (w − θ). Up and down: w. Private: θ, with which a client predicts. The
+    Algorithm 1. On every batch a client takes K steps on f(θ) + λ/2 ‖θ − w‖², with the run's optimizer and learning
+    rate. Then w ← w − η λ (w − θ). Shared (upload and download): w. Personal: θ, with which a client predicts. The
     paper's β is the run's ``server_lr``. The learning rate must be below 2/λ, or the steps of θ diverge.
 
-    The text does not say where θ starts: as in the published code, it starts each round as the downloaded w and goes on
-    from batch to batch. There all clients train in every round, and the server hears some of them; here the others are
-    idle and keep their θ.
+    The text does not say where θ starts. As in the published code, it starts each round from the downloaded w and
+    continues from batch to batch. In that code all clients train in every round, and the server uses some of their
+    updates; here clients that are not selected do not train, and keep their θ.
 
     Parameters
     ----------
     lam : float > 0
         λ.
     eta : float > 0
-        η, with η λ <= 1: a step of w ends at θ at the latest.
+        η, with η λ <= 1, so that a step of w does not pass θ.
     inner_steps : int >= 1
         K.
     variant : {"paper", "code"}, default "paper"
-        The paper weighs all clients equally; the published code by their numbers of samples.
+        The paper weighs all clients equally; the published code weighs them by numbers of samples.
 
     Raises
     ------
@@ -59,11 +59,11 @@ def pfedme(
     check.choice("variant", variant, ("paper", "code"))
     if eta * lam > 1:
         raise ValueError(
-            f"eta * lam must be at most 1, or the global model steps past the clients' own, but got eta={eta:g}, "
-            f"lam={lam:g}. With this lam, eta can be at most {1 / lam:g}."
+            f"eta * lam must be at most 1, or the global model steps past the personal models, but got eta={eta:g}, "
+            f"lam={lam:g}. With this lam, use at most eta={1 / lam:g}."
         )
 
-    def begin(_: Net, params: Params, __: Samples, ___: AlgorithmState) -> None:
+    def start_from_global(_: Net, params: Params, __: Samples, ___: AlgorithmState) -> None:
         for name, p in params.items():
             if is_own(name):
                 p.copy_(params[counterpart(name)])
@@ -71,18 +71,23 @@ def pfedme(
     def penalty(params: Params, _: Params) -> Params:
         return {name: (p - params[counterpart(name)]).mul_(lam) for name, p in params.items() if is_own(name)}
 
-    def after(params: Params, _: Params, __: float, step: int) -> None:
+    def post_step(params: Params, _: Params, __: float, step: int) -> None:
         if (step + 1) % inner_steps == 0:
             for name, p in params.items():
                 if is_own(name):
                     params[counterpart(name)].lerp_(p, eta * lam)
 
+    phase = Phase(
+        is_trainable=is_own,
+        sample_weights=start_from_global,
+        penalty=penalty,
+        post_step=post_step,
+        repeats=inner_steps,
+    )
     return Algorithm(
         "pfedme",
         share_global,
-        phases=(
-            Phase(is_trainable=is_own, sample_weights=begin, penalty=penalty, post_step=after, repeats=inner_steps),
-        ),
+        phases=(phase,),
         settings={"lam": lam, "eta": eta, "inner_steps": inner_steps, "variant": variant},
         wrap=pair,
         loss=pair_loss,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ABOUT = About(
     "pFedPara",
     ("hyeonwoo2022",),
-    "W₁ of weights W₁ ⊙ (W₂ + 1), both of low rank, and all that is no weight",
+    "W₁ of weights W₁ ⊙ (W₂ + 1), both of low rank, and all other parameters",
     "W₂",
     ("local_train",),
 )
@@ -31,20 +31,22 @@ ABOUT = About(
 
 def pfedpara(
     *,
-    gamma: Annotated[float, "γ of the rank, between the least that does not limit weights, 0, and their size, 1"] = 0.5,
+    gamma: Annotated[
+        float, "γ, position of the rank between the smallest that does not limit weights, 0, and the largest, 1"
+    ] = 0.5,
 ) -> Algorithm:
-    """W = W₁ ⊙ (W₂ + 1), W₁ and W₂ of low rank: W₁ is shared, W₂ personal; both are trained at once.
+    """Factor weights as W = W₁ ⊙ (W₂ + 1), share W₁, keep W₂ personal, and train both at once.
 
     Hyeon-Woo, Ye-Bin and Oh (2022), "FedPara: Low-rank Hadamard product for communication-efficient federated
-    learning", ICLR, arXiv:2108.06098, §2.3 (pFedPara); weights, ranks and start as
-    :func:`fedstat.fl.algorithms.pfedpara.hadamard` says. Up and down: the factors of W₁, and all that is no weight
-    (biases, normalisation), of which the text says nothing. Private: the factors of W₂. The mean is weighted by numbers
-    of samples, as FedAvg's, on which the paper builds.
+    learning", ICLR, arXiv:2108.06098, §2.3 (pFedPara). :func:`fedstat.fl.algorithms.pfedpara.hadamard` describes
+    weights, ranks and initial parameters. Shared (upload and download): the factors of W₁, biases and normalization;
+    the text does not mention the latter two. Personal: the factors of W₂. The mean is weighted by numbers of samples,
+    as in FedAvg, on which the paper builds.
 
     Parameters
     ----------
     gamma : float in [0, 1]
-        γ. With 0.5, as in the paper, an MLP of 784, 256 and 10 units sends about 3.4 times fewer numbers than FedAvg.
+        γ. With 0.5, as in the paper, an MLP of 784, 256 and 10 units sends about 3.4 times fewer values than FedAvg.
 
     Raises
     ------
@@ -63,7 +65,7 @@ def pfedpara(
 
 
 def is_personal(name: str) -> bool:
-    """Whether a parameter belongs to W₂."""
+    """Return True if a parameter belongs to W₂."""
     return name.rpartition(".")[2] in SECOND
 
 
@@ -72,23 +74,25 @@ FIRST, SECOND = ("x1", "y1", "t1"), ("x2", "y2", "t2")
 
 
 def hadamard(net: Net, gamma: float) -> Net:
-    """Network of weights W = W₁ ⊙ (W₂ + 1), where W₁ = X₁Y₁ᵀ and W₂ = X₂Y₂ᵀ have the same low rank R.
+    """Compose the weights of a network as W = W₁ ⊙ (W₂ + 1), where W₁ = X₁Y₁ᵀ and W₂ = X₂Y₂ᵀ have low rank R.
 
-    Hyeon-Woo, Ye-Bin and Oh (2022), "FedPara", arXiv:2108.06098, §2 and pFedPara's §2.3. The rank of W is up to R², so
-    that it is not limited once R² is at least the number of rows or columns. Kernels (O, I, k, l) are
-    W = (T₁ ×₁ X₁ ×₂ Y₁) ⊙ (T₂ ×₁ X₂ ×₂ Y₂ + 1), T (R, R, k, l) (Proposition 3). R = ⌊(1 − γ) r_min + γ r_max⌋, where
-    r_min is the least R that does not limit the rank of W, and r_max the largest with which the factors have no more
-    entries than W. R is r_min if r_max is less, as in small layers, whose factors then have more entries than W.
+    Hyeon-Woo, Ye-Bin and Oh (2022), "FedPara", arXiv:2108.06098, §2 and pFedPara's §2.3. W has rank up to R², which is
+    no limit if R² is at least the number of rows or columns. Kernels (O, I, k, l) are
+    W = (T₁ ×₁ X₁ ×₂ Y₁) ⊙ (T₂ ×₁ X₂ ×₂ Y₂ + 1) with T (R, R, k, l) (Proposition 3). The rank is
+    R = ⌊(1 − γ) r_min + γ r_max⌋. Here r_min is the smallest R that does not limit the rank of W, and r_max the largest
+    R for which the factors have no more entries than W. If r_max < r_min, as in small layers, R is r_min, and the
+    factors have more entries than W.
 
-    In the order of axes of this package "x1" and "x2" (units, ..., R) are the layer's units, "y1" and "y2" (inputs, R)
-    its inputs. An LSTM's gates, and queries, keys and values of attention, count as outputs. Vectors of words and
-    places are not factored. Entries start from N(0, 2/n) with n the rows of X and Y, and R·k·l for T, as in the
-    published code for FedPara; it has none for pFedPara.
+    In this package's order of axes, "x1" and "x2" (units, ..., R) belong to the layer's units, "y1" and "y2"
+    (inputs, R) to its inputs. An LSTM's gates, and queries, keys and values of attention, count as outputs. Embeddings
+    of words and positions are not factored. Entries start from N(0, 2/n), with n the rows of X and Y, and R·k·l for T,
+    as in the published code for FedPara; there is no code for pFedPara.
 
     Parameters
     ----------
     net : Net
     gamma : float in [0, 1]
+        γ.
 
     Examples
     --------
@@ -101,7 +105,7 @@ def hadamard(net: Net, gamma: float) -> Net:
 
 
 def inner_rank(outputs: int, inputs: int, window: int, gamma: float, *, kernel: bool = False) -> int:
-    """R of a weight with so many outputs, inputs and places of its window (1 unless it is a kernel).
+    """Return R of a weight with these numbers of outputs, inputs and entries of its window (1 unless a kernel).
 
     Examples
     --------
@@ -109,16 +113,16 @@ def inner_rank(outputs: int, inputs: int, window: int, gamma: float, *, kernel: 
     ([16, 56, 96], 19)
     """
     # A kernel's unfoldings by outputs and by inputs both have ranks up to R².
-    least = math.isqrt((max if kernel else min)(outputs, inputs) - 1) + 1
-    half, core = outputs + inputs, window if kernel else 0
-    most = 0
-    while 2 * (most + 1) * (half + core * (most + 1)) <= outputs * inputs * window:
-        most += 1
-    return max(least, math.floor((1 - gamma) * least + gamma * most + 1e-9))
+    r_min = math.isqrt((max if kernel else min)(outputs, inputs) - 1) + 1
+    sides, core = outputs + inputs, window if kernel else 0
+    r_max = 0
+    while 2 * (r_max + 1) * (sides + core * (r_max + 1)) <= outputs * inputs * window:
+        r_max += 1
+    return max(r_min, math.floor((1 - gamma) * r_min + gamma * r_max + 1e-9))
 
 
 def _part(shape: tuple[int, ...], gamma: float, kernel: bool) -> Part:
-    """The part of one weight (O, I, k, l) or (O, ..., I)."""
+    """Return the part that replaces one weight (O, I, k, l) or (O, ..., I)."""
     units, inputs, *window = shape if kernel else (shape[0], shape[-1])
     middle = () if kernel else shape[1:-1]
     r = inner_rank(units * math.prod(middle), inputs, math.prod(window), gamma, kernel=kernel)
@@ -140,12 +144,12 @@ def _part(shape: tuple[int, ...], gamma: float, kernel: bool) -> Part:
         return torch.addcmul(first, first, low(factors, 2))
 
     def pullback(factors: Params, derivative: Tensor, kinds: Collection[str]) -> Params:
-        found: Params = {}
-        others = {1: low(factors, 2).add_(1), 2: low(factors, 1)}
-        for i, other in others.items():
-            d = other.mul_(derivative).view(len(derivative), -1, inputs)
+        gradients: Params = {}
+        multipliers = {1: low(factors, 2).add_(1), 2: low(factors, 1)}
+        for i, multiplier in multipliers.items():
+            d = multiplier.mul_(derivative).view(len(derivative), -1, inputs)
             x, y = factors[f"x{i}"], factors[f"y{i}"]
-            found |= {f"x{i}": torch.bmm(d, y).view_as(x), f"y{i}": torch.bmm(d.mT, x.flatten(1, -2))}
-        return {kind: found[kind] for kind in kinds}
+            gradients |= {f"x{i}": torch.bmm(d, y).view_as(x), f"y{i}": torch.bmm(d.mT, x.flatten(1, -2))}
+        return {kind: gradients[kind] for kind in kinds}
 
     return Part(shapes, init, value, None if kernel else pullback, by_unit=("x1", "x2"))

@@ -1,4 +1,4 @@
-"""pFedSD: a client learns from the model with which it ended the last round."""
+"""pFedSD: a client's last trained model teaches its next model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABOUT = About(
     "pFedSD",
     ("jin2022",),
     "everything",
-    "the model that it trained last: its teacher, and what it predicts with",
+    "its last trained model, which teaches and predicts",
     ("finetuned",),
 )
 
@@ -29,24 +29,23 @@ def pfedsd(
     lam: Annotated[float, "λ, weight of the distance from the client's last model"] = 1.0,
     temperature: Annotated[float, "temperature at which class probabilities are compared"] = 1.0,
 ) -> Algorithm:
-    """FedAvg with λ T² KL(q ‖ p) added to each client's loss, where q is what its own last model predicts.
+    """Run FedAvg with λ T² KL(q ‖ p) in each client's loss, q the predictions of its last trained model.
 
     Jin, Bai, Yao, Dai, Gu, Yu and Sun (2022), "Personalized edge intelligence via federated self-knowledge
-    distillation", IEEE Transactions on Parallel and Distributed Systems 34(2), 567-580. The teacher is the model with
-    which the client ended the last round in which it was active; p and q are softmax(outputs / T) of the model and of
-    the teacher. In the first round in which a client is active it has no teacher, and the loss is FedAvg's. λ = 0
-    trains as FedAvg does.
+    distillation", IEEE Transactions on Parallel and Distributed Systems 34(2), 567-580. The teacher is the model that
+    the client trained in the last round that selected it; p and q are softmax(outputs / T) of the model and the
+    teacher. In a client's first round it has no teacher, and the loss is FedAvg's. With λ = 0, training is FedAvg's.
 
-    Shared, up and down: everything, averaged with weights n_k / Σ n_k (in the published code: equal weights). Private:
-    the last model, with which the client also predicts; who has never been active predicts with the server's.
-    λ and T are those that the published code has by default.
+    Shared (upload and download): all parameters, averaged with weights n_k / Σ n_k (equal weights in the published
+    code). Personal: the last trained model, with which the client also predicts; a client that was never selected
+    predicts with the global model.
 
     Parameters
     ----------
     lam : float >= 0
-        λ.
+        λ; the default is the published code's.
     temperature : float > 0
-        T.
+        T; the default is the published code's.
 
     Raises
     ------
@@ -55,15 +54,15 @@ def pfedsd(
 
     Notes
     -----
-    Stored weights are the server's, which the clients download; ``probe="uploads"`` stores the clients' own.
+    Stored weights are the global model's, which clients download; ``probe="uploads"`` stores the trained models.
     """
     check.real("lam", lam, low=0)
     check.real("temperature", temperature, low=0, open_low=True)
 
     def teacher(net: Net, _: Params, samples: Samples, state: AlgorithmState) -> Tensor:
-        """Class probabilities (client, sample, class) of the last models; 0 for clients that have none."""
-        has = (state.clients[pair.TIMES] > 0).view(-1, 1, 1)
-        return softened(nets.forward(net, pair.model(state), samples.x), temperature) * has
+        """Return class probabilities (client, sample, class) of the last models; 0 for clients without one."""
+        has_teacher = (state.clients[pair.TIMES] > 0).view(-1, 1, 1)
+        return softened(nets.forward(net, pair.model(state), samples.x), temperature) * has_teacher
 
     return Algorithm(
         "pfedsd",

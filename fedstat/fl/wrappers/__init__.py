@@ -1,1 +1,1 @@
-"""Wrappers, which turn a network or a method into another: mixtures, fine-tuned or shrunken models."""
+"""Wrappers that turn a network or an algorithm into another: mixtures, fine-tuned or shrunken models."""

@@ -26,24 +26,25 @@ class Part(NamedTuple):
     Attributes
     ----------
     shapes : mapping from name to tuple of int
-        One client's factors: factor "u" of "fc1.weight" becomes the network's parameter "fc1.u". The weight itself may
-        be a factor, under its own name: "weight".
+        Shapes of one client's factors. Factor "u" of "fc1.weight" becomes the network's parameter "fc1.u". The weight
+        itself may be a factor, named "weight".
     init : callable (numpy Generator, Tensor) -> Params
-        One client's starting factors, given the weight's start.
+        Draws one client's initial factors, given the weight's initial value.
     value : callable (Params) -> Tensor (client, *shape of W)
-        W from the factors (client, ...); differentiable.
+        Computes W from the factors (client, ...); differentiable.
     pullback : mapping from name to callable (Params, Tensor) -> Tensor, or callable, optional
-        For every factor its gradient, from the factors and the gradient at W; linear in the latter. Used only for
-        factors that train, in networks that write their own gradients (``accumulate``). None: by autograd. A callable
-        (Params, Tensor, names) -> Params returns the gradients of the named factors at once, if they share work.
+        Computes every factor's gradient from the factors and the gradient at W; linear in the latter. It is used only
+        for factors that train, in networks that write their gradients (``accumulate``). None: by autograd. A callable
+        (Params, Tensor, names) -> Params returns the gradients of all named factors, which may share work.
     by_unit : tuple of str
-        Factors whose axis 0 is the layer's units, so that a mask by unit applies; the weight itself always is one.
+        Factors whose axis 0 is the layer's units, so that a mask by unit applies. The weight itself always is such a
+        factor.
     plus : str, optional
-        A factor of W's shape that is added: W = plus + value. ``value`` and ``pullback`` then get and give the other
-        factors only. While these do not move, ``value`` is computed once.
+        A factor of W's shape that is added: W = plus + value. ``value`` and ``pullback`` then receive and return the
+        other factors only. While these do not change, ``value`` is computed once.
     thin : bool
-        Whether the factors besides ``plus`` are "left" (out, r) and "right" (r, in), and value = left @ right. Networks
-        that can (``Net.thin``) then send small batches through left and right one after the other.
+        True if the factors besides ``plus`` are "left" (out, r) and "right" (r, in), and value = left @ right. Networks
+        with ``Net.thin`` then multiply small batches by one factor after the other.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -60,7 +61,7 @@ class Part(NamedTuple):
         return [kind for kind in self.shapes if kind != self.plus]
 
     def gradients(self, factors: Params, derivative: Tensor, kinds: Collection[str]) -> Params:
-        """Return the gradients at some of the others, from the others (client, ...) and the gradient at the weight."""
+        """Return the gradients of the factors ``kinds``, from all factors besides ``plus`` and the gradient at W."""
         if callable(self.pullback):
             return self.pullback(factors, derivative, kinds)
         if self.pullback is not None:
@@ -73,9 +74,9 @@ class Part(NamedTuple):
 
 
 def composed(net: Net, parts: Mapping[str, Part]) -> Net:
-    """Network with W = value(factors) wherever a part is given, which trains the factors in place of W.
+    """Compose weights of a network from factors, W = value(factors), and train the factors instead of W.
 
-    Low-rank and additive weights in personalised methods: W = u vᵀ + μ (Jeong and Hwang, 2022, "Factorized-FL",
+    Low-rank and additive weights of personalized algorithms: W = u vᵀ + μ (Jeong and Hwang, 2022, "Factorized-FL",
     arXiv:2202.00270), W = σ + BA (FedDecomp), Hadamard products of two low-rank parts (Hyeon-Woo, Ye-Bin and Oh, 2022,
     "FedPara", ICLR).
 
@@ -83,19 +84,19 @@ def composed(net: Net, parts: Mapping[str, Part]) -> Net:
     ----------
     net : Net
     parts : mapping from "layer.parameter" to Part
-        For kernels, recurrent weights and embeddings as well as dense weights; buffers cannot be composed.
+        Parts of dense weights, kernels, recurrent weights and embeddings. Buffers cannot be composed.
 
     Returns
     -------
     Net
-        Factors take the place of their weight. ``init`` draws the start of ``net`` before the factors, so that other
-        parameters start as without factors. ``base`` is ``net``, and ``whole`` gives its weights.
+        Factors replace their weight. ``init`` draws the initial parameters of ``net`` before the factors, so that
+        the other parameters do not depend on ``parts``. ``base`` is ``net``, and ``whole`` returns its weights.
 
     Raises
     ------
     ValueError
-        If ``net`` has no such weight, a factor has the name of another parameter, or a value, pull-back or start has
-        the wrong names or shapes; the message gives the weight and both shapes.
+        If ``net`` lacks a named weight, if a factor has the name of another parameter, or if a value, pull-back or
+        initial factor has a wrong name or shape. The message gives the weight and both shapes.
 
     Examples
     --------
@@ -117,24 +118,24 @@ def composed(net: Net, parts: Mapping[str, Part]) -> Net:
         _require(weight, part, net.shapes[weight])
     names = {weight: {kind: f"{layer_of(weight)}.{kind}" for kind in part.shapes} for weight, part in parts.items()}
     weights = {weight: _Weight(weight, part, names[weight]) for weight, part in parts.items()}
-    made = _Composed(net, weights)
+    functions = _Composed(net, weights)
     return net._replace(
-        shapes=made.shapes(),
-        init=made.init,
-        apply=made.apply,
-        accumulate=made.accumulate if net.accumulate else None,
-        features=made.features if net.features else None,
-        head=made.head if net.head else None,
+        shapes=functions.shapes(),
+        init=functions.init,
+        apply=functions.apply,
+        accumulate=functions.accumulate if net.accumulate else None,
+        features=functions.features if net.features else None,
+        head=functions.head if net.head else None,
         undivided=(*net.undivided, *(name for weight in weights.values() for name in weight.undivided())),
         base=nets.base_of(net),
-        whole=lambda params: nets.whole(net, made.parameters(params)),
+        whole=lambda params: nets.whole(net, functions.parameters(params)),
         thin=tuple(name for name in net.thin if name not in parts),
-        constants=made.constants,
+        constants=functions.constants,
     )
 
 
 class _Weight(NamedTuple):
-    """A weight W, its part, and the names that its factors have among the parameters of the composed network."""
+    """A weight W, its part, and the names of its factors among the composed network's parameters."""
 
     name: str
     part: Part
@@ -142,45 +143,46 @@ class _Weight(NamedTuple):
 
     @property
     def constant(self) -> str:
-        """Name among the parameters of a value that stays as it is."""
+        """Name of a constant value of the part among the parameters."""
         return f"{self.name}:value"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {self.names[kind]: shape for kind, shape in self.part.shapes.items()}
 
     def undivided(self) -> list[str]:
-        """Parameters whose axis 0 is not the layer's units."""
+        """Return the parameters whose axis 0 is not the layer's units."""
         by_unit = {_kind(self.name), *self.part.by_unit}
         return [name for kind, name in self.names.items() if kind not in by_unit]
 
     def moving(self, moving: Collection[str]) -> list[str]:
-        """Factors besides ``plus`` whose parameters move."""
+        """Return the factors besides ``plus`` whose parameters are in ``moving``."""
         return [kind for kind in self.part.others if self.names[kind] in moving]
 
     def factors(self, params: Params) -> Params:
-        """Factors besides ``plus``, by their names in the part."""
+        """Return the factors besides ``plus``, by their names in the part."""
         return {kind: params[self.names[kind]] for kind in self.part.others}
 
     def value(self, params: Params) -> Tensor:
-        """W without ``plus``."""
+        """Return W without ``plus``."""
         return params[self.constant] if self.constant in params else self.part.value(self.factors(params))
 
     def compose(self, params: Params) -> Params:
-        """W, by its name."""
+        """Return W, by its name."""
         plus = self.part.plus
         return {self.name: self.value(params) if plus is None else params[self.names[plus]] + self.value(params)}
 
     def pull_back(self, params: Params, derivative: Tensor, moving: Collection[str]) -> Params:
-        """Gradients at the parameters that move, from that at W."""
-        found = self.part.gradients(self.factors(params), derivative, self.moving(moving))
+        """Return the gradients of the parameters in ``moving``, from the gradient at W."""
+        gradients = self.part.gradients(self.factors(params), derivative, self.moving(moving))
         if self.part.plus and self.names[self.part.plus] in moving:
-            found[self.part.plus] = derivative
-        return {self.names[kind]: grad for kind, grad in found.items()}
+            gradients[self.part.plus] = derivative
+        return {self.names[kind]: grad for kind, grad in gradients.items()}
 
     def uncomposed(self, params: Params) -> Params:
-        """Factors in ``params`` as the network knows them: ``plus`` is W, and the others are thin factors beside it.
+        """Return the factors in ``params`` by the names that ``net`` uses: ``plus`` as W, thin factors as they are.
 
-        Their derivatives are those of the parameters. Without thin factors that holds while ``plus`` moves alone.
+        Derivatives by these names are derivatives of the parameters. Without thin factors, this requires that no
+        factor besides ``plus`` moves.
         """
         plus = self.part.plus
         return {self.name if kind == plus else n: params[n] for kind, n in self.names.items() if n in params}
@@ -193,77 +195,80 @@ class _Composed(NamedTuple):
     weights: Mapping[str, _Weight]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all parameters, with factors in place of their weight."""
-        found: dict[str, tuple[int, ...]] = {}
+        """Return the shapes of all parameters, with factors in place of their weight."""
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in self.net.shapes.items():
             new = self.weights[name].shapes() if name in self.weights else {name: shape}
-            if twice := [own for own in new if own in found or (own in self.net.shapes and own != name)]:
-                raise ValueError(f"{name!r}: the name of its factor {twice[0]!r} is taken by another parameter")
-            found |= new
-        return found
+            if duplicates := [n for n in new if n in shapes or (n in self.net.shapes and n != name)]:
+                raise ValueError(
+                    f"{name!r}: another parameter has the name of its factor {duplicates[0]!r}. Rename the factor."
+                )
+            shapes |= new
+        return shapes
 
     def init(self, rng: np.random.Generator) -> Params:
-        """One client's start: that of the network, with the parts' factors."""
+        """Draw one client's initial parameters: of the network, then factors from its weights."""
         start = dict(self.net.init(rng))
         for name, weight in self.weights.items():
-            found = weight.part.init(rng, start.pop(name))
-            _require_shapes(f"{name!r}: the start of its factors", found, weight.part.shapes)
-            start |= {weight.names[kind]: p for kind, p in found.items()}
+            factors = weight.part.init(rng, start.pop(name))
+            _require_shapes(f"{name!r}: the initial factors", factors, weight.part.shapes)
+            start |= {weight.names[kind]: p for kind, p in factors.items()}
         return {name: start[name] for name in self.shapes()}
 
     def constants(self, params: Params, moving: Collection[str]) -> Params:
-        """Values that stay as they are while only the named parameters move."""
+        """Return the values of parts that are constant while only the parameters in ``moving`` change."""
         return {w.constant: w.value(params) for w in self.weights.values() if not w.moving(moving)}
 
     def thin(self, params: Params, rows: int | None = None) -> list[str]:
-        """Weights of which the network takes two thin factors; of so many rows, if that is cheaper."""
-        can = [w.name for w in self.weights.values() if w.part.thin and w.name in self.net.thin]
-        can = [name for name in can if self.weights[name].constant not in params]
-        return can if rows is None else [name for name in can if dense.cheaper(rows, self.net.shapes[name])]
+        """Return the weights that the network replaces by two thin factors; given ``rows``, only if it is cheaper."""
+        names = [w.name for w in self.weights.values() if w.part.thin and w.name in self.net.thin]
+        names = [name for name in names if self.weights[name].constant not in params]
+        return names if rows is None else [name for name in names if dense.cheaper(rows, self.net.shapes[name])]
 
     def parameters(self, params: Params, thin: Collection[str] = (), without: Collection[str] = ()) -> Params:
-        """Parameters of the network, with thin factors of some composed weights, and without some others."""
-        made: Params = {}
+        """Return the network's parameters: thin factors of the weights in ``thin``, and no weights of ``without``."""
+        of_net: Params = {}
         for name in self.net.shapes:
             if name not in self.weights:
-                made[name] = params[name]
+                of_net[name] = params[name]
             elif name not in without:
                 weight = self.weights[name]
-                made |= weight.uncomposed(params) if name in thin else weight.compose(params)
-        return made
+                of_net |= weight.uncomposed(params) if name in thin else weight.compose(params)
+        return of_net
 
-    def apply(self, params: Params, x: Tensor, **given: Any) -> Tensor:
-        """Outputs of the network."""
-        return self.net.apply(self.parameters(params, self.thin(params)), x, **given)
+    def apply(self, params: Params, x: Tensor, **arguments: Any) -> Tensor:
+        """Return the outputs of the network."""
+        return self.net.apply(self.parameters(params, self.thin(params)), x, **arguments)
 
-    def features(self, params: Params, x: Tensor, **given: Any) -> Tensor:
-        """The network up to its output layer."""
+    def features(self, params: Params, x: Tensor, **arguments: Any) -> Tensor:
+        """Return the inputs of the output layer."""
         last = [name for name in self.weights if layer_of(name) in nets.head_layers(self.net)]
-        return self.net.features(self.parameters(params, self.thin(params), last), x, **given)  # type: ignore[misc]
+        of_net = self.parameters(params, self.thin(params), last)
+        return self.net.features(of_net, x, **arguments)  # type: ignore[misc]
 
     def head(self, params: Params, h: Tensor) -> Tensor:
-        """The output layer."""
+        """Return the outputs of the output layer."""
         body = [name for name in self.weights if layer_of(name) not in nets.head_layers(self.net)]
         return self.net.head(self.parameters(params, self.thin(params), body), h)  # type: ignore[misc]
 
     def accumulate(
-        self, params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
+        self, params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **arguments: Any
     ) -> None:
-        """Into ← beta·into + alpha·∂loss, through alpha·∂loss/∂W for every W with a factor in ``into``."""
+        """Set into ← beta·into + alpha·∂loss, from alpha·∂loss/∂W of every W with a factor in ``into``."""
         thin = self.thin(params, x.shape[1])
-        seen = self.parameters(params, thin)
+        of_net = self.parameters(params, thin)
         direct = {name: p for name, p in into.items() if name in self.net.shapes and name not in self.weights}
         derivatives: Params = {}
         for name, weight in self.weights.items():
             if name in thin or not weight.moving(into):
                 direct |= weight.uncomposed(into)
             else:
-                derivatives[name] = torch.zeros_like(seen[name])
-        self.net.accumulate(seen, x, gradient, direct | derivatives, beta, alpha, **given)  # type: ignore[misc]
+                derivatives[name] = torch.zeros_like(of_net[name])
+        self.net.accumulate(of_net, x, gradient, direct | derivatives, beta, alpha, **arguments)  # type: ignore[misc]
         for name, derivative in derivatives.items():
-            # Take the gradients of all factors before any of them moves: each depends on the others.
-            for own, grad in self.weights[name].pull_back(params, derivative, into).items():
-                into[own].mul_(beta).add_(grad)
+            # Each factor's gradient depends on the other factors: compute all before any factor moves.
+            for factor, grad in self.weights[name].pull_back(params, derivative, into).items():
+                into[factor].mul_(beta).add_(grad)
 
 
 def _kind(name: str) -> str:
@@ -271,30 +276,30 @@ def _kind(name: str) -> str:
 
 
 def _require(weight: str, part: Part, shape: tuple[int, ...]) -> None:
-    """ValueError unless a part fits its weight; tried with zeros for two clients."""
-    for kind, own in part.shapes.items():
-        if not own or "." in kind:
+    """Raise ValueError unless a part fits its weight; the part is tried with zeros for two clients."""
+    for kind, size in part.shapes.items():
+        if not size or "." in kind:
             raise ValueError(
                 f"{weight!r}: a factor must have a name without dots and a shape of at least one number, but got "
-                f"{kind!r} of shape {own}"
+                f"{kind!r} of shape {size}"
             )
     for kind in (*part.by_unit, *({_kind(weight)} & set(part.shapes))):
-        own = part.shapes.get(kind, ())
-        if own[:1] != shape[:1] or (kind == _kind(weight) and own != shape):
-            rest = "of that shape" if kind == _kind(weight) else f"with {shape[0]} rows, one per unit"
-            raise ValueError(f"{weight!r}, of shape {shape}: its factor {kind!r} must be {rest}, but has shape {own}")
-    others = {kind: part.shapes[kind] for kind in part.others}
+        size = part.shapes.get(kind, ())
+        if size[:1] != shape[:1] or (kind == _kind(weight) and size != shape):
+            expected = "this shape" if kind == _kind(weight) else f"{shape[0]} rows, one per unit"
+            raise ValueError(f"{weight!r}, of shape {shape}: its factor {kind!r} must have {expected}, but has {size}")
+    factors = {kind: part.shapes[kind] for kind in part.others}
     if part.plus is not None and part.shapes.get(part.plus) != shape:
         raise ValueError(
             f"{weight!r}: plus must name a factor of shape {shape}, but {part.plus!r} has {part.shapes.get(part.plus)}"
         )
-    left, right = (others.get(kind, ()) for kind in ("left", "right"))
-    if part.thin and not (part.plus and len(others) == len(left) == len(right) == 2 and shape == (left[0], right[1])):
+    a, b = (factors.get(kind, ()) for kind in ("left", "right"))
+    if part.thin and not (part.plus and len(factors) == len(a) == len(b) == 2 and shape == (a[0], b[1])):
         raise ValueError(
             f"{weight!r}: thin needs plus and two factors, left ({shape[0]}, r) and right (r, {shape[-1]}), but got "
             f"{dict(part.shapes)}"
         )
-    zeros = {kind: torch.zeros(2, *own) for kind, own in others.items()}
+    zeros = {kind: torch.zeros(2, *size) for kind, size in factors.items()}
     value = part.value(zeros)
     if value.shape != (2, *shape):
         raise ValueError(
@@ -303,17 +308,18 @@ def _require(weight: str, part: Part, shape: tuple[int, ...]) -> None:
         )
     if part.pullback is None:
         return
-    if not callable(part.pullback) and set(part.pullback) != set(others):
+    if not callable(part.pullback) and set(part.pullback) != set(factors):
         raise ValueError(
-            f"{weight!r}: the pull-back of its part must have the factors {list(others)}, but has "
-            f"{list(part.pullback)}. Leave it out to take gradients by autograd."
+            f"{weight!r}: the pull-back of its part must have the factors {list(factors)}, but has "
+            f"{list(part.pullback)}. Remove it to compute gradients by autograd."
         )
-    pulled = part.gradients(zeros, torch.zeros_like(value), others)
-    _require_shapes(f"{weight!r}: the pull-back of its part", {kind: p[0] for kind, p in pulled.items()}, others)
+    gradients = part.gradients(zeros, torch.zeros_like(value), factors)
+    of_client = {kind: p[0] for kind, p in gradients.items()}
+    _require_shapes(f"{weight!r}: the pull-back of its part", of_client, factors)
 
 
-def _require_shapes(what: str, found: Params, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """ValueError unless tensors have the names and shapes of the factors."""
-    seen = {kind: tuple(p.shape) for kind, p in found.items()}
-    if seen != dict(shapes):
-        raise ValueError(f"{what} must have the shapes {dict(shapes)}, but got {seen}")
+def _require_shapes(name: str, factors: Params, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError unless tensors have the names and shapes of the factors."""
+    actual = {kind: tuple(p.shape) for kind, p in factors.items()}
+    if actual != dict(shapes):
+        raise ValueError(f"{name} must have the shapes {dict(shapes)}, but got {actual}")

@@ -1,4 +1,4 @@
-"""Algorithms changed: clients fine-tune the model that they download, or keep the output layer."""
+"""Wrappers of algorithms: clients fine-tune their download, or keep the output layer personal."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from fedstat.fl.algorithm import (
 )
 from fedstat.fl.nets import Net, Params
 
-HeldOutHelp = Annotated[HeldOut | None, "samples to choose on: validation or halves"]
+HeldOutHelp = Annotated[HeldOut | None, "samples of the selection: validation or halves"]
 
 
 def finetuned(
     algorithm: Algorithm,
-    epochs: Annotated[int | Sequence[int] | None, "epochs of fine-tuning, or several to choose among"] = None,
+    epochs: Annotated[int | Sequence[int] | None, "epochs of fine-tuning, or several to select from"] = None,
     *,
     rate: Annotated[
-        float | Sequence[float], "factor of the learning rate in fine-tuning, or several to choose among"
+        float | Sequence[float], "factor of the learning rate in fine-tuning, or several to select from"
     ] = 1.0,
-    by: Annotated[Literal["pooled", "client"], "who chooses: pooled or client"] = "pooled",
+    by: Annotated[Literal["pooled", "client"], "loss of the selection: pooled or client"] = "pooled",
     held_out: HeldOutHelp = None,
 ) -> Algorithm:
-    """Let every client train its downloaded model further, on its own loss alone, before it predicts.
+    """Fine-tune every client's downloaded model on the client's loss alone before it predicts.
 
     Wang, Tang and Li, "Factor-assisted federated learning for personalized optimization with heterogeneous data",
     §5.2 (FedAvg+, FedProx+); Wang, Mathews, Kiddon, Eichner, Beaufays and Ramage (2019), "Federated evaluation of
-    on-device personalization", arXiv:1910.10252. Shared, private, up and down: as in ``algorithm``; the fine-tuned
-    model never leaves its client and is forgotten.
+    on-device personalization", arXiv:1910.10252. Shared and personal parameters, upload and download are those of
+    ``algorithm``. The fine-tuned model never leaves its client, and is discarded after the prediction.
 
     Parameters
     ----------
     algorithm : Algorithm
-        A method that does not fine-tune yet.
+        An algorithm without fine-tuning.
     epochs : int or sequence of int, optional
-        None: the run's local epochs; 0: no fine-tuning. With several, one is chosen: early stopping.
+        None: the run's local epochs; 0: no fine-tuning. Several: one is selected (early stopping).
     rate : float or sequence of float
-        Multiplies the run's learning rate. With several, one is chosen.
+        Multiplies the run's learning rate. Several: one is selected.
     by, held_out
-        How to choose among several, see :class:`fedstat.fl.algorithm.Choice`.
+        Loss and samples of the selection, see :class:`fedstat.fl.algorithm.Choice`.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, or ``algorithm`` fine-tunes already.
+        If an argument is out of range, or if ``algorithm`` fine-tunes already.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def finetuned(
     3
     """
     require_plain(algorithm)
-    lengths, factors = _several(epochs), _several(rate)
+    lengths, factors = _as_list(epochs), _as_list(rate)
     for name, values in {"epochs": lengths, "rate": factors}.items():
         if not values:
             raise ValueError(f"{name} must hold at least one value, but got none")
@@ -78,26 +78,29 @@ def finetuned(
     if lengths == [0] and factors != [1]:
         raise check.NoEffectError("rate", f"with epochs=0, no fine-tuning, but got rate={rate!r}")
     settings: dict[str, Any] = {**algorithm.settings, "finetune_epochs": epochs, "rate": rate}
-    ways = tuple(dict.fromkeys(() if n == 0 else (Phase(n, lr=f),) for n, f in product(lengths, factors)))
-    made = algorithm._replace(
+    finetunings = tuple(dict.fromkeys(() if n == 0 else (Phase(n, lr=f),) for n, f in product(lengths, factors)))
+    wrapped = algorithm._replace(
         name=f"{algorithm.name}+",
-        finetune=ways[-1],
+        finetune=finetunings[-1],
         settings=settings,
         about=with_copy(algorithm, "+", "a fine-tuned copy to predict with", "wang2019"),
     )
-    if len(ways) == 1:
+    if len(finetunings) == 1:
         if held_out is not None or by != "pooled":
-            raise ValueError("by and held_out say how to choose among epochs or rates, but only one of each is given")
-        return made
+            raise ValueError(
+                "by and held_out select among several epochs or rates, but got one of each. Pass several, or remove "
+                "both."
+            )
+        return wrapped
     check.choice("by", by, ("pooled", "client"))
-    return made._replace(
-        choice=Choice(finetunings=ways, by=by, held_out=checked(held_out)),
+    return wrapped._replace(
+        choice=Choice(finetunings=finetunings, by=by, held_out=check_held_out(held_out)),
         settings=settings | {"by": by, "held_out": held_out},
     )
 
 
 def with_copy(algorithm: Algorithm, end: str, copy: str, key: str) -> About:
-    """Row of a method whose clients predict with another copy of their download."""
+    """Return the row of tables of an algorithm whose clients predict with a changed copy of their download."""
     row = algorithm.about
     personal = copy if row.personal in ("", "nothing") else f"{row.personal}; {copy}"
     return row.citing(key)._replace(
@@ -108,18 +111,18 @@ def with_copy(algorithm: Algorithm, end: str, copy: str, key: str) -> About:
 
 
 def require_plain(algorithm: Algorithm) -> None:
-    """ValueError if a method fine-tunes already."""
+    """Raise ValueError if an algorithm fine-tunes already."""
     if algorithm.finetune or algorithm.choice:
-        raise ValueError(f"{algorithm.name} fine-tunes already. Pass the method without fine-tuning.")
+        raise ValueError(f"{algorithm.name} fine-tunes already. Pass the algorithm without fine-tuning.")
 
 
-def checked(held_out: HeldOut | None) -> HeldOut | None:
-    """The samples to choose on; ValueError if unknown."""
+def check_held_out(held_out: HeldOut | None) -> HeldOut | None:
+    """Return the samples of the selection, or raise ValueError if they are unknown."""
     return None if held_out is None else check.choice("held_out", held_out, ("validation", "halves"))
 
 
-def _several(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, Sequence) else [given]
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Sequence) else [value]
 
 
 GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -128,43 +131,45 @@ GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 def shrunken(
     algorithm: Algorithm,
     *,
-    by: Annotated[Literal["pooled", "client", "layer"], "who chooses B: pooled, client or layer"] = "pooled",
-    grid: Annotated[Sequence[float] | None, "values of B to choose among"] = None,
+    by: Annotated[Literal["pooled", "client", "layer"], "rule that selects B: pooled, client or layer"] = "pooled",
+    grid: Annotated[Sequence[float] | None, "values of B to select from"] = None,
     held_out: HeldOutHelp = None,
     epochs: Annotated[int | None, "epochs of fine-tuning"] = None,
 ) -> Algorithm:
-    """Let every client predict with W + B (W' − W): W as downloaded, W' fine-tuned.
+    """Predict with W + B (W' − W) for every client: W is its download, W' the fine-tuned copy.
 
-    B = 0 is the method itself, B = 1 the fine-tuned one (FedAvg+ for FedAvg). Shrinking estimates of single clients
-    towards a common one: Efron and Morris (1973), "Stein's estimation rule and its competitors: an
-    empirical Bayes approach", JASA 68, 117-130; Robinson (1991), "That BLUP is a good thing", Statist. Sci. 6, 15-32;
-    between the weights of a global and a local model: Deng, Kamani and Mahdavi (2020), "Adaptive personalized federated
-    learning", arXiv:2003.13461. Shared, private, up and down: as in ``algorithm``; with ``by="pooled"`` also one
-    number for each value of B up, and one down.
+    B = 0 is the algorithm itself, B = 1 its fine-tuned version (FedAvg+ for FedAvg). Shrinkage of single clients'
+    estimates towards a common one: Efron and Morris (1973), "Stein's estimation rule and its competitors: an
+    empirical Bayes approach", JASA 68, 117-130; Robinson (1991), "That BLUP is a good thing", Statist. Sci. 6, 15-32.
+    Interpolation between the weights of a global and a local model: Deng, Kamani and Mahdavi (2020), "Adaptive
+    personalized federated learning", arXiv:2003.13461. Shared and personal parameters, upload and download are those of
+    ``algorithm``. With ``by="pooled"`` a client also uploads one number for each value of B, and downloads one.
 
-    W' − W holds what is a client's own, and what training has not yet taught any client. A choice by loss rewards both,
-    so that B is near 1 early in a run even if clients are alike; ``by="layer"`` measures only the former.
+    W' − W has two parts: the client's effect, and progress of training that all clients still lack. A selection by loss
+    rewards both, so that B is near 1 early in a run even if clients are alike. ``by="layer"`` measures the first part
+    only.
 
     Parameters
     ----------
     algorithm : Algorithm
-        A method that does not fine-tune yet.
+        An algorithm without fine-tuning.
     by : {"pooled", "client", "layer"}
-        How B is chosen: for all clients by the summed loss of the round's active ones; for each client by its own
-        loss; or without a loss: B of a layer is the share of the active clients' differences that two models trained
-        on halves of each client's samples have in common (Spearman-Brown corrected to all samples).
+        "pooled": one B for all clients, by the summed loss of the round's selected clients. "client": one B for each
+        client, by its loss. "layer": one B for each layer, without a loss. It is the reliability of the selected
+        clients' differences, estimated by split-half training (Spearman-Brown corrected to all samples).
     grid : sequence of float in [0, 2], optional
-        Values of B to choose among; by default 0, 0.2, ..., 1.
+        Values of B to select from; by default 0, 0.2, ..., 1.
     held_out : {"validation", "halves"}, optional
-        Samples for the loss: validation samples; or one half of the training samples, for models trained on the other
-        half, which know less, so that B comes out smaller. By default validation samples if there are any, else halves.
+        Samples for the loss: validation samples; or each half of the training samples, for models trained on the other
+        half. Models of halves know less, so that B becomes smaller. By default validation samples if there are any,
+        else halves.
     epochs : int, optional
         Epochs of fine-tuning; None: the run's local epochs.
 
     Raises
     ------
     ValueError
-        If an argument is out of range or can have no effect, or ``algorithm`` fine-tunes already.
+        If an argument is out of range or has no effect, or if ``algorithm`` fine-tunes already.
 
     Examples
     --------
@@ -175,7 +180,7 @@ def shrunken(
     check.choice("by", by, ("pooled", "client", "layer"))
     require_plain(algorithm)
     if epochs == 0:
-        raise ValueError("shrunken fine-tuning needs at least one epoch of fine-tuning, but got epochs=0")
+        raise ValueError("epochs must be at least 1 for shrunken fine-tuning, but got 0")
     base = finetuned(algorithm, epochs)
     settings: dict[str, Any] = {**base.settings, "by": by}
     if by == "layer":
@@ -184,11 +189,11 @@ def shrunken(
                 raise check.NoEffectError(name, f"with by='layer', which tries no values, but got {value!r}")
         choice = Choice(by=by)
     else:
-        given = GRID if grid is None else grid if isinstance(grid, Sequence) else [grid]
-        steps = tuple(sorted({check.real("a value of the grid of B", b, low=0, high=2) for b in given}))
+        values = GRID if grid is None else grid if isinstance(grid, Sequence) else [grid]
+        steps = tuple(sorted({check.real("a value of the grid of B", b, low=0, high=2) for b in values}))
         if len(steps) < 2:
-            raise ValueError(f"the grid of B must hold at least two different values, but got {list(given)}")
-        choice = Choice(steps, by=by, held_out=checked(held_out))
+            raise ValueError(f"grid must hold at least two different values of B, but got {list(values)}")
+        choice = Choice(steps, by=by, held_out=check_held_out(held_out))
         settings |= {"grid": list(steps), "held_out": held_out}
     copy = "a copy moved towards the fine-tuned one as far as held-out data say"
     about = with_copy(algorithm, " shrunken", copy, "efron1973")
@@ -196,12 +201,12 @@ def shrunken(
 
 
 def private_head(algorithm: Algorithm) -> Algorithm:
-    """Make the output layer private; all else is as in ``algorithm``.
+    """Keep the output layer personal; the rest is as in ``algorithm``.
 
-    For baselines where clients number their classes differently, so that output layers cannot be averaged: Jeong and
-    Hwang (2022), "Factorized-FL", arXiv:2202.00270, §5 (permuted labels). FedAvg becomes FedPer.
-    Shared, up and down: what ``algorithm`` shares of the other layers. Private: the output layer (of a mixture, that of
-    every component), and what is private in ``algorithm``.
+    Needed if clients number their classes differently, so that output layers cannot be averaged: Jeong and Hwang
+    (2022), "Factorized-FL", arXiv:2202.00270, §5 (permuted labels). FedAvg becomes FedPer. Shared (upload and
+    download): shared entries of ``algorithm`` in the other layers. Personal: the output layer (of a mixture, every
+    component's), and personal entries of ``algorithm``.
 
     Raises
     ------
@@ -215,32 +220,32 @@ def private_head(algorithm: Algorithm) -> Algorithm:
     'fedprox-private-head'
     """
 
-    def private(net: Net, shared: Mask) -> Mask:
-        return masks.without(shared, _parameters(net).__contains__)
+    def mask_head(net: Net, shared: Mask) -> Mask:
+        return masks.without(shared, _head_parameters(net).__contains__)
 
     def init_mask(context: InitContext) -> SharedMask:
         inner = masks.initial(algorithm, context)
-        return inner._replace(shared=private(context.net, inner.shared))
+        return inner._replace(shared=mask_head(context.net, inner.shared))
 
     def update_mask(context: RoundContext) -> SharedMask:
         inner = algorithm.update_mask(context)  # type: ignore[misc]
-        return inner._replace(shared=private(context.net, inner.shared))
+        return inner._replace(shared=mask_head(context.net, inner.shared))
 
     def personal_params(net: Net) -> list[str]:
         inner = algorithm.personal_params(net) if algorithm.personal_params else net.shapes
-        return [name for name in net.shapes if name in inner or name in _parameters(net)]
+        return [name for name in net.shapes if name in inner or name in _head_parameters(net)]
 
     def upload_mask(net: Net, mask: SharedMask) -> Mask:
-        return private(net, algorithm.upload_mask(net, mask))  # type: ignore[misc]
+        return mask_head(net, algorithm.upload_mask(net, mask))  # type: ignore[misc]
 
-    def without(net: Net, found: Params) -> Params:
-        return {name: p for name, p in found.items() if name not in _parameters(net)}
+    def without_head(net: Net, params: Params) -> Params:
+        return {name: p for name, p in params.items() if name not in _head_parameters(net)}
 
     def encode(context: RoundContext) -> Params:
-        return without(context.net, algorithm.encode(context))  # type: ignore[misc]
+        return without_head(context.net, algorithm.encode(context))  # type: ignore[misc]
 
     def on_download(context: DownloadContext) -> Params:
-        return without(context.net, algorithm.on_download(context))  # type: ignore[misc]
+        return without_head(context.net, algorithm.on_download(context))  # type: ignore[misc]
 
     return algorithm._replace(
         name=private_name(algorithm.name),
@@ -258,8 +263,8 @@ def private_head(algorithm: Algorithm) -> Algorithm:
     )
 
 
-def _parameters(net: Net) -> Sequence[str]:
-    """Parameters of the output layers."""
+def _head_parameters(net: Net) -> Sequence[str]:
+    """Return the parameters of the output layers; raise ValueError if the network has no other layers."""
     heads = nets.head_layers(net)
     if len(heads) == len(nets.layers(net)):
         raise ValueError(f"the network's only layer is {heads[0]!r}: a private head leaves none to share. Use local().")
@@ -267,7 +272,7 @@ def _parameters(net: Net) -> Sequence[str]:
 
 
 def private_name(method: str) -> str:
-    """Name of a method with a private head; how it predicts stays at the end of the name.
+    """Return the name of an algorithm with a private head; the suffix of its prediction rule stays last.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Networks whose weights are sums of a full and a low-rank part, and any method on them."""
+"""Networks whose weights are sums of a full and a low-rank part, and algorithms on them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedstat.fl.wrappers.composed import Part, composed
 if TYPE_CHECKING:
     from torch import Tensor
 
-LinearRank = Annotated[float, "rank R_l of the low-rank part of dense layers, as a share of their smaller side"]
+LinearRank = Annotated[float, "rank R_l of the low-rank part of dense layers, as a proportion of their smaller side"]
 ConvRank = Annotated[
-    float, "rank R_c of the low-rank part of convolutions, as a share of their smaller number of channels"
+    float, "rank R_c of the low-rank part of convolutions, as a proportion of their smaller number of channels"
 ]
 FACTORS = ("left", "right")
 _TABLES = ("embedding", "position")
@@ -28,11 +28,11 @@ _KERNELS = ("conv", "shortcut")
 
 
 def low_rank(algorithm: Algorithm, *, rank_linear: LinearRank = 0.6, rank_conv: ConvRank = 0.6) -> Algorithm:
-    """Add a low-rank part to every weight of the network; both parts are trained at once.
+    """Add a low-rank part to every weight of the network, and train both parts at once.
 
     Wu, Liu, Niu, Wang, Tang, Zhu and Su (2024), "Decoupling general and personalized knowledge in federated learning
     via additive and low-rank decomposition", ACM MM, Table 4 ("w/ Low-Rank"), the control of FedDecomp's capacity.
-    Shared, private, up and down: both parts as the weight in ``algorithm``.
+    Both parts of a weight are shared or personal, uploaded and downloaded, as the weight in ``algorithm``.
 
     Raises
     ------
@@ -49,8 +49,8 @@ def low_rank(algorithm: Algorithm, *, rank_linear: LinearRank = 0.6, rank_conv: 
     title = f"{algorithm.about.title or algorithm.name}, low rank"
 
     def wrap(net: Net) -> Net:
-        made = decomposed(net, *ranks)
-        return algorithm.wrap(made) if algorithm.wrap else made
+        net = decomposed(net, *ranks)
+        return algorithm.wrap(net) if algorithm.wrap else net
 
     return algorithm._replace(
         name=f"{algorithm.name}-low-rank",
@@ -61,23 +61,23 @@ def low_rank(algorithm: Algorithm, *, rank_linear: LinearRank = 0.6, rank_conv: 
 
 
 def require_ranks(rank_linear: float, rank_conv: float) -> tuple[float, float]:
-    """Both ranks; ValueError unless they are in (0, 1]."""
+    """Return both ranks, or raise ValueError unless they are in (0, 1]."""
     check.real("rank_linear", rank_linear, low=0, high=1, open_low=True)
     check.real("rank_conv", rank_conv, low=0, high=1, open_low=True)
     return rank_linear, rank_conv
 
 
 def decomposed(net: Net, rank_linear: float, rank_conv: float, variant: Variant = "paper") -> Net:
-    """Network of weights σ + τ, τ of low rank, at the start σ the network's own start and τ = 0.
+    """Decompose the weights of a network as σ + τ, τ of low rank; σ starts as the weight and τ as 0.
 
     Wu et al. (2024), §3.3. τ = BA of a dense layer with I inputs and O outputs has rank max(1, ⌊R_l·min(I, O)⌋). A
-    convolution with K×K kernels is an (I·K) × (O·K) matrix, entry ((i, k), (o, l)) being W[o, i, k, l], and its τ has
-    rank max(1, ⌊R_c·min(I, O)⌋)·K. In the order of axes of this package the factors are "left" = Aᵀ (O, ..., r), whose
-    axis 0 is the layer's units, and "right" = Bᵀ (r, I·K). An LSTM's gates, and queries, keys and values of attention,
-    count as outputs. Vectors of words and places are not decomposed (appendix B).
+    convolution with K×K kernels is an (I·K) × (O·K) matrix with entries ((i, k), (o, l)) = W[o, i, k, l]; its τ has
+    rank max(1, ⌊R_c·min(I, O)⌋)·K. In this package's order of axes the factors are "left" = Aᵀ (O, ..., r), whose axis
+    0 is the layer's units, and "right" = Bᵀ (r, I·K). An LSTM's gates, and queries, keys and values of attention, count
+    as outputs. Embeddings of words and positions are not decomposed (appendix B).
 
-    The text gives no standard deviation of A: it is 1/√r here, with which E[AᵀA] = I, so that a first small step of B
-    moves W as much as such a step of σ would.
+    The text does not give the standard deviation of A. Here it is 1/√r, so that E[AᵀA] = I: a first small step of B
+    then changes W as much as an equal step of σ.
 
     Parameters
     ----------
@@ -85,8 +85,8 @@ def decomposed(net: Net, rank_linear: float, rank_conv: float, variant: Variant 
     rank_linear, rank_conv : float
         R_l and R_c, in (0, 1].
     variant : {"paper", "code"}, default "paper"
-        "code": as the published code has it, the factor at the inputs is drawn, from U(−1/√n, 1/√n) with n its number
-        of columns, and that at the outputs is zero; τ is divided by its rank (without K); a convolution has rank
+        "code", as in the published code: the factor at the inputs is drawn from U(−1/√n, 1/√n) with n its number of
+        columns; the factor at the outputs is zero; τ is divided by its rank (without K). A convolution has rank
         max(1, ⌊R_c·O⌋)·K, and its matrix (O·K, I·K) is cut into kernels in the order of memory.
     """
     parts = {
@@ -97,7 +97,7 @@ def decomposed(net: Net, rank_linear: float, rank_conv: float, variant: Variant 
 
 
 def matrices(net: Net) -> list[str]:
-    """Weights that can be factored: all but vectors of words and places."""
+    """Return the weights that can be factored: all but embeddings of words and positions."""
     return [
         name
         for name, shape in net.shapes.items()
@@ -109,22 +109,22 @@ def matrices(net: Net) -> list[str]:
 
 
 def is_kernel(weight: str) -> bool:
-    """Whether a weight is that of a convolution."""
+    """Return True for the weight of a convolution."""
     return _has(weight, _KERNELS)
 
 
 def _has(weight: str, kinds: tuple[str, ...]) -> bool:
-    """Whether a weight's layer, maybe of a mixture's component, is of one of these kinds."""
+    """Return True if a weight's layer, or the layer of a mixture's component, is of one of these kinds."""
     return nets.layer_of(weight).rpartition("_")[2].startswith(kinds)
 
 
 def _part(shape: tuple[int, ...], share: float, kernel: bool, variant: Variant) -> Part:
-    """The parts of one weight (O, I, k, l), (O, I) or (O, gate, I)."""
-    units, inputs, *more = shape if kernel else (shape[0], shape[-1])
-    middle = tuple(more[1:] if kernel else shape[1:-1])  # of left, between units and rank
-    least = units if kernel and variant == "code" else min(inputs, units * (1 if kernel else math.prod(middle)))
-    once = max(1, math.floor(share * least + 1e-9))  # 0.29·100 is 28.999...
-    rank, columns = once * (more[0] if kernel else 1), inputs * (more[0] if kernel else 1)
+    """Return the part that replaces one weight (O, I, k, l), (O, I) or (O, gate, I)."""
+    units, inputs, *window = shape if kernel else (shape[0], shape[-1])
+    middle = tuple(window[1:] if kernel else shape[1:-1])  # axes of "left" between units and rank
+    side = units if kernel and variant == "code" else min(inputs, units * (1 if kernel else math.prod(middle)))
+    base_rank = max(1, math.floor(share * side + 1e-9))  # 0.29·100 is 28.999...
+    rank, columns = base_rank * (window[0] if kernel else 1), inputs * (window[0] if kernel else 1)
     shapes = {"weight": shape, "left": (units, *middle, rank), "right": (rank, columns)}
 
     def init(rng: np.random.Generator, weight: Tensor) -> Params:
@@ -142,7 +142,7 @@ def _part(shape: tuple[int, ...], share: float, kernel: bool, variant: Variant) 
             _product,
             shape=shape,
             in_memory=variant == "code" or not kernel,
-            scale=1 / once if variant == "code" else 1.0,
+            scale=1 / base_rank if variant == "code" else 1.0,
         ),
         by_unit=("left",),
         plus="weight",
@@ -151,12 +151,11 @@ def _part(shape: tuple[int, ...], share: float, kernel: bool, variant: Variant) 
 
 
 def _product(factors: Params, *, shape: tuple[int, ...], in_memory: bool, scale: float) -> Tensor:
-    """Scale·left·right (client, *shape); unless its entries are in the order of memory, they are ((o, l), (i, k))."""
-    left, right = factors["left"], factors["right"]
-    found = torch.bmm(left.flatten(1, -2), right)
+    """Return scale·left·right (client, *shape), of a product in the order of memory or with axes ((o, l), (i, k))."""
+    product = torch.bmm(factors["left"].flatten(1, -2), factors["right"])
     if scale != 1:
-        found = found * scale
+        product = product * scale
     if in_memory:
-        return found.view(-1, *shape)
+        return product.view(-1, *shape)
     outputs, inputs, rows, *columns = shape
-    return found.view(-1, outputs, math.prod(columns), inputs, rows).permute(0, 1, 3, 4, 2).reshape(-1, *shape)
+    return product.view(-1, outputs, math.prod(columns), inputs, rows).permute(0, 1, 3, 4, 2).reshape(-1, *shape)

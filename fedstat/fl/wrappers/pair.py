@@ -1,4 +1,4 @@
-"""Networks of several copies of one, and models that clients inherit from earlier rounds."""
+"""Networks of several copies of a network, and models that clients inherit from earlier rounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def part(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the values of one copy, by their names in the network."""
+    """Return the values of the copy with this prefix, by their names in the network."""
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
@@ -37,26 +37,26 @@ def copies(net: Net, prefixes: Sequence[str], more: Mapping[str, tuple[int, ...]
     ----------
     net : Net
     prefixes : sequence of str
-        One for each copy; no prefix begins with another.
+        Prefix of each copy; no prefix begins with another.
     more : mapping from name to tuple of int, optional
         Shapes of parameters that belong to no copy; they come first.
     **fields
-        ``init``, ``apply``, ``accumulate`` and ``base`` of the new network, and other fields that differ from those of
-        one copy.
+        ``init``, ``apply``, ``accumulate`` and ``base`` of the new network, and further fields that do not follow from
+        ``net``.
     """
     more = more or {}
 
-    def every(names: Iterable[str]) -> tuple[str, ...]:
+    def of_all_copies(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(prefix + name for prefix in prefixes for name in names)
 
-    def whole(params: Params) -> Params:
+    def compose(params: Params) -> Params:
         weights = [nets.whole(net, part(params, prefix)) for prefix in prefixes]
         return {name: params[name] for name in more} | join(weights, prefixes)
 
     shapes = {**more, **join([net.shapes] * len(prefixes), prefixes)}
-    heads, weights = every(nets.head_layers(net)), whole if net.whole else None
-    names = {name: every(getattr(net, name)) for name in ("buffers", "unshared", "undivided", "thin")}
-    return nets.derive(net, shapes=shapes, heads=heads, whole=weights, **names, **fields)
+    heads, composer = of_all_copies(nets.head_layers(net)), compose if net.whole else None
+    names = {name: of_all_copies(getattr(net, name)) for name in ("buffers", "unshared", "undivided", "thin")}
+    return nets.derive(net, shapes=shapes, heads=heads, whole=composer, **names, **fields)
 
 
 GLOBAL, OWN = "global_", "own_"
@@ -64,22 +64,22 @@ PREFIXES = (GLOBAL, OWN)
 
 
 def pair(net: Net) -> Net:
-    """Two copies of a network, "global_<...>" and "own_<...>", which start equal.
+    """Return a network of two copies with equal initial parameters: global "global_<...>" and personal "own_<...>".
 
-    Its outputs (client, sample, 2·output) are those of the global and of the own copy side by side. A gradient is taken
-    of the copies that train alone: those that do not are not even run.
+    Its outputs (client, sample, 2·output) are the global copy's, then the personal copy's. Copies without parameters in
+    ``into`` are not run for a gradient.
     """
 
-    def apply(params: Params, x: Tensor, **given: Any) -> Tensor:
-        return torch.cat([net.apply(part(params, prefix), x, **given) for prefix in PREFIXES], -1)
+    def apply(params: Params, x: Tensor, **arguments: Any) -> Tensor:
+        return torch.cat([net.apply(part(params, prefix), x, **arguments) for prefix in PREFIXES], -1)
 
     def accumulate(
-        params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
+        params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **arguments: Any
     ) -> None:
-        one = net.accumulate or partial(nets.accumulate_by_autograd, net.apply)
+        accumulate_copy = net.accumulate or partial(nets.accumulate_by_autograd, net.apply)
         for prefix in PREFIXES:
             if moving := part(into, prefix):
-                one(part(params, prefix), x, gradient, moving, beta, alpha, **given)
+                accumulate_copy(part(params, prefix), x, gradient, moving, beta, alpha, **arguments)
 
     def init(rng: np.random.Generator) -> Params:
         start = net.init(rng)
@@ -90,7 +90,7 @@ def pair(net: Net) -> Net:
 
 
 def pair_loss(inner: Loss, net: Net) -> Loss:
-    """The loss of a :func:`pair`: in training of each copy, else of the own one, with which clients predict."""
+    """Return the loss of a :func:`pair`: in training each copy's, else the personal copy's, which predicts."""
     n = nets.n_outputs(net)
 
     def gradient(out: Tensor, y: Tensor, weight: Tensor, *extra: Tensor) -> Tensor:
@@ -100,35 +100,35 @@ def pair_loss(inner: Loss, net: Net) -> Loss:
 
 
 share_global = masks.keep_layers(lambda net: [layer for layer in nets.layers(net) if is_own(layer)])
-"""Mask that shares the global copy alone."""
+"""Mask that shares only the global copy."""
 
 
 def is_own(name: str) -> bool:
-    """Whether a parameter is of the own copy."""
+    """Return True for a parameter of the personal copy."""
     return name.startswith(OWN)
 
 
 def counterpart(name: str) -> str:
-    """The global copy's parameter for one of the own copy."""
+    """Return the global copy's parameter for a parameter of the personal copy."""
     return GLOBAL + name.removeprefix(OWN)
 
 
 TIMES = "times"
-"""Rounds in which a client has trained, beside its model in the algorithm's state."""
+"""Name, in the algorithm's state, of the number of rounds in which a client has trained."""
 
 
 def beginning(context: InitContext) -> AlgorithmState:
-    """Return the state before the first round: every client's model is the common start."""
+    """Return the state before the first round: every client's model has the common initial parameters."""
     n, first = len(context.sizes), context.net.init(streams.generator(context.seed, "start"))
     models = {name: p.to(context.device).expand(n, *p.shape).clone() for name, p in first.items()}
     return AlgorithmState({TIMES: torch.zeros(n, device=context.device), **models})
 
 
 def averaged(context: RoundContext, past: Tensor) -> AlgorithmState:
-    """Return the state after a round: ``past`` (client,) of each client's old model, and the rest of its new one."""
-    of = context.state.clients
-    now = {name: torch.lerp(p, of[name], past.view(-1, *(1,) * (p.ndim - 1))) for name, p in context.after.items()}
-    return AlgorithmState({TIMES: of[TIMES] + 1, **now})
+    """Return the state after a round: ``past`` (client,) is the old models' weight, 1 − ``past`` the new models'."""
+    old = context.state.clients
+    models = {name: torch.lerp(p, old[name], past.view(-1, *(1,) * (p.ndim - 1))) for name, p in context.after.items()}
+    return AlgorithmState({TIMES: old[TIMES] + 1, **models})
 
 
 def model(state: AlgorithmState) -> Params:
@@ -136,12 +136,12 @@ def model(state: AlgorithmState) -> Params:
     return {name: p for name, p in state.clients.items() if name != TIMES}
 
 
-def _own(_: Net, params: Params, samples: Samples, state: AlgorithmState) -> Tensor:
-    has = state.clients[TIMES] > 0
+def _load_model(_: Net, params: Params, samples: Samples, state: AlgorithmState) -> Tensor:
+    has_trained = state.clients[TIMES] > 0
     for name, p in model(state).items():
-        params[name].copy_(torch.where(has.view(-1, *(1,) * (p.ndim - 1)), p, params[name]))
+        params[name].copy_(torch.where(has_trained.view(-1, *(1,) * (p.ndim - 1)), p, params[name]))
     return samples.y
 
 
-TO_PREDICT = (Phase(0, sample_weights=_own),)
+TO_PREDICT = (Phase(0, sample_weights=_load_model),)
 """For ``Algorithm.finetune``: a client predicts with the model in its state or, if it never trained, its download."""
