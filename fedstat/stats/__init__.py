@@ -1,4 +1,4 @@
-"""Statistics on arrays: NumPy or torch in, the same out; no labels, no figures, no files.
+"""Statistics on NumPy arrays or torch tensors, without labels, figures and files.
 
-A module that takes tables, or gives NumPy arrays whatever it got, says so.
+Results have the type of the input, unless the module's docstring states another type.
 """

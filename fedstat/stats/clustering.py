@@ -1,4 +1,4 @@
-"""Who is like whom: similarity, average linkage, agreement with known groups. NumPy in, NumPy out."""
+"""Clusters of objects: cosine similarity, average linkage, comparison with known groups. NumPy arrays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedstat.stats.split import adjusted_rand
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_AT_ONCE = 2**22  # numbers in memory at once, of permuted groups
-_APART = 5  # ratio of distances from which groups are separate
-_EQUAL = 1e-6  # distance of objects that are equal but for the rounding of float32
+_MAX_NUMBERS = 2**22  # largest number of values of permuted groups in memory
+_MIN_RATIO = 5  # smallest ratio of distances between separate groups
+_EQUAL = 1e-6  # largest distance of objects that are equal up to rounding of float32
 
 
 class Tree(NamedTuple):
@@ -26,9 +26,9 @@ class Tree(NamedTuple):
     Attributes
     ----------
     merges : array (object - 1, 4)
-        As :func:`scipy.cluster.hierarchy.linkage` returns it.
+        Result of :func:`scipy.cluster.hierarchy.linkage`.
     order : int array (object,)
-        Objects as the leaves of the tree stand.
+        Objects in the order of the tree's leaves.
     """
 
     merges: Floats
@@ -36,14 +36,15 @@ class Tree(NamedTuple):
 
 
 class Permuted(NamedTuple):
-    """Statistics of groups under permutation of the groups' labels over objects.
+    """Statistics of groups under permutations of the groups' labels over objects.
 
     Attributes
     ----------
     rand, contrast : array (permutation,)
         Adjusted Rand index with the clusters; mean similarity within groups minus between.
     exact : bool
-        All different arrangements of the labels, the one at hand among them; otherwise drawn with replacement.
+        True if the permutations are all distinct arrangements of the labels, including the observed one; False if they
+        are random draws with replacement.
     """
 
     rand: Floats
@@ -52,29 +53,31 @@ class Permuted(NamedTuple):
 
 
 def cosine(x: Floats, *, eps: float = 0.0) -> Floats:
-    """Cosine similarity (object, object) of the rows of ``x``, none of which is zero.
+    """Return the cosine similarity (object, object) of the rows of ``x``, which must not be zero.
 
-    It is exactly 1 or −1 for rows that are parallel up to rounding, whose relative error is ``eps``.
+    It is exactly 1 or −1 for rows that are parallel up to rounding; ``eps`` is the relative rounding error of ``x``.
     """
-    top = np.abs(x).max(axis=1, keepdims=True, initial=0)
-    unit = x / top
+    largest = np.abs(x).max(axis=1, keepdims=True, initial=0)
+    unit = x / largest
     unit = unit / np.linalg.norm(unit, axis=1, keepdims=True)
-    found = unit @ unit.T
-    found = (found + found.T) / 2
-    rounding = max((4 * eps) ** 2, 4 * np.finfo(float).eps * math.sqrt(x.shape[1]))  # of the numbers, of their products
-    found = np.where(np.abs(found) > 1 - rounding, np.sign(found), found)
-    np.fill_diagonal(found, 1)
-    return np.asarray(found)
+    similarity = unit @ unit.T
+    similarity = (similarity + similarity.T) / 2
+    rounding = max((4 * eps) ** 2, 4 * np.finfo(float).eps * math.sqrt(x.shape[1]))  # of the values; of their products
+    similarity = np.where(np.abs(similarity) > 1 - rounding, np.sign(similarity), similarity)
+    np.fill_diagonal(similarity, 1)
+    return np.asarray(similarity)
 
 
 def tree(similarity: Floats) -> Tree:
-    """Average linkage (UPGMA) of at least 2 objects on 1 − similarity."""
+    """Cluster at least 2 objects by average linkage (UPGMA) on 1 − similarity."""
     merges = scipy.cluster.hierarchy.linkage(scipy.spatial.distance.squareform(1 - similarity, checks=False), "average")
     return Tree(merges, scipy.cluster.hierarchy.leaves_list(merges).astype(np.int64))
 
 
 def cut(merges: Floats, n_clusters: int) -> Ints:
-    """Clusters (object,), exactly so many also where merges tie; numbered from 0 in the order of their first object.
+    """Cut a tree into exactly ``n_clusters`` clusters (object,), even if merges tie.
+
+    Clusters are numbered from 0 in the order of their first object.
 
     Examples
     --------
@@ -85,11 +88,11 @@ def cut(merges: Floats, n_clusters: int) -> Ints:
 
 
 def separate_groups(similarity: Floats) -> Ints | None:
-    """Return groups (object,) far apart, of at least two objects each; None where there are none.
+    """Return distant groups (object,) of at least two objects each, or None if no groups are distant.
 
-    Average linkage is cut where the distance, 1 − similarity, at which clusters join grows most, and by a factor of 5
-    at least. Clients of two initializations join at more than 25 times the distance within them, clients with two of
-    ten classes each at less than 4 times (``simulations/inference/trained.py``).
+    The average-linkage tree is cut at the largest relative growth of the merging distance, 1 − similarity, if this
+    growth is at least a factor of 5. Clients of two initializations merge at more than 25 times the distance within
+    them. Clients with two of ten classes each merge at less than 4 times (``simulations/inference/trained.py``).
 
     Examples
     --------
@@ -100,23 +103,23 @@ def separate_groups(similarity: Floats) -> Ints | None:
     n = len(similarity)
     merges = tree(similarity).merges if n > 3 else np.empty((0, 4))
     heights = np.maximum(merges[:, 2], _EQUAL)
-    best, found = _APART, None
+    best_ratio, best_groups = _MIN_RATIO, None
     for n_clusters in range(2, n // 2 + 1):
         ratio = heights[n - n_clusters] / heights[n - n_clusters - 1]
-        if ratio >= best and np.bincount(groups := cut(merges, n_clusters)).min() > 1:
-            best, found = ratio, groups
-    return found
+        if ratio >= best_ratio and np.bincount(groups := cut(merges, n_clusters)).min() > 1:
+            best_ratio, best_groups = ratio, groups
+    return best_groups
 
 
 def equal_objects(similarity: Floats) -> Ints:
-    """Return pairs (pair, 2) of objects with similarity 1, if not all pairs have it."""
+    """Return the pairs (pair, 2) of objects with similarity 1; no pairs if all objects are equal."""
     i, j = np.triu_indices(len(similarity), 1)
     equal = similarity[i, j] > 1 - _EQUAL
     return np.stack([i, j], axis=1)[equal & (not equal.all())]
 
 
 def codes(labels: NDArray) -> Ints:
-    """Labels as integers from 0, in the order in which they first occur."""
+    """Encode labels as integers from 0, in the order of their first occurrence."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
@@ -124,7 +127,17 @@ def codes(labels: NDArray) -> Ints:
 
 
 def contrast(similarity: Floats, groups: Ints) -> Floats:
-    """Mean similarity within groups minus between them: of pairs of different objects, groups (..., object) to (...).
+    """Return the mean similarity of pairs of objects within groups minus between groups.
+
+    Parameters
+    ----------
+    similarity : array (object, object)
+    groups : int array (..., object)
+        From 0.
+
+    Returns
+    -------
+    array (...,)
 
     Examples
     --------
@@ -135,19 +148,19 @@ def contrast(similarity: Floats, groups: Ints) -> Floats:
     member = (groups[..., None, :] == np.arange(k)[:, None]).astype(float)
     sizes = member[(0,) * (groups.ndim - 1)].sum(-1)
     pairs_within, pairs = float((sizes * (sizes - 1)).sum()), n * (n - 1)
-    whole = similarity.sum() - np.trace(similarity)
+    total = similarity.sum() - np.trace(similarity)
     within = ((member @ similarity) * member).sum((-1, -2)) - np.trace(similarity)
-    return np.asarray(within / pairs_within - (whole - within) / (pairs - pairs_within))
+    return np.asarray(within / pairs_within - (total - within) / (pairs - pairs_within))
 
 
 def arrangements(groups: Ints) -> int:
-    """Number of different ways to give the groups' labels to the objects."""
+    """Return the number of distinct assignments of the groups' labels to the objects."""
     sizes = np.bincount(groups)
     return math.factorial(len(groups)) // math.prod(math.factorial(int(n)) for n in sizes)
 
 
 def permuted(similarity: Floats, clusters: Ints, groups: Ints, *, permutations: int, seed: int) -> Permuted:
-    """Both statistics under permutations of the groups' labels, which keep the groups' sizes.
+    """Compute both statistics of :class:`Permuted` under permutations of the groups' labels over objects.
 
     Parameters
     ----------
@@ -155,12 +168,12 @@ def permuted(similarity: Floats, clusters: Ints, groups: Ints, *, permutations: 
     clusters, groups : int array (object,)
         From 0.
     permutations : int
-        All arrangements are taken if there are at most so many; otherwise so many are drawn.
+        Number of random permutations. All distinct arrangements are enumerated if they are at most as many.
     seed : int
     """
     exact = arrangements(groups) <= permutations
     rng = generator(seed, "permutations of groups")
-    step = max(1, _AT_ONCE // (len(groups) * (int(groups.max()) + 1)))
+    step = max(1, _MAX_NUMBERS // (len(groups) * (int(groups.max()) + 1)))
     rands, contrasts = [], []
     for block in _all(groups, step) if exact else _drawn(groups, permutations, step, rng):
         rands.append(adjusted_rand(np.broadcast_to(clusters, block.shape), block))
@@ -169,10 +182,10 @@ def permuted(similarity: Floats, clusters: Ints, groups: Ints, *, permutations: 
 
 
 def p_value(found: float, under: Floats, *, exact: bool) -> float:
-    """Share of the permutations with a statistic at least as large; with the one at hand added where they are drawn.
+    """Return the one-sided p value: the proportion of permutations with a statistic at least as large as ``found``.
 
-    Phipson and Smyth (2010). Permutation p-values should never be zero. Statistical Applications in Genetics and
-    Molecular Biology 9 (1), 39.
+    The observed statistic is counted among random permutations (Phipson and Smyth 2010, Permutation p-values should
+    never be zero, Statistical Applications in Genetics and Molecular Biology 9 (1), 39).
     """
     slack = 1e-10 * max(1.0, float(np.abs(under).max(initial=0)))
     as_large = int((under >= found - slack).sum())
@@ -196,7 +209,7 @@ def _all(groups: Ints, step: int) -> Iterator[Ints]:
 
 
 def _multiset(labels: list[int]) -> Iterator[list[int]]:
-    """All different orders of sorted labels, in lexicographic order."""
+    """Yield all distinct orders of sorted labels, in lexicographic order."""
     a = list(labels)
     while True:
         yield list(a)
@@ -213,16 +226,16 @@ def _multiset(labels: list[int]) -> Iterator[list[int]]:
 
 
 class Left(NamedTuple):
-    """What clustering gives when some objects are left out.
+    """Clusters of random subsamples of the objects.
 
     Attributes
     ----------
     rand : array (draw,)
-        Adjusted Rand index of the remaining objects' clusters with their groups; NaN without groups.
+        Adjusted Rand index of the subsample's clusters with its groups; NaN without groups.
     recurs : array (draw,)
-        The same with their clusters when no object is left out.
+        Adjusted Rand index of the subsample's clusters with its clusters in the full sample.
     left_out : int
-        Objects left out in every draw.
+        Number of objects left out in every draw.
     """
 
     rand: Floats
@@ -233,21 +246,21 @@ class Left(NamedTuple):
 def left_out(
     similarity: Floats, clusters: Ints, groups: Ints | None, *, n_clusters: int, share: float, draws: int, seed: int
 ) -> Left:
-    """Cluster again without a share of the objects, drawn anew each time (delete-d, without replacement)."""
+    """Cluster random subsamples, each without a fraction ``share`` of the objects (delete-d, without replacement)."""
     n, rng = len(clusters), generator(seed, "objects left out")
-    d = min(max(1, round(share * n)), n - max(2, n_clusters))
+    n_left_out = min(max(1, round(share * n)), n - max(2, n_clusters))
     rands, recurs = np.full(draws, np.nan), np.full(draws, np.nan)
-    for i in range(draws if d > 0 else 0):
-        kept = np.sort(rng.permutation(n)[d:])
-        found = cut(tree(similarity[np.ix_(kept, kept)]).merges, n_clusters)
-        recurs[i] = adjusted_rand(found, codes(clusters[kept]))
+    for i in range(draws if n_left_out > 0 else 0):
+        retained = np.sort(rng.permutation(n)[n_left_out:])
+        new_clusters = cut(tree(similarity[np.ix_(retained, retained)]).merges, n_clusters)
+        recurs[i] = adjusted_rand(new_clusters, codes(clusters[retained]))
         if groups is not None:
-            rands[i] = adjusted_rand(found, codes(groups[kept]))
-    return Left(rands, recurs, max(d, 0))
+            rands[i] = adjusted_rand(new_clusters, codes(groups[retained]))
+    return Left(rands, recurs, max(n_left_out, 0))
 
 
 def jackknife_error(values: Floats, whole: float, *, n: int, left: int) -> float:
-    """Delete-d jackknife standard error, ((n − d) / d · mean (θ_s − θ)²)^½ (Shao and Wu 1989, Ann. Statist. 17)."""
+    """Return the delete-d jackknife SE, ((n − d) / d · mean (θ_s − θ)²)^½ (Shao and Wu 1989, Ann. Statist. 17)."""
     if not left or not len(values):
         return math.nan
     return math.sqrt((n - left) / left * float(np.mean((values - whole) ** 2)))

@@ -1,4 +1,4 @@
-"""Paired differences of two methods: Student's t test, and changes of sign."""
+"""Paired differences of two methods: Student's t test and the sign-flip test. NumPy arrays."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIGN_FLIP_BLOCKS = 16
-"""Up to this many blocks all 2ⁿ changes of sign are tried."""
+"""Largest number of blocks whose 2ⁿ sign patterns are enumerated."""
 
 LEAST_PAIRS = 3
-"""Of a smaller sample nothing is claimed of a difference: of two, t has neither mean nor variance."""
+"""Smallest number of pairs with a test and an interval: the t distribution of two pairs has no mean and variance."""
 
 
 def sign_flip(x: NDArray[np.float64]) -> float:
-    """Exact two-sided p-value of the mean under changes of sign; NaN for no or for more than 16 values.
+    """Return the exact two-sided p value of the mean under sign flips; NaN for 0 values or more than 16.
 
     Examples
     --------
@@ -24,7 +24,7 @@ def sign_flip(x: NDArray[np.float64]) -> float:
     0.25
     """
     if not np.isfinite(x).all():
-        raise ValueError("the sign flip needs finite differences, but got NaN or infinite ones. Leave them out.")
+        raise ValueError("the sign flip needs finite differences, but got NaN or infinite values. Leave them out.")
     if not 0 < len(x) <= SIGN_FLIP_BLOCKS:
         return math.nan
     signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(x))))
@@ -33,7 +33,9 @@ def sign_flip(x: NDArray[np.float64]) -> float:
 
 
 def paired_test(d: NDArray[np.float64], level: float, rounding: float) -> dict[str, float]:
-    """Mean difference, its t test and interval; one that varies by rounding alone has none, but p = 1 if it is 0.
+    """Return the mean difference of pairs, its paired t test and its interval.
+
+    Differences that vary by rounding alone have no interval, and p = 1 if their mean is 0.
 
     Parameters
     ----------
@@ -41,18 +43,18 @@ def paired_test(d: NDArray[np.float64], level: float, rounding: float) -> dict[s
         Finite differences.
     level : float in (0, 1)
     rounding : float
-        Of the values: differences with a standard error up to this are the same.
+        Rounding error of the values: differences with a standard error up to this are equal.
 
     Returns
     -------
     dict
-        ``n``, ``difference``, ``std_error``, ``df``, ``p_sign_flip``; of :data:`LEAST_PAIRS` pairs or more also
+        ``n``, ``difference``, ``std_error``, ``df``, ``p_sign_flip``; for at least :data:`LEAST_PAIRS` pairs also
         ``statistic``, ``p_value``, ``conf_low`` and ``conf_high``.
 
     Examples
     --------
-    >>> found = paired_test(np.array([1.0, 2.0, 3.0]), 0.95, 0.0)
-    >>> found["difference"], round(found["p_value"], 3), found["p_sign_flip"]
+    >>> row = paired_test(np.array([1.0, 2.0, 3.0]), 0.95, 0.0)
+    >>> row["difference"], round(row["p_value"], 3), row["p_sign_flip"]
     (2.0, 0.074, 0.25)
     """
     row: dict[str, float] = {"n": len(d), "difference": float(d.mean()) if len(d) else math.nan}
@@ -60,16 +62,16 @@ def paired_test(d: NDArray[np.float64], level: float, rounding: float) -> dict[s
     if len(d) < 2:
         return row
     if row["std_error"] <= rounding:
-        # Their spread is unknown, not 0: there is no interval.
+        # Their spread is unknown, not 0, so that there is no interval.
         unknown = {"std_error": math.nan, "df": math.nan}
         return row | unknown | ({"difference": 0.0, "p_value": 1.0} if abs(row["difference"]) <= rounding else {})
     if len(d) < LEAST_PAIRS:
         return row
     from statsmodels.stats.weightstats import DescrStatsW
 
-    described = DescrStatsW(d)
-    statistic, p_value, _ = described.ttest_mean()
-    low, high = described.tconfint_mean(alpha=1 - level)
+    sample = DescrStatsW(d)
+    statistic, p_value, _ = sample.ttest_mean()
+    low, high = sample.tconfint_mean(alpha=1 - level)
     return row | {
         "statistic": float(statistic), "p_value": float(p_value), "conf_low": float(low), "conf_high": float(high)
     }  # fmt: skip

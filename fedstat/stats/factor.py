@@ -1,8 +1,8 @@
 """Factor analysis of a layer's hidden units (FedFac §4.1): number of factors, loadings, communalities.
 
 Variables are the hidden units of one layer; observations are the pairs (client, incoming weight).
-Every function takes NumPy arrays or torch tensors (CPU or CUDA), with any leading batch dimensions,
-computes in float64 and returns the kind of array it was given.
+All functions take NumPy arrays or torch tensors (CPU or CUDA), with any leading batch dims, compute in float64, and
+return arrays of the type of their input.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ Method = Literal["pa", "minres", "pc", "leverage"]
 METHODS: tuple[Method, ...] = ("pa", "minres", "pc", "leverage")
 ITERATE: tuple[Method, ...] = ("pa", "minres")
 
-# A communality is improper when it passes 1 by more than rounding.
+# A communality is improper if it exceeds 1 by more than rounding.
 _IMPROPER = 1e-12
 
 
 class Fit(NamedTuple):
-    """Communalities of one factor analysis and how the iteration ended.
+    """Communalities of a factor analysis and the state of its iteration.
 
     Attributes
     ----------
     communality : array (..., unit)
-        ν of FedFac §4.1: the share of a unit's variance that the factors explain. NaN for a dead unit.
+        ν of FedFac §4.1: the proportion of a unit's variance that the factors explain. NaN for a constant unit.
     loadings : array (..., unit, factor)
         Column m holds the loadings on factor m, in descending order of eigenvalue; columns past ``n_factors`` are 0.
-        Their squares sum to ν over a row, except where a bound holds ν at 1.
+        Squared loadings of a row sum to ν, unless the bound limits ν to 1.
     eigenvalues : array (..., unit)
-        Eigenvalues of R, descending; NaN past those that were needed (a given ``n_factors`` on a large layer).
+        Eigenvalues of R, descending; NaN where they were not computed (fixed ``n_factors`` on a large layer).
     n_factors, n_iter : int array (...,)
-        Number of factors G; number of eigendecompositions, counted as R's psych does.
+        Number of factors G; number of eigendecompositions, counted as in R's psych.
     converged : bool array (...,)
-        Whether the largest change of a communality fell to ``tol``.
+        True if the largest change of a communality is at most ``tol``.
     heywood : bool array (..., unit)
-        Communality above 1, an improper solution in which the unit's specific variance is negative; or held at 1 by
-        a bound that it presses against.
+        True for a communality above 1, an improper solution with a negative specific variance, and for a communality
+        that the bound limits to 1.
     residual : array (...,)
         Largest change of a communality in the last step. For ``"minres"`` and ``heywood="bound"`` this is the
-        projected gradient of the MINRES objective, 0 exactly where the Karush-Kuhn-Tucker conditions hold.
+        projected gradient of the MINRES objective, exactly 0 if the Karush-Kuhn-Tucker conditions hold.
     """
 
     communality: Array
@@ -63,9 +63,9 @@ class Fit(NamedTuple):
 
 
 def count_factors(eigenvalues: Array, *, kappa: float) -> Array:
-    """Smallest number of leading eigenvalues that hold a share κ of the total (FedFac §4.1).
+    """Count the leading eigenvalues that reach a proportion κ of the eigenvalue sum (FedFac §4.1).
 
-    G = min{m : Σ_{j≤m} γ_j / Σ_j γ_j ≥ κ}. A tie counts as reached, up to rounding (1e-12).
+    G = min{m : Σ_{j≤m} γ_j / Σ_j γ_j ≥ κ}, with equality up to rounding (1e-12).
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def count_factors(eigenvalues: Array, *, kappa: float) -> Array:
 
 
 def gap(eigenvalues: Array, n_factors: Array) -> Array:
-    """Eigenvalue of the last factor less the next: how well R identifies the factors that are cut off there.
+    """Return the eigenvalue of the last factor minus the next eigenvalue: a small gap means unidentified factors.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def gap(eigenvalues: Array, n_factors: Array) -> Array:
     Returns
     -------
     array (...,)
-        NaN where an eigenvalue is unknown, and where all units are factors: nothing is cut off.
+        NaN if an eigenvalue is unknown, or if there are as many factors as units.
 
     Examples
     --------
@@ -108,13 +108,13 @@ def gap(eigenvalues: Array, n_factors: Array) -> Array:
     array([1., 1.])
     """
     xp = array_namespace(eigenvalues)
-    position = xp.arange(eigenvalues.shape[-1], device=device_of(eigenvalues))
-    nothing = xp.zeros_like(eigenvalues)
-    last, after = (
-        xp.sum(xp.where(position == at[..., None], eigenvalues, nothing), axis=-1) for at in (n_factors - 1, n_factors)
+    positions = xp.arange(eigenvalues.shape[-1], device=device_of(eigenvalues))
+    zeros = xp.zeros_like(eigenvalues)
+    last, first_cut = (
+        xp.sum(xp.where(positions == i[..., None], eigenvalues, zeros), axis=-1) for i in (n_factors - 1, n_factors)
     )
     nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(eigenvalues))
-    return xp.where(n_factors < eigenvalues.shape[-1], last - after, nan)
+    return xp.where(n_factors < eigenvalues.shape[-1], last - first_cut, nan)
 
 
 def fit(
@@ -129,51 +129,54 @@ def fit(
     tol: float | None = None,
     loadings: bool = True,
 ) -> Fit:
-    """Communalities of a correlation matrix.
+    """Fit a factor model to a correlation matrix.
 
     Parameters
     ----------
     r : array (..., unit, unit)
-        Correlations; NaN rows and columns mark dead units, which take no part and get communality NaN.
+        Correlations; NaN rows and columns mark constant units, which are excluded and have communality NaN.
     kappa : float
-        Share of the eigenvalues' sum that decides the number of factors; unused if ``n_factors`` is given.
+        Proportion of the eigenvalue sum that the factors must reach; not used with ``n_factors``.
     n_factors : int, optional
-        1 <= n_factors <= number of live units.
+        1 <= n_factors <= number of units that are not constant.
     method : {"pa", "minres", "pc", "leverage"}
-        ``"pa"`` is iterated principal axis, the paper's text: Σ_ε ← diag(R − ÂÂᵀ), Â from the top G positive
-        eigenpairs of R − Σ_ε. ``"minres"`` minimises the squared off-diagonal residuals over 0 <= ν <= 1: the same
-        fixed points where none of them is improper, and well posed where ``"pa"`` runs past 1. ``"pc"`` is the
-        start of ``"pa"``, Σ_{m≤G} γ_m u_jm². ``"leverage"`` is the rule of the authors' published code,
-        Σ_{m≤G−1} u_jm².
+        - ``"pa"``: iterated principal axis (text of FedFac), Σ_ε ← diag(R − ÂÂᵀ), Â from the top G positive eigenpairs
+          of R − Σ_ε.
+        - ``"minres"``: minimizes the squared off-diagonal residuals over 0 <= ν <= 1. It has the fixed points of
+          ``"pa"`` if none of them is improper, and is well posed where ``"pa"`` exceeds 1.
+        - ``"pc"``: the initial values of ``"pa"``, Σ_{m≤G} γ_m u_jm².
+        - ``"leverage"``: the rule of the published code of FedFac, Σ_{m≤G−1} u_jm².
     start : {"pc", "smc"} or array (..., unit)
-        Communalities that ``"pa"`` and ``"minres"`` start from: principal components (all 1, the paper), squared
-        multiple correlations, or given ones, such as those of the previous round.
+        Initial communalities of ``"pa"`` and ``"minres"``: principal components (all 1, as in FedFac), squared multiple
+        correlations, or an array, such as the communalities of the previous round.
     heywood : {"allow", "bound"}
-        Whether ``"pa"`` may pass 1 or is clipped there in every step; ``"minres"`` is always bounded.
+        ``"allow"`` lets communalities of ``"pa"`` exceed 1, ``"bound"`` clips them to 1 in every step; ``"minres"`` is
+        always bounded.
     max_iter : int, optional
         Largest number of eigendecompositions; 50 for ``"pa"``, 1000 for ``"minres"``.
     tol : float, optional
-        Stop when no communality changes by more than this in a principal-axis step; 1e-3 for ``"pa"``, 1e-6 for
+        Largest change of a communality in a principal-axis step that stops the iteration; 1e-3 for ``"pa"``, 1e-6 for
         ``"minres"``.
     loadings : bool
-        Whether loadings are wanted; without, they may have no columns, where ``"pa"`` does not need them.
+        If False, loadings may have no columns: ``"pa"`` then computes them only if it needs them.
 
     Returns
     -------
     Fit
-        Non-convergence is reported in ``converged``, never repaired. With κ >= 0.85 the plain iteration often takes
-        hundreds of steps, sometimes thousands (communalities run to 1 and past it): ask
-        :func:`fedstat.stats.split.iteration_stability` whether the split moves too.
+        ``converged`` reports non-convergence; the result is not repaired. With κ >= 0.85 the iteration often takes
+        hundreds of steps, sometimes thousands, as communalities reach and exceed 1. Check the split with
+        :func:`fedstat.stats.split.iteration_stability`.
 
     Raises
     ------
     ValueError
-        If an argument is out of range or every unit is dead.
+        If an argument is out of range or every unit is constant.
 
     Notes
     -----
-    On the CPU, steps of a layer of 150 units and more with many factors are followed from an earlier step's
-    eigenvectors where they can be, see :mod:`fedstat.stats.factor_solvers`: as many steps, communalities to about 1e-8.
+    On the CPU, for at least 150 units and many factors, eigenvectors of an earlier step replace decompositions if they
+    are accurate enough, see :mod:`fedstat.stats.factor_solvers`. The number of steps is equal, and communalities agree
+    to about 1e-8.
     """
     xp = array_namespace(r)
     check.choice("method", method, METHODS)
@@ -181,31 +184,31 @@ def fit(
     max_iter = check.integer("max_iter", (1000 if method == "minres" else 50) if max_iter is None else max_iter)
     tol = check.real("tol", (1e-6 if method == "minres" else 1e-3) if tol is None else tol, low=0)
     r = xp.astype(r, xp.float64)
-    dead = xp.isnan(xp.linalg.diagonal(r))
-    live = xp.sum(xp.astype(~dead, xp.int64), axis=-1)
-    if bool(xp.any(live == 0)):
-        raise ValueError("every unit has zero variance: there is nothing to analyse. Were the clients trained at all?")
-    # A dead unit becomes a zero row and column: its eigenvalue 0 and coordinate eigenvector touch no other unit.
-    r = xp.where(dead[..., :, None] | dead[..., None, :], xp.zeros_like(r), r)
-    ones = xp.astype(~dead, xp.float64)
+    constant = xp.isnan(xp.linalg.diagonal(r))
+    n_varying = xp.sum(xp.astype(~constant, xp.int64), axis=-1)
+    if bool(xp.any(n_varying == 0)):
+        raise ValueError("every unit has zero variance, so that no factors exist. Check that the clients were trained.")
+    # A constant unit becomes a zero row and column: its eigenvalue 0 and coordinate eigenvector affect no other unit.
+    r = xp.where(constant[..., :, None] | constant[..., None, :], xp.zeros_like(r), r)
+    ones = xp.astype(~constant, xp.float64)
     unit = with_diagonal(xp, r, ones)
-    g, most = (None, 0) if n_factors is None else _given(xp, n_factors, live)
+    g, most = (None, 0) if n_factors is None else _fixed_factors(xp, n_factors, n_varying)
     values, vectors = _decomposed(xp, unit, most, method, start, tol)
     g = count_factors(values, kappa=kappa) if g is None else g
     if method == "pa":
         h, bound = _start(xp, start, values, vectors, ones), heywood == "bound"
-        known = (values, vectors) if isinstance(start, str) and start == "pc" else None
-        a, h, n_iter, residual = _iterate(xp, r, h, g, known, bound, max_iter, tol, wanted=loadings or bound)
+        pairs = (values, vectors) if isinstance(start, str) and start == "pc" else None
+        a, h, n_iter, residual = _iterate(xp, r, h, g, pairs, bound, max_iter, tol, needs_loadings=loadings or bound)
     elif method == "minres":
         h = _start(xp, start, values, vectors, ones)
         h, n_iter, residual = minimise(r, ones, g, h, max_iter=max_iter, tol=tol)
         a = _loadings(xp, *_top(xp, r, h, g, None, tol), g)
     else:
         a = _loadings(xp, values, vectors, g) if method == "pc" else vectors * _leading(xp, values, g - 1)
-        h, n_iter, residual = xp.sum(a**2, axis=-1), xp.ones_like(g), xp.zeros_like(live, dtype=xp.float64)
+        h, n_iter, residual = xp.sum(a**2, axis=-1), xp.ones_like(g), xp.zeros_like(n_varying, dtype=xp.float64)
     nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(h))
     return Fit(
-        communality=xp.where(dead, nan, h),
+        communality=xp.where(constant, nan, h),
         loadings=a[..., : int(xp.max(g))],
         eigenvalues=_padded(xp, values, r.shape[-1]),
         n_factors=g,
@@ -217,9 +220,9 @@ def fit(
 
 
 def _decomposed(xp: Any, r: Array, most: int, method: Method, start: Start, tol: float) -> tuple[Array, Array]:
-    """Eigenvalues of R that are needed, and vectors where they are: all, or those of ``most`` factors, 0 if unknown."""
+    """Return all eigenpairs of R, or as many as needed: values without vectors, or ``most`` leading pairs unless 0."""
     given_start = not isinstance(start, str)
-    if given_start and method in ITERATE:  # the vectors are not needed
+    if given_start and method in ITERATE:  # the fit uses no vectors
         return xp.flip(xp.linalg.eigvalsh(r), axis=-1), r
     if not most or (not given_start and start == "smc") or not pays(r.shape[-1], most):
         return full(xp, r)
@@ -227,45 +230,45 @@ def _decomposed(xp: Any, r: Array, most: int, method: Method, start: Start, tol:
 
 
 def starts(r: Array, n_starts: int, *, seed: int, apart: float = 0.01, **options: Any) -> tuple[Fit, int]:
-    """Fit from several random starts: the best solution, and how many distinct ones there are.
+    """Fit from several random initial values; return the best solution and the number of distinct solutions.
 
     Parameters
     ----------
     r : array (unit, unit)
         One correlation matrix.
     n_starts : int
-        Uniform draws of the communalities to start from, besides ``options["start"]``.
+        Number of uniform draws of initial communalities, in addition to ``options["start"]``.
     seed : int
     apart : float
-        Solutions are distinct if a communality differs by more than this.
+        Solutions are distinct if a communality differs by more than ``apart``.
     **options
         Arguments of :func:`fit`; the method must iterate.
 
     Returns
     -------
     best : Fit
-        For ``"minres"`` the one with the smallest objective, the first on ties; for ``"pa"``, which has no objective to
-        compare, the one from ``options["start"]``.
+        For ``"minres"`` the solution with the smallest objective, the first on ties; for ``"pa"``, which has no
+        objective, the solution from ``options["start"]``.
     n_solutions : int
-        Distinct end points; those that did not converge count too.
+        Number of distinct solutions, including solutions that did not converge.
     """
     xp = array_namespace(r)
     random = generator(seed, "starts").uniform(size=(n_starts, r.shape[-1]))
     first = fit(r, **options)
     stack = xp.zeros((n_starts, 1, 1), dtype=xp.float64, device=device_of(r)) + r
-    others = fit(stack, **{**options, "start": xp.asarray(random, device=device_of(r))})
-    nu = xp.concat([first.communality[None], others.communality])
+    refits = fit(stack, **{**options, "start": xp.asarray(random, device=device_of(r))})
+    nu = xp.concat([first.communality[None], refits.communality])
     nu = xp.where(xp.isnan(nu), xp.zeros_like(nu), nu)
     distinct: list[Array] = []
-    for one in nu:
-        if all(bool(xp.max(xp.abs(one - seen)) > apart) for seen in distinct):
-            distinct.append(one)
+    for solution in nu:
+        if all(bool(xp.max(xp.abs(solution - other)) > apart) for other in distinct):
+            distinct.append(solution)
     if options.get("method") != "minres":
         return first, len(distinct)
     clean = xp.where(xp.isnan(r), xp.zeros_like(r), r)
-    values = [objective(xp, clean, one, int(first.n_factors))[0] for one in nu]
+    values = [objective(xp, clean, solution, int(first.n_factors))[0] for solution in nu]
     best = min(range(len(values)), key=lambda i: values[i] - (1e-9 if i == 0 else 0))
-    return (first if best == 0 else Fit(*(field[best - 1] for field in others))), len(distinct)
+    return (first if best == 0 else Fit(*(field[best - 1] for field in refits))), len(distinct)
 
 
 def _iterate(
@@ -273,17 +276,17 @@ def _iterate(
     r: Array,
     h: Array,
     g: Array,
-    known: tuple[Array, Array] | None,
+    initial_pairs: tuple[Array, Array] | None,
     bound: bool,
     max_iter: int,
     tol: float,
     *,
-    wanted: bool,
+    needs_loadings: bool,
 ) -> tuple[Array, Array, Array, Array]:
-    """Principal-axis steps of every matrix until its own communalities no longer change; loadings only if wanted."""
+    """Iterate principal axis until each matrix has converged; return loadings, communalities, steps and residuals."""
     n_iter, residual = xp.zeros_like(g), xp.zeros_like(g, dtype=xp.float64)
-    moving, most = xp.ones_like(g, dtype=xp.bool), int(xp.max(g))
-    loadings, pairs, reference = xp.zeros_like(r)[..., :most], known, None
+    is_moving, most = xp.ones_like(g, dtype=xp.bool), int(xp.max(g))
+    loadings, pairs, reference = xp.zeros_like(r)[..., :most], initial_pairs, None
     follows = is_numpy_array(r) and r.ndim == 2 and factor_solvers.pays(len(r), most, tol)
     for step in range(max_iter):
         start, new = h, None if reference is None else reference.communalities(h)
@@ -293,24 +296,26 @@ def _iterate(
                 pairs = _top(xp, r, h, g, None if pairs is None else pairs[1], tol)
             new_loadings = _loadings(xp, *pairs, g)[..., :most]
             new = xp.sum(new_loadings**2, axis=-1)
-            loadings = xp.where(moving[..., None, None], new_loadings, loadings)
+            loadings = xp.where(is_moving[..., None, None], new_loadings, loadings)
             decomposed = (h, *pairs)
         new = xp.clip(new, max=1.0) if bound else new
-        residual = xp.where(moving, xp.max(xp.abs(new - h), axis=-1), residual)
-        h = xp.where(moving[..., None], new, h)
-        n_iter = n_iter + xp.astype(moving, xp.int64)
-        moving = moving & (residual > tol)
-        if not bool(xp.any(moving)):
+        residual = xp.where(is_moving, xp.max(xp.abs(new - h), axis=-1), residual)
+        h = xp.where(is_moving[..., None], new, h)
+        n_iter = n_iter + xp.astype(is_moving, xp.int64)
+        is_moving = is_moving & (residual > tol)
+        if not bool(xp.any(is_moving)):
             break
         if follows and not followed:
             reference = factor_solvers.Reference(*decomposed, most)
     if followed:
-        loadings = _loadings(xp, *_top(xp, r, start, g, None, tol), g)[..., :most] if wanted else loadings[..., :0]
+        loadings = (
+            _loadings(xp, *_top(xp, r, start, g, None, tol), g)[..., :most] if needs_loadings else loadings[..., :0]
+        )
     return loadings, h, n_iter, residual
 
 
 def _top(xp: Any, r: Array, h: Array, g: Array, guess: Array | None, tol: float) -> tuple[Array, Array]:
-    """Leading eigenpairs of the reduced correlation matrix R − Σ_ε, whose diagonal is h."""
+    """Return the leading eigenpairs of the reduced correlation matrix R − Σ_ε, whose diagonal is h."""
     reduced, most = with_diagonal(xp, r, h), int(xp.max(g))
     if pays(r.shape[-1], most):
         return leading(xp, reduced, most, guess=guess, accuracy=_accuracy(tol))
@@ -318,7 +323,7 @@ def _top(xp: Any, r: Array, h: Array, g: Array, guess: Array | None, tol: float)
 
 
 def _accuracy(tol: float) -> float:
-    """Residual allowed to an eigenpair, so small that communalities are exact as far as ``tol`` can tell."""
+    """Return the residual of eigenpairs at which communalities are accurate compared with ``tol``."""
     return min(max(1e-4 * tol, 1e-13), 1e-7)
 
 
@@ -337,7 +342,7 @@ def _start(xp: Any, start: Start, values: Array, vectors: Array, ones: Array) ->
             f"start must be 'pc', 'smc' or communalities >= 0 of shape {tuple(ones.shape)}, "
             f"but got shape {tuple(h.shape)} with minimum {float(xp.min(h)):g}"
         )
-    return ones * xp.where(xp.isfinite(h), h, ones)  # a unit without one, dead before, starts at 1 as in "pc"
+    return ones * xp.where(xp.isfinite(h), h, ones)  # a unit without a value, constant before, gets 1 as in "pc"
 
 
 def _leading(xp: Any, values: Array, g: Array) -> Array:
@@ -355,6 +360,6 @@ def _padded(xp: Any, values: Array, d: int) -> Array:
     return xp.concat([values, missing * float("nan")], axis=-1)
 
 
-def _given(xp: Any, n_factors: int, live: Array) -> tuple[Array, int]:
-    n = check.integer("n_factors", n_factors, high=int(xp.min(live)))
-    return n + xp.zeros_like(live), n
+def _fixed_factors(xp: Any, n_factors: int, n_varying: Array) -> tuple[Array, int]:
+    n = check.integer("n_factors", n_factors, high=int(xp.min(n_varying)))
+    return n + xp.zeros_like(n_varying), n

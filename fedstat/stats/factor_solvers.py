@@ -4,14 +4,14 @@ With h the communalities and λ the eigenvalues of R with h on its diagonal, in 
 
     f(h) = ½ (Σ_m λ_m² − Σ_{m≤G} max(λ_m, 0)²),    ∇f(h) = h − F(h),
 
-F being one principal-axis step. Principal axis is gradient descent with step 1 on f, and the two have the same fixed
-points (Harman and Jones 1966, Psychometrika 31, 351-368; Jöreskog 2003, Factor analysis by MINRES).
+with F a principal-axis step. Principal axis is gradient descent with step 1 on f, so that both have equal fixed points
+(Harman and Jones 1966, Psychometrika 31, 351-368; Jöreskog 2003, Factor analysis by MINRES).
 
-The diagonal of R − Σ_ε changes little from step to step. The eigenvectors of an earlier step, the reference, turn the
-change into a small matrix E, and the leading subspace of the new matrix is found from them by fixed-point iterations of
-a Riccati equation (Stewart 1973, Error and perturbation bounds for subspaces associated with certain eigenvalue
-problems, SIAM Review 15, 727-764): three products of matrices each, in single precision, as E and all that follows from
-it are small against the reference, which stays in double precision. NumPy arrays.
+The diagonal of R − Σ_ε changes little from step to step. In the eigenvectors of an earlier step, the reference, the
+change is a small matrix E. Fixed-point iterations of a Riccati equation yield the leading subspace of the new matrix
+(Stewart 1973, Error and perturbation bounds for subspaces associated with certain eigenvalue problems, SIAM Review 15,
+727-764). An iteration takes three matrix products in single precision, because E is small compared with the reference,
+which remains in double precision. Reference takes NumPy arrays.
 """
 
 from __future__ import annotations
@@ -31,67 +31,67 @@ Floats = NDArray[np.float64]
 
 
 def minimise(r: Array, ones: Array, g: Array, start: Array, *, max_iter: int, tol: float) -> tuple[Array, Array, Array]:
-    """Local minimum of f near ``start``, matrix by matrix, by bounded L-BFGS (Byrd, Lu, Nocedal, Zhu 1995).
+    """Find a local minimum of f near ``start`` for each matrix by bounded L-BFGS (Byrd, Lu, Nocedal, Zhu 1995).
 
     Parameters
     ----------
     r : array (..., unit, unit)
-        Correlations; zero rows for dead units.
+        Correlations; zero rows for constant units.
     ones : array (..., unit)
-        1 for live units, 0 for dead ones.
+        0 for constant units, 1 for the others.
     g : int array (...,)
         Number of factors.
     start : array (..., unit)
-        Communalities to start from.
+        Initial communalities.
     max_iter : int
-        Cap on the eigendecompositions.
+        Largest number of eigendecompositions.
     tol : float
-        Largest entry of the projected gradient at which to stop.
+        Largest entry of the projected gradient that stops the iteration.
 
     Returns
     -------
     communality : array (..., unit)
     n_iter : int array (...,)
-        Eigendecompositions used.
+        Number of eigendecompositions.
     residual : array (...,)
-        Largest |clip(h − ∇f, 0, 1) − h|: 0 exactly where the Karush-Kuhn-Tucker conditions hold.
+        Largest |clip(h − ∇f, 0, 1) − h|: exactly 0 if the Karush-Kuhn-Tucker conditions hold.
     """
     xp = array_namespace(r)
     d, batch = r.shape[-1], tuple(g.shape)
-    done = [
-        _one(xp, *problem, max_iter=max_iter, tol=tol)
+    results = [
+        _minimize_matrix(xp, *problem, max_iter=max_iter, tol=tol)
         for problem in zip(
             xp.reshape(r, (-1, d, d)), xp.reshape(ones, (-1, d)), xp.reshape(g, (-1,)), xp.reshape(start, (-1, d)),
             strict=True,
         )
     ]  # fmt: skip
-    h = xp.asarray(np.stack([one[0] for one in done]), device=device_of(r))
-    n_iter = xp.asarray(np.array([one[1] for one in done]), device=device_of(r))
-    residual = xp.asarray(np.array([one[2] for one in done]), device=device_of(r))
+    h = xp.asarray(np.stack([result[0] for result in results]), device=device_of(r))
+    n_iter = xp.asarray(np.array([result[1] for result in results]), device=device_of(r))
+    residual = xp.asarray(np.array([result[2] for result in results]), device=device_of(r))
     return xp.reshape(h, (*batch, d)), xp.reshape(n_iter, batch), xp.reshape(residual, batch)
 
 
 def objective(xp: Any, r: Array, h: Array, g: int) -> tuple[float, Array]:
-    """Value of f and one principal-axis step F(h), from one eigendecomposition of one matrix.
+    """Return f and a principal-axis step F(h) from one eigendecomposition of a matrix.
 
-    The discarded eigenvalues are summed, not subtracted, so that the value keeps its digits near the minimum.
+    The discarded eigenvalues are summed, not subtracted, so that the value loses no digits near the minimum.
     """
     values, vectors = eigenvalues.full(xp, eigenvalues.with_diagonal(xp, r, h))
-    kept = xp.clip(values[:g], min=0)
-    lost = xp.sum(values[g:] ** 2) + xp.sum((values[:g] - kept) ** 2)
-    return float(lost) / 2, xp.sum(vectors[:, :g] ** 2 * kept, axis=-1)
+    retained = xp.clip(values[:g], min=0)
+    discarded = xp.sum(values[g:] ** 2) + xp.sum((values[:g] - retained) ** 2)
+    return float(discarded) / 2, xp.sum(vectors[:, :g] ** 2 * retained, axis=-1)
 
 
 class _CappedError(Exception):
-    """The cap on the eigendecompositions is reached."""
+    """Error that ends the search after ``max_iter`` eigendecompositions."""
 
 
-def _one(
+def _minimize_matrix(
     xp: Any, r: Array, ones: Array, g: Array, start: Array, *, max_iter: int, tol: float
 ) -> tuple[Floats, int, float]:
     top = np.asarray(ones.tolist())
     h = np.clip(np.asarray(start.tolist()), 0, top)
-    steps, best, before = 0, (np.inf, h, h), np.inf
+    steps, best, previous = 0, (np.inf, h, h), np.inf
 
     def value_and_gradient(h: Floats) -> tuple[float, Floats]:
         nonlocal steps, best
@@ -110,39 +110,39 @@ def _one(
     try:
         while True:
             # L-BFGS-B can aim at a corner of the box, hardly downhill, and stop far from any minimum. As f is |h|²/2
-            # less a convex function, one principal-axis step would lower it by tol²/2 or more: less is a stall.
-            found = scipy.optimize.minimize(
+            # minus a convex function, a principal-axis step would lower it by at least tol²/2: less is a stall.
+            result = scipy.optimize.minimize(
                 value_and_gradient, h, jac=True, method="L-BFGS-B", bounds=np.stack([np.zeros_like(top), top], axis=1),
                 options={"gtol": tol, "ftol": tol**2 / 2, "maxcor": 20, "maxfun": max_iter, "maxiter": max_iter},
             )  # fmt: skip
-            left = residual(found.x, found.jac)
-            if left <= tol or found.fun >= before:
-                return found.x, steps, left
-            h, before = found.x, found.fun
+            error = residual(result.x, result.jac)
+            if error <= tol or result.fun >= previous:
+                return result.x, steps, error
+            h, previous = result.x, result.fun
     except _CappedError:
         return best[1], steps, residual(*best[1:])
 
 
 Single = NDArray[np.float32]
 
-_SMALLEST = 150  # below this number of units a decomposition is as fast (bench_factor.py)
-# Beyond these, rounding to single precision would show in the ninth digit of a communality, or the iteration be slow.
-_LARGEST_CHANGE, _LARGEST_TURN = 0.02, 0.1
-_NEAREST = 48  # eigenvectors on either side of the border that are turned among themselves first
+_SMALLEST = 150  # below this number of units a decomposition is at least as fast (bench_factor.py)
+# Above these bounds, rounding to float32 would change the ninth digit of a communality, or the iteration be slow.
+_LARGEST_CHANGE, _LARGEST_ROTATION = 0.02, 0.1
+_NEAREST = 48  # eigenvectors on either side of the cut that are rotated among themselves first
 _CYCLES, _EXACT, _SLOW = 10, 1e-9, 0.9
 _LEAST_TOL = 1e-4
 
 
 def pays(d: int, g: int, tol: float) -> bool:
-    """Whether steps with g factors of d units are faster followed than decomposed, wholly or by leading eigenpairs.
+    """Return True if following a reference is faster than full or partial decompositions (g factors, d units).
 
-    They are not followed to a ``tol`` that asks for more digits than single precision gives their differences.
+    It is False for a ``tol`` below the accuracy of differences in single precision.
     """
     return d >= _SMALLEST and g < d and tol >= _LEAST_TOL and not eigenvalues.pays(d, g)
 
 
 class Reference:
-    """An eigendecomposition of R − Σ_ε, whose diagonal is ``h``, from which later steps are followed.
+    """Eigendecomposition of R − Σ_ε, whose diagonal is ``h``, that approximates later steps.
 
     Parameters
     ----------
@@ -157,93 +157,95 @@ class Reference:
     def __init__(self, h: Floats, values: Floats, vectors: Floats, g: int) -> None:
         d = len(h)
         self._h, self._least, self._leading = h, values[g - 1], g <= d - g
-        leading, others = np.arange(g)[::-1], np.arange(g, d)  # those next to the border first
-        # The smaller side is followed; both determine the communalities, for they sum to h.
-        own, other = (leading, others) if self._leading else (others, leading)
-        self._own, self._other = values[own], values[other]
-        v = vectors[:, own]
-        self._squares, self._sum = (v**2).sum(1), v**2 @ self._own
-        self._v, self._u = (part.astype(np.float32, order="C") for part in (v, vectors[:, other]))
+        leading, rest = np.arange(g)[::-1], np.arange(g, d)  # eigenvalues next to the cut first
+        # The smaller side suffices, because the communalities of both sides sum to h.
+        followed, complement = (leading, rest) if self._leading else (rest, leading)
+        self._values, self._other_values = values[followed], values[complement]
+        v = vectors[:, followed]
+        self._squares, self._sum = (v**2).sum(1), v**2 @ self._values
+        self._v, self._u = (part.astype(np.float32, order="C") for part in (v, vectors[:, complement]))
 
     def communalities(self, h: Floats) -> Floats | None:
-        """Communalities of the step from ``h``, exact to about 1e-8; None if ``h`` is too far from the reference.
+        """Return the communalities after a step from ``h``, to about 1e-8; None if ``h`` is far from the reference.
 
         With Y = V + U X, which spans the subspace, and (R − Σ_ε) Y = Y (Λ + T), they are the diagonal of
         Y (Λ + T)(I + XᵀX)⁻¹ Yᵀ.
         """
         change = h - self._h
-        shift = change.mean()  # moves all eigenvalues and turns no eigenvector
+        shift = change.mean()  # shifts all eigenvalues and changes no eigenvector
         e = (change - shift).astype(np.float32)[:, None]
         largest = np.abs(e).max()
         if largest > _LARGEST_CHANGE or self._least + shift <= largest:  # negative eigenvalues would not count
             return None
         v, u = self._v, self._u
         a, b, c = v.T @ (e * v), u.T @ (e * v), u.T @ (e * u)
-        x = _subspace(a, b, c, self._own, self._other)
+        x = _subspace(a, b, c, self._values, self._other_values)
         if x is None:
             return None
-        values = (self._own + shift).astype(np.float32)
+        values = (self._values + shift).astype(np.float32)
         t, xx = a + b.T @ x, x.T @ x
-        turned = _solved(xx, xx @ (np.diag(values) + t.T))
-        if turned is None:
+        rotated = _solve(xx, xx @ (np.diag(values) + t.T))
+        if rotated is None:
             return None
-        t -= turned.T
+        t -= rotated.T
         z = u @ x
-        found = self._sum + shift * self._squares + ((2 * v + z) * z) @ values + (((v + z) @ t) * (v + z)).sum(1)
-        return found if self._leading else h - found
+        communality = self._sum + shift * self._squares + ((2 * v + z) * z) @ values + (((v + z) @ t) * (v + z)).sum(1)
+        return communality if self._leading else h - communality
 
 
-def _subspace(a: Single, b: Single, c: Single, own: Floats, other: Floats) -> Single | None:
-    """X of the invariant subspace V + U X of diag(own, other) + [[a, bᵀ], [b, c]]; None if it is not found soon.
+def _subspace(a: Single, b: Single, c: Single, values: Floats, other_values: Floats) -> Single | None:
+    """Return X of the invariant subspace V + U X of diag(values, other_values) + [[a, bᵀ], [b, c]].
 
-    X (own − other) = b + c X − X (a + bᵀ X), with the diagonals of a and c among the eigenvalues.
+    It solves X (values − other_values) = b + c X − X (a + bᵀ X), with the diagonals of a and c among the eigenvalues.
+    None if the iteration does not converge soon.
     """
     w = min(_NEAREST, *b.shape)
-    near, turn = _decomposed(np.diag(own[:w]) + a[:w, :w])
-    near_other, turn_other = _decomposed(np.diag(other[:w]) + c[:w, :w])
-    a, b, c = _turned(a, turn, turn), _turned(b, turn_other, turn), _turned(c, turn_other, turn_other)
-    own, other = own + a.diagonal(), other + c.diagonal()
-    own[:w], other[:w] = near, near_other
+    near, turn = _decomposed(np.diag(values[:w]) + a[:w, :w])
+    near_other, turn_other = _decomposed(np.diag(other_values[:w]) + c[:w, :w])
+    a, b, c = _rotated(a, turn, turn), _rotated(b, turn_other, turn), _rotated(c, turn_other, turn_other)
+    values, other_values = values + a.diagonal(), other_values + c.diagonal()
+    values[:w], other_values[:w] = near, near_other
     for block in (a, c):
         block[:w, :w] = 0
         np.fill_diagonal(block, 0)
-    gap = own - other[:, None]
+    gap = values - other_values[:, None]
     if gap.min() <= 0 <= gap.max():
         return None
     inverse: Single = (1 / gap).astype(np.float32)
     x: Single = b * inverse
-    if np.abs(x).max() > _LARGEST_TURN:
+    if np.abs(x).max() > _LARGEST_ROTATION:
         return None
-    before: tuple[Single, Single] | None = None
-    last = np.inf
+    previous: tuple[Single, Single] | None = None
+    last_size = np.inf
     for _ in range(_CYCLES):
         new = (b + c @ x - x @ (a + b.T @ x)) * inverse
         error = new - x
         size = float(np.linalg.norm(error)) / len(error)
         if size < _EXACT:
-            return _turned(new, turn_other.T, turn.T)
-        if size > _SLOW * last:
+            return _rotated(new, turn_other.T, turn.T)
+        if size > _SLOW * last_size:
             return None
         x = new
-        if before is not None:  # Anderson's acceleration by one step
-            bend = error - before[1]
-            share = (np.vdot(error, bend) / np.vdot(bend, bend)).astype(np.float32)
-            x = new - share * (new - before[0])
-        before, last = (new, error), size
+        if previous is not None:  # Anderson's acceleration by one step
+            curvature = error - previous[1]
+            share = (np.vdot(error, curvature) / np.vdot(curvature, curvature)).astype(np.float32)
+            x = new - share * (new - previous[0])
+        previous, last_size = (new, error), size
     return None
 
 
-def _solved(xx: Single, s: Single) -> Single | None:
-    """(I + xx)⁻¹ s by its series, as xx is small; None if that is long.
+def _solve(xx: Single, s: Single) -> Single | None:
+    """Return (I + xx)⁻¹ s by its series, as xx is small; None if the series converges slowly.
 
-    Not by a factor of SciPy: its BLAS and NumPy's have threads of their own, which wait for work at the same time.
+    A factorization by SciPy would be slow: the BLAS of SciPy and NumPy have separate threads, which wait for work at
+    one time.
     """
-    found = s
+    solution = s
     for _ in range(_CYCLES):
-        new: Single = s - xx @ found
-        if float(np.linalg.norm(new - found)) / len(s) < _EXACT:
+        new: Single = s - xx @ solution
+        if float(np.linalg.norm(new - solution)) / len(s) < _EXACT:
             return new
-        found = new
+        solution = new
     return None
 
 
@@ -252,9 +254,9 @@ def _decomposed(block: Floats) -> tuple[Floats, Single]:
     return values, vectors.astype(np.float32)
 
 
-def _turned(block: Single, left: Single, right: Single) -> Single:
-    """The block with its first rows and columns in another basis."""
-    found = block.copy()
-    found[: len(left)] = left.T @ block[: len(left)]
-    found[:, : len(right)] = found[:, : len(right)] @ right
-    return found
+def _rotated(block: Single, rows: Single, columns: Single) -> Single:
+    """Return the block with its first rows and columns in another basis."""
+    result = block.copy()
+    result[: len(rows)] = rows.T @ block[: len(rows)]
+    result[:, : len(columns)] = result[:, : len(columns)] @ columns
+    return result

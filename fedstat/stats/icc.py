@@ -1,8 +1,8 @@
-"""Do clients agree on a unit's weights? Intraclass correlations from sums over clients.
+"""Agreement of clients on a unit's weights: intraclass correlations from sums over clients.
 
 Targets are a unit's weights, raters the clients: a two-way layout with one value per cell, complete by construction.
-NumPy arrays or torch tensors; sums and mean squares are of the same kind, in float64. The F distributions are SciPy's,
-so that coefficients, agreement and adjusted p-values are NumPy arrays, on the host.
+Weights are NumPy arrays or torch tensors; sums and mean squares have the type of the weights, in float64.
+Coefficients, agreement and adjusted p values are NumPy arrays on the host, because SciPy computes the F distributions.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ Array = Any
 Type = Literal["ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k"]
 TYPES: tuple[Type, ...] = ("ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k")
 
-# A sum of squares below this share of all squares is rounding of float64 means.
+# A sum of squares below this proportion of all squares is rounding of float64 means.
 _ZERO = 1e-26
-# Numbers in one block of temporaries: on the CPU little enough for its cache, elsewhere to fit beside the data.
+# Numbers in one block of temporaries: on the CPU few enough for its cache, elsewhere to fit beside the data.
 _CACHED, _BLOCK = 1 << 19, 1 << 24
 _ALL = slice(None)
-# Sums of squares between this and its reciprocal are far from the ends of float64.
+# Sums of squares between this number and its reciprocal are far from the limits of float64.
 _ORDINARY = 2.0**500
-# Where squares exceed the residual this many times, what clients have in common is subtracted before summing.
+# If squares exceed the residual by this factor, the profile is subtracted before summing, to avoid cancellation.
 _LOSES = 1e3
 
 
 class TwoWay(NamedTuple):
     """Sums of a layout clients x weights; ``+`` joins disjoint sets of clients without loss of digits.
 
-    Equivalent to Σ_c w and Σ_c w², but taken about means and joined pairwise (Chan, Golub and LeVeque 1983, The
-    American Statistician 37, 242-247).
+    Equivalent to Σ_c w and Σ_c w², but centered and joined pairwise (Chan, Golub and LeVeque 1983, The American
+    Statistician 37, 242-247).
 
     Attributes
     ----------
     n : array ()
-        Clients.
+        Number of clients.
     exponent : array (unit,)
-        All other fields are in units of 2 to this power; squares, of its square.
+        All other fields are divided by ``2 ** exponent``, squares by its square.
     mean : array (unit,)
-        Over clients and weights.
+        Mean over clients and weights.
     profile : array (unit, weight)
-        Mean over clients, less ``mean``.
+        Mean over clients, minus ``mean``.
     clients : array (unit,)
         Σ_c (client's mean over weights − mean)².
     residual : array (unit,)
-        Σ_c Σ_i (what neither the client's mean nor the profile explains)².
+        Σ_c Σ_i (weight − client's mean − profile)².
     """
 
     n: Array
@@ -81,14 +81,14 @@ class TwoWay(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What determines the intraclass correlations of a layer and of each of its units; ``+`` joins clients.
+    """Sums that determine the intraclass correlations of a layer and of each of its units; ``+`` joins clients.
 
     Attributes
     ----------
     units : TwoWay
-        Weights of every unit.
+        Sums over the weights of every unit.
     layer : TwoWay
-        Means of the units, as if they were the weights of one unit.
+        Sums over the units' means, as if these were the weights of one unit.
     """
 
     units: TwoWay
@@ -99,14 +99,14 @@ class Sums(NamedTuple):
 
 
 class MeanSquares(NamedTuple):
-    """Two-way analysis of variance without replicates, in units of ``2 ** exponent`` (squared).
+    """Two-way analysis of variance without replicates; mean squares are divided by ``4 ** exponent``.
 
     Attributes
     ----------
     weights, clients, residual : array (...,)
         MSB (between targets), MSJ (between raters) and MSE.
     n_weights, n_clients : int
-        Targets and raters.
+        Numbers of targets and raters.
     exponent : array (...,)
     """
 
@@ -119,13 +119,13 @@ class MeanSquares(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Intraclass correlations with tests of no agreement, arrays (..., type) in the order of :data:`TYPES`.
+    """Intraclass correlations with tests of no agreement, as arrays (..., type) in the order of :data:`TYPES`.
 
     Attributes
     ----------
     icc, conf_low, conf_high : array (..., type)
     statistic : array (..., type)
-        F, or the mean correlation of two clients' weights.
+        F, or the statistic of a test over clients.
     df1, df2 : array (type,) or None
         Degrees of freedom of F.
     p_value : array (..., type)
@@ -141,37 +141,37 @@ class Coefficients(NamedTuple):
 
 
 def sums(w: Array, start: Array | None = None) -> Sums:
-    """Sums over a block of clients.
+    """Compute the sums over a block of clients.
 
     Parameters
     ----------
     w : array (client, unit, weight)
         Any real type.
     start : array (unit, weight), optional
-        Subtracted from every client's weights.
+        Baseline that is subtracted from every client's weights.
 
     Examples
     --------
     >>> w = np.random.default_rng(0).normal(size=(10, 3, 20))
-    >>> both, whole = sums(w[:4]) + sums(w[4:]), sums(w)
-    >>> np.allclose(both.units.residual, whole.units.residual)
+    >>> joined, total = sums(w[:4]) + sums(w[4:]), sums(w)
+    >>> np.allclose(joined.units.residual, total.units.residual)
     True
     """
     xp = array_namespace(w)
     k, d, n = w.shape
     clients = min(k, max(1, at_once(w) // n))
-    parts, means = [], []
-    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite shows in the sums
-        for units in slices(d, max(1, at_once(w) // (n * clients))):
-            found = [_two_way(*block(w, start, c, units)) for c in slices(k, clients)]
-            parts.append(reduce(add, (t for t, _ in found)))
-            means.append(xp.concat([each for _, each in found]))
-        whole = TwoWay(parts[0].n, *(xp.concat(field) for field in list(zip(*parts, strict=True))[1:]))
-        return Sums(whole, _two_way(*block(xp.concat(means, axis=1)[:, None, :]))[0])
+    totals, means = [], []
+    with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite show in the sums
+        for part in slices(d, max(1, at_once(w) // (n * clients))):
+            blocks = [_two_way(*block(w, start, c, part)) for c in slices(k, clients)]
+            totals.append(reduce(add, (t for t, _ in blocks)))
+            means.append(xp.concat([client_means for _, client_means in blocks]))
+        units_total = TwoWay(totals[0].n, *(xp.concat(field) for field in list(zip(*totals, strict=True))[1:]))
+        return Sums(units_total, _two_way(*block(xp.concat(means, axis=1)[:, None, :]))[0])
 
 
 def mean_squares(s: Sums) -> MeanSquares:
-    """Mean squares of every unit; arrays (unit,)."""
+    """Return the mean squares of every unit; arrays (unit,)."""
     t = s.units
     xp = array_namespace(t.mean)
     k, n = int(t.n), t.profile.shape[-1]
@@ -179,7 +179,7 @@ def mean_squares(s: Sums) -> MeanSquares:
 
 
 def layer_mean_squares(s: Sums) -> MeanSquares:
-    """Mean squares of the layer, whose targets are the weights of all units, dead ones included; arrays ()."""
+    """Return the mean squares of the layer; its targets are the weights of all units, also constant; arrays ()."""
     t, m = s.units, s.layer
     xp = array_namespace(t.mean)
     k, (d, n) = int(t.n), t.profile.shape
@@ -192,20 +192,20 @@ def layer_mean_squares(s: Sums) -> MeanSquares:
 
 
 def coefficients(ms: MeanSquares, *, level: float = 0.95) -> Coefficients:
-    """The six coefficients of Shrout and Fleiss with F tests of zero and intervals, as R's ``psych::ICC`` has them.
+    """Compute the coefficients of Shrout and Fleiss with F tests of zero and intervals, as in R's ``psych::ICC``.
 
     Parameters
     ----------
     ms : MeanSquares
-        On the host.
+        Arrays on the host.
     level : float in (0, 1)
         Confidence level of the two-sided intervals.
 
     Returns
     -------
     Coefficients
-        NaN where nothing varies. Where clients are equal, 1 with F = ∞ and an interval of length 0. The forms with k
-        are minus infinity where the variance of a mean over clients is estimated as 0 or less.
+        NaN if nothing varies; 1 with F = ∞ and an interval of length 0 if clients are equal. The types with k are
+        minus infinity if the estimated variance of a mean over clients is 0 or less.
 
     References
     ----------
@@ -215,7 +215,7 @@ def coefficients(ms: MeanSquares, *, level: float = 0.95) -> Coefficients:
     b, j, e = (np.asarray(x, dtype=np.float64) for x in ms[:3])
     n, k = ms.n_weights, ms.n_clients
     with np.errstate(divide="ignore", invalid="ignore"):
-        b, j, e = (x / (b + j + e) for x in (b, j, e))  # squares of them are to come
+        b, j, e = (x / (b + j + e) for x in (b, j, e))  # avoids overflow of squares
         w = (j + (n - 1) * e) / n
         df1, df2 = float(n - 1), np.array([n * (k - 1), (n - 1) * (k - 1), (n - 1) * (k - 1)], dtype=float)
         statistic = np.stack([b / w, b / e, b / e], axis=-1)
@@ -231,12 +231,12 @@ def coefficients(ms: MeanSquares, *, level: float = 0.95) -> Coefficients:
 
 
 def agreement(s: Sums) -> NDArray[np.float64]:
-    """ICC2 of every unit, on the host: array (unit,), NaN for a unit that has one value throughout.
+    """Return the ICC2 of every unit, on the host: array (unit,), NaN for a unit with a single value.
 
     Examples
     --------
-    >>> one = np.random.default_rng(0).normal(size=(1, 1, 20))
-    >>> w = np.concatenate([one.repeat(5, axis=0), np.random.default_rng(1).normal(size=(5, 1, 20))], axis=1)
+    >>> unit = np.random.default_rng(0).normal(size=(1, 1, 20))
+    >>> w = np.concatenate([unit.repeat(5, axis=0), np.random.default_rng(1).normal(size=(5, 1, 20))], axis=1)
     >>> agreement(sums(w)).round(2)
     array([1.  , 0.02])
     """
@@ -247,26 +247,29 @@ def agreement(s: Sums) -> NDArray[np.float64]:
 
 
 def fdr(p_value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """P values (unit, type) adjusted over units to control the false discovery rate (Benjamini and Hochberg 1995)."""
+    """Adjust p values (unit, type) over units to control the false discovery rate (Benjamini and Hochberg 1995)."""
     from statsmodels.stats.multitest import multipletests
 
-    out = np.full(p_value.shape, np.nan)
+    adjusted = np.full(p_value.shape, np.nan)
     for t in range(p_value.shape[1]):
-        tested = ~np.isnan(p_value[:, t])
-        if tested.any():
-            out[tested, t] = multipletests(p_value[tested, t], method="fdr_bh")[1]
-    return out
+        is_tested = ~np.isnan(p_value[:, t])
+        if is_tested.any():
+            adjusted[is_tested, t] = multipletests(p_value[is_tested, t], method="fdr_bh")[1]
+    return adjusted
 
 
 def block(w: Array, start: Array | None = None, clients: slice = _ALL, units: slice = _ALL) -> tuple[Array, Array]:
-    """Exponents (unit,) and a copy of some weights (client, unit, weight), less the start, in units of their powers."""
+    """Return exponents (unit,) and weights (client, unit, weight) divided by the powers of 2.
+
+    Weights are a copy, minus ``start``, of the clients and units in the slices.
+    """
     xp = array_namespace(w)
     x = xp.astype(w[clients, units], xp.float64, copy=True)
     if start is not None:
         x -= start[units][None]
     e = xp.zeros(x.shape[1], dtype=xp.float64, device=device_of(x))
     if w.dtype != xp.float64 and (start is None or start.dtype != xp.float64):
-        return e, x  # squares of other types are within float64
+        return e, x  # squares of other types do not overflow float64
     with np.errstate(over="ignore", invalid="ignore"):
         squares = xp.sum(xp.vecdot(x, x), axis=0)
     if bool(xp.all((squares > 1 / _ORDINARY) & (squares < _ORDINARY))):
@@ -277,26 +280,28 @@ def block(w: Array, start: Array | None = None, clients: slice = _ALL, units: sl
 
 
 def _two_way(e: Array, x: Array) -> tuple[TwoWay, Array]:
-    """Sums of a block, which may be used up, and the clients' means (client, unit) of its units, not divided."""
+    """Return the sums of a block and its clients' means (client, unit), without the exponent; ``x`` is overwritten."""
     xp = array_namespace(x)
     k, _, n = x.shape
-    low, shift, rest, each = 0.0, 0.0, _over_clients(x), _over_weights(x)
-    over = xp.mean(rest, axis=-1)
+    low, shift, weight_means, client_means = 0.0, 0.0, _over_clients(x), _over_weights(x)
+    mean = xp.mean(weight_means, axis=-1)
     squares = xp.sum(xp.vecdot(x, x), axis=0)
-    residual = squares - k * xp.vecdot(rest, rest) - n * xp.sum(each**2, axis=0) + n * k * over**2
+    residual = (
+        squares - k * xp.vecdot(weight_means, weight_means) - n * xp.sum(client_means**2, axis=0) + n * k * mean**2
+    )
     if bool(xp.any(squares > _LOSES * residual)):
-        low, shift = over, rest
-        x -= shift  # what clients have in common costs no digits of how they differ
-        each = _over_weights(x)
-        x -= each[..., None]
+        low, shift = mean, weight_means
+        x -= shift  # avoids cancellation
+        client_means = _over_weights(x)
+        x -= client_means[..., None]
         residual = xp.sum(xp.vecdot(x, x), axis=0)
-        rest = _over_clients(x) + xp.mean(each, axis=0)[:, None]
-        over = xp.mean(rest, axis=-1)
+        weight_means = _over_clients(x) + xp.mean(client_means, axis=0)[:, None]
+        mean = xp.mean(weight_means, axis=-1)
         shift = shift - low[:, None]
-    clients = xp.sum((each - over) ** 2, axis=0)
-    profile = shift + (rest - over[:, None])
-    of_k = xp.asarray(float(k), dtype=xp.float64, device=device_of(x))
-    return TwoWay(of_k, e, low + over, profile, clients, residual), (low + each) * moments.power(e)
+    clients = xp.sum((client_means - mean) ** 2, axis=0)
+    profile = shift + (weight_means - mean[:, None])
+    n_clients = xp.asarray(float(k), dtype=xp.float64, device=device_of(x))
+    return TwoWay(n_clients, e, low + mean, profile, clients, residual), (low + client_means) * moments.power(e)
 
 
 def _over_clients(x: Array) -> Array:
@@ -314,13 +319,13 @@ def _ones(x: Array, n: int) -> Array:
 
 
 def mean_squares_of(b: Array, j: Array, e: Array, offset: Array, exponent: Array, k: int, n: int) -> MeanSquares:
-    """Mean squares from sums of squares; a sum that is mere rounding beside all of them and the mean's becomes 0."""
+    """Return mean squares from sums of squares; sums within rounding of all squares become 0."""
     if k < 2:
-        raise ValueError(f"agreement between clients needs at least 2 clients, but got {k}")
+        raise ValueError(f"agreement between clients needs at least 2 clients, but got {k}. Pass more clients.")
     if n < 2:
         raise ValueError(
             f"an intraclass correlation needs at least 2 weights in a unit, but got {n}. "
-            "Biases are one number per unit: put them beside the weights, or leave them out."
+            "Biases are one number per unit: append them to the weights, or leave them out."
         )
     xp = array_namespace(b)
     rounding = _ZERO * (xp.abs(b) + j + e + k * n * offset)
@@ -329,7 +334,7 @@ def mean_squares_of(b: Array, j: Array, e: Array, offset: Array, exponent: Array
 
 
 def six(b: Any, j: Any, e: Any, n: int, k: int) -> NDArray[np.float64]:
-    """Coefficients (..., type) from mean squares."""
+    """Return the coefficients (..., type) from mean squares."""
     w = (j + (n - 1) * e) / n
     agreement = (b - e) / (b + (k - 1) * e + k * (j - e) / n)
     single = np.stack([(b - w) / (b + (k - 1) * w), agreement, (b - e) / (b + (k - 1) * e)], axis=-1)
@@ -337,10 +342,10 @@ def six(b: Any, j: Any, e: Any, n: int, k: int) -> NDArray[np.float64]:
 
 
 def stepped_up(single: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-    """Coefficients of means over k clients (Spearman-Brown); minus infinity at -1 / (k - 1) or below."""
-    below = 1 + (k - 1) * single
+    """Return the coefficients of means over k clients (Spearman-Brown); minus infinity up to -1 / (k - 1)."""
+    denominator = 1 + (k - 1) * single
     with np.errstate(divide="ignore"):
-        return np.where(below <= 0, -np.inf, k * single / below)
+        return np.where(denominator <= 0, -np.inf, k * single / denominator)
 
 
 def _of_ratio(f: NDArray[np.float64], k: int) -> NDArray[np.float64]:
@@ -348,36 +353,41 @@ def _of_ratio(f: NDArray[np.float64], k: int) -> NDArray[np.float64]:
 
 
 def _limits(f: Any, df1: Any, df2: Any, q: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Interval of a ratio of mean squares."""
+    """Return the interval of a ratio of mean squares."""
     return f / scipy.special.fdtri(df1, df2, q), f * scipy.special.fdtri(df2, df1, q)
 
 
 def _limits_agreement(b: Any, j: Any, e: Any, icc: Any, n: int, k: int, q: float) -> tuple[Any, Any]:
-    """Interval of ICC2 by Satterthwaite's degrees of freedom (McGraw and Wong 1996, table 7)."""
-    rest = n * (1 + (k - 1) * icc) - k * icc
-    above = (n - 1) * (k - 1) * (k * icc * j + rest * e) ** 2
-    below = (n - 1) * (k * icc * j) ** 2 + (rest * e) ** 2
-    df = np.where(below == 0, 1.0, above / below)  # any value will do for equal clients
+    """Return the interval of ICC2 by Satterthwaite's degrees of freedom (McGraw and Wong 1996, table 7)."""
+    weight_of_error = n * (1 + (k - 1) * icc) - k * icc
+    numerator = (n - 1) * (k - 1) * (k * icc * j + weight_of_error * e) ** 2
+    denominator = (n - 1) * (k * icc * j) ** 2 + (weight_of_error * e) ** 2
+    df = np.where(denominator == 0, 1.0, numerator / denominator)  # any value suffices for equal clients
     f1, f2 = scipy.special.fdtri(n - 1, df, q), scipy.special.fdtri(df, n - 1, q)
-    error = k * j + (k * n - k - n) * e
-    return n * (b - f1 * e) / (f1 * error + n * b), n * (f2 * b - e) / (error + n * f2 * b)
+    spread = k * j + (k * n - k - n) * e
+    return n * (b - f1 * e) / (f1 * spread + n * b), n * (f2 * b - e) / (spread + n * f2 * b)
 
 
 def _rescaled(t: TwoWay, top: Array) -> TwoWay:
     xp = array_namespace(t.mean)
     if not bool(xp.any(t.exponent != top)):
         return t
-    by = moments.power(t.exponent - top)
+    factor = moments.power(t.exponent - top)
     return TwoWay(
-        t.n, xp.maximum(t.exponent, top), by * t.mean, by[:, None] * t.profile, by**2 * t.clients, by**2 * t.residual
+        t.n,
+        xp.maximum(t.exponent, top),
+        factor * t.mean,
+        factor[:, None] * t.profile,
+        factor**2 * t.clients,
+        factor**2 * t.residual,
     )
 
 
 def slices(total: int, step: int) -> list[slice]:
-    """Cut a range into steps."""
+    """Divide a range into slices of length ``step``."""
     return [slice(i, min(i + step, total)) for i in range(0, total, step)]
 
 
 def at_once(w: Array) -> int:
-    """Numbers in one block of temporaries."""
+    """Return the numbers in one block of temporaries."""
     return _CACHED if "cpu" in str(device_of(w)) else _BLOCK

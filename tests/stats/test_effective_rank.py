@@ -34,7 +34,7 @@ def test_zero_has_none_and_what_is_not_finite_is_named() -> None:
     x[1] = 0
     np.testing.assert_array_equal(np.isnan(effective_rank(x)), [False, True, False])
     x[2, 0, 0] = np.nan
-    with pytest.raises(ValueError, match=r"the one at \[2\] holds NaN"):
+    with pytest.raises(ValueError, match=r"the matrix at \[2\] holds NaN"):
         effective_rank(x)
     with pytest.raises(ValueError, match=r"got shape \(3,\)"):
         effective_rank(x[:, 0, 0])
