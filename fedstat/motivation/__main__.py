@@ -57,7 +57,7 @@ def _work(args: argparse.Namespace) -> None:
 
         _cli.save_figure(motivation_grid(run, outputs=args.outputs), args.plot, dpi=150, bbox_inches="tight")
     print(report(run, outputs=args.outputs))
-    print(f"\nStored: fedstat.open_run({str(args.out)!r})")
+    print(f"\nSaved: fedstat.open_run({str(args.out)!r})")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def _work(args: argparse.Namespace) -> None:
 
         _cli.save_figure(study_grid(run), args.plot, dpi=150, bbox_inches="tight")
     print(report(run))
-    print(f"\nStored: fedstat.open_run({str(args.out)!r})")
+    print(f"\nSaved: fedstat.open_run({str(args.out)!r})")
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

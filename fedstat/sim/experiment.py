@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -24,8 +24,8 @@ from fedstat.fl.job import ComputeConfig, Job, TrainConfig
 from fedstat.fl.loop import Buffer, observed_round, start
 from fedstat.fl.prepare import prepare
 from fedstat.fl.probes import metrics
-from fedstat.results.base import aligned
-from fedstat.results.tables import interval, number, plus_minus
+from fedstat.results.base import columns, wrapped
+from fedstat.results.tables import count, interval, number
 from fedstat.sim.model8 import SOURCE, Means, Model8, generate, replicate_seed
 from fedstat.sim.recovery.accuracy import correlation
 from fedstat.stats import factor, resampling, split
@@ -107,48 +107,48 @@ def summary(run: xr.DataTree) -> pd.DataFrame:
 
 
 def report(run: xr.DataTree) -> str:
-    """Tables of :func:`summary` as text that fits 100 columns."""
-    table = summary(run)
+    """Return the tables of :func:`summary` as text, in at most 80 columns."""
     config = json.loads(run.attrs["config"])
     n = config["replicates"]
-    head = (
-        f"Model (8): C = {config['clients']} clients, d = {config['d']} covariates, m = {config['m']} neurons, "
-        f"{config['n_train']} training samples each;\n"
-        f"{config['rounds']} rounds, {config['local_epochs']} local epochs, SGD {config['lr']:g}, "
-        f"batch {config['batch_size'] or 'full'}; ν by {config['estimator']}, κ = {config['kappa']:g};\n"
-        f"{n} replicate" + ("s" if n > 1 else "")
-    )
-    parts = [head]
-    for (p, alpha), block in table.groupby(["p", "alpha"], sort=False):
-        lines = [f"p = {p:g}, α = {alpha:g}", aligned(pd.DataFrame(map(_line, block.to_dict("records"))))]
-        first = block.iloc[0]
-        lines.append(f"oracle split: AUC {number(first['auc'], 3)}, adjusted Rand index {number(first['ari'], 3)}")
-        if (block["replicates"] < n).any():
-            lines.append(f"not complete: {int(block['replicates'].min())} to {int(block['replicates'].max())} of {n}")
-        parts.append("\n".join(lines))
-    parts.append(
-        "accuracy: clients' mean test accuracy after the last round; se: standard error over replicates.\n"
-        "Differences are paired within replicates; each interval stands alone (Student's t), not adjusted\n"
-        "for their number. stable: share of neurons that keep their state, mean over the last "
-        f"{LAST} rounds.\noracle split: factor analysis of the true weights."
-    )
-    return "\n\n".join(parts)
+    counts = {"clients": "client", "d": "covariate", "m": "unit", "n_train": "training sample", "rounds": "round"}
+    clients, covariates, units, samples, rounds = (count(config[name], noun) for name, noun in counts.items())
+    training = f"{count(config['local_epochs'], 'local epoch')}, SGD {config['lr']:g}"
+    analysis = f"{config['estimator']}, kappa = {config['kappa']:g}"
+    lines = [
+        f"Model (8): {clients}, {covariates}, {units}, {samples} per client",
+        f"{rounds}, {training}, batch {config['batch_size'] or 'full'}; {analysis}; {count(n, 'replicate')}",
+    ]
+    for (p, alpha), block in summary(run).groupby(["p", "alpha"], sort=False):
+        heads = ("split", "accuracy (SE)", "difference from true [95% CI]", "unchanged")
+        auc, ari, finished = block["auc"].iloc[0], block["ari"].iloc[0], block["replicates"]
+        lines += [
+            f"p = {p:g}, alpha = {alpha:g}",
+            *columns([heads, *map(_cells_of, block.to_dict("records"))], n_right=1),
+            f"Oracle (split from the true weights): AUC {number(auc, 3)}, ARI {number(ari, 3)}",
+        ]
+        if (finished < n).any():
+            n_finished = " to ".join(dict.fromkeys([str(finished.min()), str(finished.max())]))
+            lines.append(f"Incomplete: {n_finished} of {count(n, 'replicate')} finished")
+    paired = f"Paired t intervals over {n} replicates, unadjusted for multiple comparisons."
+    lines += [
+        paired if n > 1 else "One replicate: no standard errors and no intervals.",
+        "accuracy: test accuracy after the last round, mean over clients",
+        f"unchanged: proportion of units in the same group one round later (last {LAST})",
+    ]
+    return "\n".join(map(wrapped, lines))
 
 
-def _line(row: Any) -> dict[str, str]:
-    """One line of a table."""
-    return {
-        "split": row["method"],
-        "accuracy ± se": plus_minus(row["accuracy"], row["std_error"]),
-        "difference from true [95 % CI]": "–" if row["method"] == "true" else from_true(row),
-        "stable": number(row["stable"], 3),
-    }
+def _cells_of(row: Mapping[Any, Any]) -> tuple[str, str, str, str]:
+    """Return the cells of a split in the table."""
+    error = f" ({row['std_error']:.3f})" if math.isfinite(row["std_error"]) else ""
+    difference = "reference" if row["method"] == "true" else from_true(row, digits=3)
+    return row["method"], f"{number(row['accuracy'], 3)}{error}", difference, number(row["stable"], 3)
 
 
-def from_true(row: Any) -> str:
-    """Difference from the true split, of a row of :func:`summary`, with its interval or why there is none."""
+def from_true(row: Mapping[Any, Any], *, digits: int = 4) -> str:
+    """Return a row's difference from the true split with its interval, or why there is none."""
     limits = row["difference"], row["difference_low"], row["difference_high"]
-    return interval(*limits, equal="replicates" if row["equal"] else "")
+    return interval(*limits, digits, equal="replicates" if row["equal"] else "")
 
 
 def _complete(run: xr.DataTree) -> xr.DataArray:

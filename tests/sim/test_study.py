@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from prints import require_golden
 from scipy import stats
 
 from fedstat import sim, store
@@ -111,11 +112,22 @@ def test_the_oracle_column_is_that_of_recovery(run):
         assert mine == pytest.approx(float(found["auc"].sel(p=p).mean()))
 
 
-def test_the_report_fits_100_columns(run):
+def test_the_report_fits_80_columns(run):
     text = experiment.report(run)
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 80
     for method in METHODS:
-        assert f"\n{method} " in text
+        assert f"\n  {method} " in text
+
+
+def test_the_report_is_its_golden_file():
+    run = sim.study(p=0.5, methods=["true", "oracle", "random-redrawn", "fedavg"], **SMALL)
+    accuracy = run["metrics/accuracy"].copy()
+    values = np.random.default_rng(0).normal(0.8, 0.05, accuracy.shape).astype(np.float32)  # no training, no rounding
+    values[:, :, 1] = values[:, :, 0]
+    run["metrics/accuracy"] = accuracy.copy(data=values)
+    require_golden("sim", experiment.report(run))
+    run["metrics/rounds_done"] = run["metrics/rounds_done"].where(lambda done: done["replicate"] < 2, 0)
+    assert "Incomplete: 2 of 3 replicates finished" in experiment.report(run)
 
 
 def test_a_split_that_equals_the_true_one_in_every_replicate_has_no_interval(run):
@@ -130,9 +142,9 @@ def test_a_split_that_equals_the_true_one_in_every_replicate_has_no_interval(run
     assert not table.loc[(0.5, "fedavg"), "equal"]
     assert np.isfinite(table.loc[(0.5, "fedavg"), "difference_low"])
     text = experiment.report(alike)
-    assert "+0.0000, equal in all replicates" in text
-    assert "+0.0100, equal in all replicates" in text
-    assert "[+0.0000, +0.0000]" not in text
+    assert "+0.000, equal in all replicates" in text
+    assert "+0.010, equal in all replicates" in text
+    assert "[+0.000, +0.000]" not in text
 
 
 def test_one_replicate_has_no_standard_error():

@@ -76,7 +76,7 @@ def _work(args: argparse.Namespace) -> None:
         _cli.save_figure(spectrum_grid(of_first), args.spectrum, dpi=150, bbox_inches="tight")
     print(report(result))
     if args.out is not None:
-        print(f"\nStored: fedstat.open_run({str(args.out)!r})")
+        print(f"\nSaved: fedstat.open_run({str(args.out)!r})")
 
 
 if __name__ == "__main__":
