@@ -49,7 +49,7 @@ for name, client in (("H^s", None), ("H^p", "client")):
 # %% [markdown]
 # ## Theorem 1
 #
-# `looseness` is the number of rounds the bound asks for over the number needed; `limit` is the rate of an infinitely
+# `rounds_ratio` is rounds that the bound needs over rounds observed; `limit` is the rate of an infinitely
 # wide network. `fedavg-matched` shares all units of network (4), so that its kernel has the trace of FedSplit's: the
 # difference between the two is what the split itself buys.
 

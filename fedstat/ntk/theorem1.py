@@ -104,8 +104,8 @@ def convergence(
     >>> import numpy as np
     >>> x = np.eye(6).reshape(2, 3, 6)
     >>> result = convergence(x, np.ones((2, 3)), widths=[64], rounds=20, replicates=2)
-    >>> result.by_setting()[["method", "held"]]
-               method  held
+    >>> result.by_setting()[["method", "holds"]]
+               method  holds
     0        fedsplit  True
     1          fedavg  True
     2  fedavg-matched  True

@@ -229,10 +229,10 @@ def test_comparison_says_what_the_paired_table_holds() -> None:
 def test_glances_of_the_theorems_count_what_their_settings_say() -> None:
     found = MADE["GeneralizationResult"]()
     each, row = found.by_setting(), found.glance().iloc[0]
-    expected = (len(each), each["held"].sum(), each["vacuous"].sum())
+    expected = (len(each), each["holds"].sum(), each["vacuous"].sum())
     assert (row["n_settings"], row["n_held"], row["n_vacuous"]) == expected
     run = fedstat.ntk.convergence(DATA, widths=[8], rounds=2, replicates=2)
     row = run.glance().iloc[0]
     assert row["n_runs"] == len(run.rates())
-    assert row["n_held"] == (run.rates()["fill"] <= 1 + 1e-9).sum()
-    assert row["n_bounded"] == run.rates()["fill"].notna().sum()
+    assert row["n_held"] == (run.rates()["max_loss_over_bound"] <= 1 + 1e-9).sum()
+    assert row["n_bounded"] == run.rates()["max_loss_over_bound"].notna().sum()
