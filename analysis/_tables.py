@@ -225,10 +225,10 @@ def leakage_table(result: LeakageResult, paper: Reference, *, name: str, title: 
                 "method": title_of(str(x["method"])),
                 "PSNR, dB [95 %]": interval(x["estimate"], x["conf_low"], x["conf_high"], 2, sign=False, equal=equal),
                 "max": number(x["maximum"], 2),
-                "guess": number(x["guess"], 2),
-                "over the guess [95 %]": interval(x["gain"], x["gain_low"], x["gain_high"], 2, equal=equal),
+                "class mean": number(x["class_mean_psnr"], 2),
+                "vs class mean [95 %]": interval(x["gain"], x["gain_low"], x["gain_high"], 2, equal=equal),
                 "better": f"{100 * x['share_better']:.0f} %",
-                "verdict": x["verdict"],
+                "conclusion": x["conclusion"],
                 "by the paper's definition": number(x["estimate_paper"], 2),
                 "paper": number(x["paper"], 2),
             }
@@ -239,10 +239,10 @@ def leakage_table(result: LeakageResult, paper: Reference, *, name: str, title: 
     said = (
         "PSNR: of images on [0, 1], squared errors averaged over channels too; by the paper's definition added up",
         "[95 %]: Student's, over clients' means, the clients of one run (one seed)",
-        "guess: PSNR of the mean training image of the class that the attacker knows or infers; it needs no gradient",
-        "better: share of images that are nearer than this guess",
-        "recovered: intervals over the guess and over other clients' images of the class lie above 0",
-        f"traces: only the second does; nothing: it lies below {MARGIN:g} dB; undecided: none of these",
+        "class mean: PSNR of the class-mean image, which needs no gradients but the class, known or inferred",
+        "better: proportion of images nearer than the class-mean image",
+        "recovered: intervals of both differences, from the class mean and from other clients' images, lie above 0",
+        f"partial: only the second does; class only: it lies below {MARGIN:g} dB; else inconclusive",
         f"paper: reference values at the paper's own scale, {paper.source}",
     )
     return Table(title, values, blocks, said)

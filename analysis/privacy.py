@@ -170,9 +170,9 @@ def attacks(grid: Grid, args: argparse.Namespace) -> Table:
                     interval(*limits, 2, sign=False)
                     for limits in zip(rows["estimate"], rows["conf_low"], rows["conf_high"], strict=True)
                 ],
-                "of the class's mean image": [number(x, 2) for x in rows["guess"]],
+                "of the class's mean image": [number(x, 2) for x in rows["class_mean_psnr"]],
                 "of other clients' images": [number(x, 2) for x in rows["other"]],
-                "verdict": rows["verdict"],
+                "conclusion": rows["conclusion"],
             }
         )
         for label, rows in values.groupby("label", sort=False)

@@ -30,8 +30,8 @@ def parser() -> _cli.Parser:
     """Arguments of the command."""
     cli = _cli.Parser(
         prog="python -m fedstat.attack",
-        description="Deep leakage from gradients: recover training images from what clients of finished runs send "
-        "after one local step; print PSNR beside that of a guess without any gradient.",
+        description="Gradient inversion (DLG, deep leakage from gradients): recover training images from what clients "
+        "of finished runs send after one local step; compare their PSNR with that of the class-mean image.",
     )
     cli.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="store of python -m fedstat.fl; all of the same data"
@@ -79,15 +79,15 @@ def _work(args: argparse.Namespace) -> None:
 
         _cli.save_figure(leakage_grid(result), args.plot, dpi=150)
     print(result.summary())
-    print(f"{time.monotonic() - begun:.0f} s, training again included")
+    print(f"Time: {time.monotonic() - begun:.0f} s, including repeated training")
     if args.out is not None:
-        print(f"\nStored: {args.out}" if table else f"\nStored: fedstat.open_run({str(args.out)!r})")
+        print(f"Saved: {args.out}" if table else f"Saved: fedstat.open_run({str(args.out)!r})")
 
 
 def _save(args: argparse.Namespace, attack: dict[str, Any], result: LeakageResult) -> None:
     given = {k: [*map(str, v)] if k == "runs" else str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     config = given | attack
-    attrs = store.provenance("deep leakage from gradients", config, command=COMMAND)
+    attrs = store.provenance("gradient inversion", config, command=COMMAND)
     store.save(args.out, xr.DataTree.from_dict({"/leakage": result.to_dataset()}), attrs, overwrite=args.overwrite)
 
 

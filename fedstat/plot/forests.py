@@ -188,7 +188,7 @@ def _of_leakage(result: LeakageResult, type: Type) -> Rows:  # noqa: A002, ARG00
         {
             "name": augmented["run"] + (", labels " + augmented["labels"] if has_modes else ""),
             "value": augmented["gain"], "low": augmented["gain_low"], "high": augmented["gain_high"],
-            "filled": augmented["verdict"] == RECOVERED,
+            "filled": augmented["conclusion"] == RECOVERED,
         }
     )  # fmt: skip
     label = f"PSNR minus PSNR of the class-mean image (dB), {_percent(result.level)} CI"

@@ -278,8 +278,10 @@ def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None
     rounds = np.unique(table["round"])
     step = np.diff(rounds).min() if len(rounds) > 1 else 1
     of_mode = table[table["labels"] == mode]
-    guess = of_mode.groupby("round")["guess"].first()
-    is_common = np.allclose(of_mode["guess"], of_mode["round"].map(guess))  # one value per round in all runs
+    class_mean = of_mode.groupby("round")["class_mean_psnr"].first()
+    is_common = np.allclose(
+        of_mode["class_mean_psnr"], of_mode["round"].map(class_mean)
+    )  # one value per round in all runs
     for i, run in enumerate(runs):
         rows = of_mode[of_mode["run"] == run]
         x = rows["round"] + 0.06 * step * (i - (len(runs) - 1) / 2)
@@ -288,9 +290,9 @@ def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None
             x, rows["estimate"], error, marker="o", markersize=4, capsize=2, linewidth=1.2, label=literal(run)
         )[0]
         if not is_common:
-            ax.plot(x, rows["guess"], color=line.get_color(), linestyle="--", linewidth=1)
+            ax.plot(x, rows["class_mean_psnr"], color=line.get_color(), linestyle="--", linewidth=1)
     ax.plot(
-        rounds if is_common else [], guess if is_common else [], color="0.3", linestyle="--", linewidth=1,
+        rounds if is_common else [], class_mean if is_common else [], color="0.3", linestyle="--", linewidth=1,
         label="class-mean image (no gradients)",
     )  # fmt: skip
     ax.set_xticks(rounds)

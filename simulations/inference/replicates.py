@@ -79,7 +79,7 @@ def leakage(clients: int, images: int, rng: np.random.Generator) -> list[float]:
     (row,) = leaked(clients, images, 0.0, rng).augment().to_dict("records")
     covers = row["other_low"] <= 0 <= row["other_high"]
     known = np.isfinite(row["other_low"])
-    return [float(covers) if known else np.nan, float(row["verdict"] not in ("recovered", "traces"))]
+    return [float(covers) if known else np.nan, float(row["conclusion"] not in ("recovered", "partial"))]
 
 
 _DISCRETE = (

@@ -11,6 +11,7 @@ import torch
 import trainer
 import xarray as xr
 from algorithm_jobs import make
+from prints import require_golden
 from scipy import stats
 from toy_methods import toy
 
@@ -238,7 +239,7 @@ def test_psnr_is_the_usual_one_and_the_papers_is_lower_by_the_channels():
 def test_a_result_separates_leaking_methods_from_guessing():
     found = leakage_of(job(make("fedavg")), rounds=[0], images=3, iterations=150, labels="given")
     row = found.augment().iloc[0]
-    assert row["verdict"] == "recovered"
+    assert row["conclusion"] == "recovered"
     assert row["gain_low"] > 0
     clients = found.data["psnr"].mean(["round", "image"]).to_numpy().ravel()
     half = 4.302653 * clients.std(ddof=1) / np.sqrt(3)  # Student's t, 2 degrees of freedom
@@ -285,10 +286,10 @@ def test_an_attacker_who_uses_no_gradient_recovers_nothing(monkeypatch, labels):
     whole = psnr(data.x.mean(0).numpy(), found.data["original"][0].to_numpy()).mean()
     assert row["estimate"] > whole + 3, "or the mean of all images would have caught it, too"
     assert row["label_accuracy"] == 1
-    assert row["verdict"] == "nothing"
+    assert row["conclusion"] == "class only"
     monkeypatch.undo()
     real = leakage_of(j, rounds=[0], images=6, labels=labels, iterations=200)
-    assert real.augment()["verdict"][0] == "recovered"
+    assert real.augment()["conclusion"][0] == "recovered"
 
 
 def test_a_method_with_several_seeds_is_judged_over_seeds():
@@ -302,13 +303,13 @@ def test_a_method_with_several_seeds_is_judged_over_seeds():
         one = base.assign(psnr=psnrs, other=psnrs - above).assign_coords(seed=("run", [seed]))
         runs.append(one.assign_coords(run=[f"fedavg, seed {seed}"]))
     found = LeakageResult(xr.concat(runs, "run"))
-    assert found.augment()["verdict"].tolist() == ["recovered", "nothing", "recovered"]
+    assert found.augment()["conclusion"].tolist() == ["recovered", "class only", "recovered"]
     over = found.by_method()
-    assert over[["method", "n", "verdict"]].to_numpy().tolist() == [["fedavg", 3, "undecided"]]
+    assert over[["method", "n", "conclusion"]].to_numpy().tolist() == [["fedavg", 3, "inconclusive"]]
     gains = found.augment()["gain"]
     low, high = stats.t.interval(0.95, 2, gains.mean(), stats.sem(gains))
     np.testing.assert_allclose(over.loc[0, ["gain_low", "gain_high"]].astype(float), [low, high])
-    assert "fedavg, labels given, over 3 seeds: undecided" in repr(found)
+    assert "fedavg, labels given, over 3 seeds: inconclusive" in repr(found)
     alone = LeakageResult(runs[0])
     assert alone.by_method().empty
     assert "other seeds may differ" in repr(alone)
@@ -346,7 +347,7 @@ def test_the_command_prints_stores_and_draws(stores, tmp_path, capsys):
     assert main([*runs, *options, "--out", str(tmp_path / "a.zarr"), "--plot", str(tmp_path / "a.png")]) == 0
     printed = capsys.readouterr().out
     assert "fedper, labels inferred, round 2: " in printed
-    assert "the mean training image of the class has" in printed
+    assert "class-mean image (no gradients): mean" in printed
     kept = xr.open_datatree(tmp_path / "a.zarr", engine="zarr", consolidated=False)
     assert dict(kept["leakage"].sizes) == {
         "run": 2, "labels": 2, "round": 1, "client": 3, "image": 2, "channel": 1, "row": 8, "column": 8
@@ -384,6 +385,21 @@ def test_clients_whose_images_are_recovered_alike_leave_no_interval():
     row = alike.augment().iloc[0]
     assert row["gain"] == pytest.approx(0.5)
     assert np.isnan([row["gain_low"], row["gain_high"]]).all()
-    assert row["verdict"] == "not decidable"
+    assert row["conclusion"] == "inconclusive"
     assert "+0.50, equal in all clients" in repr(alike)
-    assert "[+0.50, +0.50]" not in repr(alike)
+    assert "[0.50, 0.50]" not in repr(alike)
+
+
+@pytest.mark.parametrize(("name", "runs"), [("attack", ["fedavg", "fedper"]), ("attack-seeds", ["fedfac-dynamic"] * 3)])
+def test_the_print_is_its_golden_file(name, runs):
+    rng, coords = np.random.default_rng(0), {"round": [0, 10], "labels": ["given", "inferred"]}
+    dims, shape = ("run", "round", "labels", "client", "image"), (len(runs), 2, 2, 4, 2)
+    psnrs = rng.normal(13, 1, shape) + np.linspace(8, 0, len(runs)).reshape(-1, 1, 1, 1, 1)
+    data = {"psnr": psnrs, "guess": rng.normal(13, 0.5, shape), "other": rng.normal(12, 0.2, shape)}
+    data |= {"label_right": rng.random(shape) < 0.9}
+    images = {"original": (("run", "client", "image", "channel"), np.zeros((len(runs), 4, 2, 3)))}
+    made = xr.Dataset({key: (dims, values) for key, values in data.items()} | images, coords)
+    several = len(set(runs)) < len(runs)
+    names = [f"{run}, seed {seed}" if several else run for seed, run in enumerate(runs)]
+    made = made.assign_coords(run=names, method=("run", runs), seed=("run", [*range(len(runs))] if several else [0, 0]))
+    require_golden(name, LeakageResult(made).summary())

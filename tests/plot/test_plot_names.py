@@ -144,7 +144,7 @@ def leakage_of(names: Sequence[str], rounds: np.ndarray) -> Any:
         def tidy(self) -> pd.DataFrame:
             rows = [
                 {"run": n, "labels": "given", "round": r, "estimate": 12.0, "conf_low": 11.0, "conf_high": 13.0,
-                 "guess": 10.0}
+                 "class_mean_psnr": 10.0}
                 for n in names for r in rounds
             ]  # fmt: skip
             return pd.DataFrame(rows)
