@@ -22,30 +22,31 @@ IN_NATS = ("entropy", "std_error", "conf_low", "conf_high")
 class EntropyResult(Result):
     """Differential entropies in nats, as :func:`fedstat.knn_entropy` returns them.
 
-    The fields are of the kind of the samples: DataArrays, arrays or tensors. ``result["entropy"]`` is
-    ``result.entropy``, ``result["unit"]`` a coordinate, and ``np.asarray(result)`` holds these values.
+    The fields are DataArrays, arrays or tensors, as the samples are. ``result["entropy"]`` is ``result.entropy``,
+    ``result["unit"]`` is a coordinate, and ``np.asarray(result)`` holds the entropies.
 
     Attributes
     ----------
     entropy : (...,)
-        Entropy of the continuous part; NaN where at most k samples are left beside the atoms (a dead neuron).
+        Entropy of the continuous part. NaN where at most k samples lie outside the atoms, as for a unit whose outputs
+        are always 0.
     std_error : (...,)
-        Standard error, without the bias. NaN where no interval is given.
+        Standard error, which leaves out the bias. NaN for tied or clustered samples.
     n : (...,)
-        Samples the estimate rests on: all of them, less those in atoms.
+        Number of samples outside the atoms, from which the entropy is estimated.
     atom_value : (..., atom) or (..., atom, feature)
-        Values that more than k samples share, ascending, NaN past the last.
+        Atoms: values that more than k samples have. In ascending order, padded with NaN.
     atom_mass : (..., atom)
-        Share of the samples at each of these values, 0 past the last.
+        Proportion of the samples at each atom, padded with 0.
     n_tied : (...,)
-        Samples of the continuous part that have an exact copy, which makes the entropy too low.
+        Number of tied samples: samples outside the atoms that have an exact copy. They make the entropy too low.
     conf_low, conf_high : (...,)
-        Interval that allows for the bias. NaN with tied or clustered samples, and with k above
+        Confidence interval that allows for the bias. NaN for tied or clustered samples, and for k above
         :func:`fedstat.stats.entropy.largest_k`.
     clustered : (...,)
-        Whether samples lie in narrow groups too small for k, which makes the entropy too high.
+        True if samples lie in narrow groups that are too small for k, which makes the entropy too high.
     k : int
-        Number of the neighbour.
+        Rank of the nearest neighbor whose distance is used.
     level : float
         Confidence level of the intervals.
     """
@@ -70,7 +71,7 @@ class EntropyResult(Result):
         return np.array(check.numpy_of(self.entropy), dtype=dtype, copy=True if copy is None else copy)
 
     def to_dataset(self) -> xr.Dataset:
-        """All fields under their names; dims of arrays and tensors are axis_0, axis_1, ..., atom and feature."""
+        """Return all fields under their names; dims of arrays and tensors are axis_0, axis_1, ..., atom and feature."""
         if isinstance(self.entropy, xr.DataArray):
             return xr.Dataset({name: self[name] for name in FIELDS})
         values = {name: check.numpy_of(self[name]) for name in FIELDS}
@@ -81,28 +82,37 @@ class EntropyResult(Result):
         return data
 
     def tidy(self) -> pd.DataFrame:
-        """One row per series: its labels, then the estimate and what belongs to it.
+        """Return one row per series.
 
-        estimate, std_error (without the bias), conf_low, conf_high (with an allowance for it), in nats; n, n_tied;
-        clustered; n_atoms and atom_mass, the number and the mass of all its atoms.
+        Returns
+        -------
+        DataFrame (series)
+            First the coordinates of the series. Then, in nats, estimate (the entropy), std_error (leaves out the bias),
+            conf_low and conf_high (allow for it). Then n, n_tied and clustered, as in the fields; n_atoms, the number
+            of atoms; atom_mass, the proportion of the samples in all atoms.
         """
         data = self.to_dataset()
         mass = data["atom_mass"]
         names = ["entropy", "std_error", "conf_low", "conf_high", "n", "n_tied", "clustered"]
-        kept = data[names].rename(entropy="estimate")
-        kept = kept.assign(n_atoms=(mass > 0).sum("atom"), atom_mass=mass.sum("atom"))
-        if not kept.sizes:
-            return pd.DataFrame([{str(name): x.item() for name, x in kept.data_vars.items()}])
-        return kept.to_dataframe().reset_index()
+        table = data[names].rename(entropy="estimate")
+        table = table.assign(n_atoms=(mass > 0).sum("atom"), atom_mass=mass.sum("atom"))
+        if not table.sizes:
+            return pd.DataFrame([{str(name): x.item() for name, x in table.data_vars.items()}])
+        return table.to_dataframe().reset_index()
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
-        """One row: series, k, samples; entropy over series (median, least, most); those with atoms, ties, clusters.
+        """Return one row that summarizes all series.
 
-        interval_width_median is in nats; n_undefined counts series without an entropy, n_without_interval those with an
-        entropy and no interval.
+        Returns
+        -------
+        DataFrame (1,)
+            n_series, k; n_min and n_max, the fewest and the most samples of a series; in nats, over series,
+            entropy_median, entropy_min, entropy_max and std_error_median; level; interval_width_median in nats. Then
+            counts of series: n_with_atoms, n_with_ties, n_clustered, n_undefined (no entropy), n_without_interval
+            (an entropy, but no interval).
         """
         table = self.tidy()
         median, least, most = median_and_ends(table["estimate"].to_numpy())
@@ -146,26 +156,26 @@ class EntropyResult(Result):
                 f"{x['n_with_atoms']} with atoms (equal samples), up to {100 * most_mass:.0f}% of the samples; "
                 f"{x['n_undefined']} undefined (too few other samples)"
             )
-        lines += self._without_interval(table)
+        lines += self._explain_missing_intervals(table)
         if len(table) > 1:
             labels = table[dims].astype(str).agg(", ".join, axis=1)
             lines += extremes(table["estimate"].to_numpy(), labels.to_numpy())
         return lines
 
     def cautions(self) -> list[Caution]:
-        """Return how many series have a biased entropy, and which way."""
-        table, found = self.tidy(), []
-        if tied := int((table["n_tied"] > 0).sum()):
-            share = 100 * float((table["n_tied"] / table["n"]).max())
-            text = f"{tied} with ties (up to {share:.0f}% of the samples): entropy too low, no CI"
-            found.append(Caution("Ties", text))
-        if clustered := int(table["clustered"].sum()):
-            text = f"{clustered} with samples in narrow groups, too small for k = {self.k}: entropy too high, no CI"
-            found.append(Caution("Samples in narrow groups", text))
-        return found
+        """Return cautions on series whose entropy is too low or too high."""
+        table, cautions = self.tidy(), []
+        if n_tied := int((table["n_tied"] > 0).sum()):
+            percent = 100 * float((table["n_tied"] / table["n"]).max())
+            text = f"{n_tied} with ties (up to {percent:.0f}% of the samples): entropy too low, no CI"
+            cautions.append(Caution("Ties", text))
+        if n_clustered := int(table["clustered"].sum()):
+            text = f"{n_clustered} with samples in narrow groups, too small for k = {self.k}: entropy too high, no CI"
+            cautions.append(Caution("Samples in narrow groups", text))
+        return cautions
 
-    def _without_interval(self, table: pd.DataFrame) -> list[str]:
-        """Why there are no intervals where the bias is unknown."""
+    def _explain_missing_intervals(self, table: pd.DataFrame) -> list[str]:
+        """Return the line of the print that says why the bias, and with it the interval, is unknown."""
         lines = []
         least = table.loc[table["estimate"].notna(), "n"].min()
         if self._dimension > 3:
@@ -176,7 +186,7 @@ class EntropyResult(Result):
 
     @property
     def _dimension(self) -> int:
-        """Coordinates of one sample."""
+        """Number of coordinates of a sample."""
         return int(self.atom_value.shape[-1]) if self.atom_value.ndim > self.atom_mass.ndim else 1
 
 
@@ -192,31 +202,36 @@ class ClientClustersResult(Result):
     similarity : array (client, client)
         Cosine similarity of the clients' vectors.
     clients : array (client,)
-        Labels.
+        Names of the clients.
     cluster : int array (client,)
-        From 1, in the order of their first client.
+        Number of each client's cluster. Clusters are numbered from 1 in the order of their first client.
     merges, order : array (client - 1, 4) and int array (client,)
         The tree, as :func:`scipy.cluster.hierarchy.linkage` returns it, and the positions of clients along its leaves.
     n_values : int
         Length of a client's vector.
     recurs : float
-        Mean adjusted Rand index of these clusters with those found without some of the clients.
+        Mean adjusted Rand index of the clusters with the clusters of random subsamples of the clients.
     left_out, n_subsamples : int
-        How many clients were left out, and how often.
+        Number of clients that a subsample leaves out, and number of subsamples.
     groups : array (client,) or None
-        Known groups; without them what follows is NaN.
-    adjusted_rand, std_error, conf_low, conf_high, p_value : float
-        Agreement of clusters and groups; error and interval by the delete-d jackknife; one-sided permutation test.
+        Known groups. Without them the fields from ``adjusted_rand`` to ``contrast_p_value`` are NaN.
+    adjusted_rand, std_error, conf_low, conf_high : float
+        Adjusted Rand index of clusters and groups, with its standard error and confidence interval (delete-d
+        jackknife over clients).
+    p_value : float
+        One-sided permutation test of the index. H0: group membership is exchangeable over clients.
     contrast, contrast_p_value : float
-        Mean similarity within groups minus between them, and the same test of it, which needs no clusters.
+        Mean similarity within groups minus mean similarity between groups, and its one-sided permutation test. This
+        test needs no clusters.
     n_permutations : int
-        Behind both p-values.
+        Number of permutations of group membership behind both p values.
     exact : bool
-        Whether these are all arrangements of the groups' labels; else they are drawn, and the one at hand is added.
+        True if these are all distinct arrangements of the groups over clients. Otherwise they are random, and the
+        observed arrangement is added.
     level : float
         Confidence level of the interval.
     baseline : {"mean"} or None
-        What was taken off the vectors.
+        "mean" if the mean over clients was subtracted from the vectors.
     """
 
     similarity: Floats
@@ -243,7 +258,7 @@ class ClientClustersResult(Result):
     _figure: ClassVar[str] = "client_similarity"
 
     def to_dataset(self) -> xr.Dataset:
-        """``similarity`` (client, other), ``cluster`` and, where known, ``group`` (client,)."""
+        """Return ``similarity`` (client, other), ``cluster`` (client,) and, for known groups, ``group`` (client,)."""
         clients = {"client": self.clients, "other": self.clients}
         data = {"similarity": (("client", "other"), self.similarity), "cluster": ("client", self.cluster)}
         if self.groups is not None:
@@ -251,32 +266,40 @@ class ClientClustersResult(Result):
         return xr.Dataset(data, clients)
 
     def tidy(self) -> pd.DataFrame:
-        """One row per client: term, cluster, group, mean similarity to its cluster's others and the nearest cluster."""
-        same = self.cluster[:, None] == np.unique(self.cluster)
-        sums = self.similarity @ same
-        here, each = np.arange(len(self.cluster)), same.sum(0)
-        own = self.cluster - 1
+        """Return one row per client.
+
+        Returns
+        -------
+        DataFrame (client)
+            term (the client); cluster; group, if groups are known; within, the mean similarity to the other clients of
+            its cluster (NaN if there are none); nearest, the mean similarity to the clients of the most similar other
+            cluster (NaN if there is one cluster).
+        """
+        is_member = self.cluster[:, None] == np.unique(self.cluster)
+        sums, sizes = self.similarity @ is_member, is_member.sum(0)
+        column = self.cluster - 1
         with np.errstate(invalid="ignore"):
-            within = (sums[here, own] - 1) / (each[own] - 1)
-        others = np.where(same, -np.inf, sums / each)
+            within = (sums[np.arange(len(column)), column] - 1) / (sizes[column] - 1)
+        to_other_clusters = np.where(is_member, -np.inf, sums / sizes)
         rows = {"term": self.clients, "cluster": self.cluster}
         rows |= {} if self.groups is None else {"group": self.groups}
-        nearest = others.max(1) if same.shape[1] > 1 else np.full(len(own), np.nan)
+        nearest = to_other_clusters.max(1) if is_member.shape[1] > 1 else np.full(len(column), np.nan)
         return pd.DataFrame(rows | {"within": within, "nearest": nearest})
 
     def augment(self, data: Any = None) -> Any:
-        """Cluster of every client, and the other columns of :meth:`tidy`, beside what you know of the clients.
+        """Add the columns of :meth:`tidy` to data about the clients.
 
         Parameters
         ----------
         data : DataFrame, Dataset or DataArray, optional
-            A DataFrame with a column ``client`` (or the clients as its index, or a row for each in their order); a
-            Dataset or DataArray with the dim ``client``, such as ``run["clients"]``.
+            A DataFrame with a column ``client``, or with the clients as its index, or with one row per client in their
+            order. Or a Dataset or DataArray with the dim ``client``, such as ``run["clients"]``.
 
         Returns
         -------
         DataFrame (client) or Dataset
-            Your columns or variables, then these; without data, client and these.
+            The columns or variables of ``data``, then cluster, group, within and nearest. Without data, client and
+            these columns.
         """
         return beside(self.tidy().rename(columns={"term": "client"}), data, key="client")
 
@@ -284,7 +307,14 @@ class ClientClustersResult(Result):
         return self.tidy().sort_values("cluster", kind="stable"), None
 
     def glance(self) -> pd.DataFrame:
-        """One row: clients, clusters, how well they recur, agreement with the groups with its error, interval and p."""
+        """Return one row of sizes and fields.
+
+        Returns
+        -------
+        DataFrame (1,)
+            n_clients, n_clusters, n_groups (0 if groups are unknown); then the fields adjusted_rand to
+            contrast_p_value, n_permutations, exact, recurs, left_out and level, as the class describes them.
+        """
         names = (
             "adjusted_rand", "std_error", "conf_low", "conf_high", "p_value", "contrast", "contrast_p_value",
             "n_permutations", "exact", "recurs", "left_out", "level",
@@ -307,16 +337,16 @@ class ClientClustersResult(Result):
         if self.groups is None:
             return lines
         ari, contrast = coefficient(self.adjusted_rand), coefficient(self.contrast)
-        certain = "no CI: the same in every subsample"
+        interval = "no CI: equal in all subsamples"
         if self.std_error != 0:
             ends = f"[{coefficient(self.conf_low)}, {coefficient(self.conf_high)}]"
-            certain = f"{100 * self.level:g}% CI {ends} (delete-{self.left_out} jackknife)"
-        which = f"all {self.n_permutations} arrangements" if self.exact else f"{self.n_permutations} permutations"
+            interval = f"{100 * self.level:g}% CI {ends} (delete-{self.left_out} jackknife)"
+        n_drawn = f"all {self.n_permutations} arrangements" if self.exact else f"{self.n_permutations} permutations"
         return [
             *lines,
             f"Known groups: {len(np.unique(self.groups))} (sizes {_sizes(self.groups)})",
-            f"  ARI with the clusters: {ari}, {certain}",
-            f"    {p_equals(self.p_value)} (one-sided, {which} of group membership)",
+            f"  ARI with the clusters: {ari}, {interval}",
+            f"    {p_equals(self.p_value)} (one-sided, {n_drawn} of group membership)",
             f"  Mean similarity within minus between groups: {contrast}, {p_equals(self.contrast_p_value)} (same test)",
         ]
 

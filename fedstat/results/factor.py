@@ -1,4 +1,4 @@
-"""Factor analysis of a layer, reported in psych's vocabulary."""
+"""Result of a factor analysis of a layer's units, in the terms of R's psych."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedstat.stats import number_of_factors
 from fedstat.stats import split as _split
 
 Rotation = Literal["varimax", "promax", "oblimin"]
-"""Rotations of loadings, by the names that factor_analyzer gives them."""
+"""Rotations of loadings, named as in factor_analyzer."""
 ROTATIONS: tuple[Rotation, ...] = ("varimax", "promax", "oblimin")
 Floats = NDArray[np.float64]
-_ROUNDING = 1e-12  # of the longest row of loadings: a shorter one is rounding noise
+_ROUNDING = 1e-12  # relative to the longest row of loadings: a shorter row is rounding noise
 
 
 class ConvergenceWarning(UserWarning):
-    """An iteration stopped at its cap; the message says what to do next."""
+    """Warning that an iteration stopped at its maximum; the message says what to do."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,40 +35,42 @@ class FactorResult(Result):
     Attributes
     ----------
     communality : array (unit,)
-        ν: share of a unit's variance that the common factors explain; NaN for a dead unit (zero variance).
+        Communality ν: proportion of a unit's variance that the factors explain. NaN for a constant unit.
     loadings : array (unit, factor)
-        Pattern coefficients, columns in descending order of their sum of squares; NaN rows for dead units.
+        Pattern coefficients, columns in descending order of their sum of squares. NaN for a constant unit.
     correlation : array (unit, unit)
-        R; NaN rows and columns for dead units.
-    n_factors, n_iter : int
-        Number of factors G; number of eigendecompositions, the first of R itself, as R's psych counts.
+        R, the correlation matrix of the units. NaN rows and columns for constant units.
+    n_factors : int
+        Number of factors G.
+    n_iter : int
+        Number of eigendecompositions, the first of R itself, as R's psych counts iterations.
     converged : bool
-        Whether the estimator reached its tolerance before its cap.
+        True if the method reached its tolerance within its maximum number of iterations.
     residual : float
-        Largest change of a communality in the last step; the KKT residual of bounded estimators.
+        Largest change of a communality in the last iteration; the KKT residual of bounded methods.
     heywood : bool array (unit,)
-        Communality above 1, an improper solution, or held at 1 by a bound.
+        True for a Heywood case: a communality above 1, which is improper, or held at 1 by a bound.
     units : array (unit,)
-        Labels of the units.
+        Names of the units.
     n_obs, n_clients : int or None
-        Rows (client, weight) and clients behind R, where known.
+        Number of rows (client, weight) and number of clients behind R, if known.
     kappa : float or None
-        Eigenvalue share that chose ``n_factors``; None if the number was given.
+        κ, the proportion of the eigenvalue sum that set ``n_factors``. None if the user set the number.
     method, rotation : str, str or None
-        Estimator of ν; rotation of the loadings.
+        Statistical procedure that estimates ν; rotation of the loadings.
     phi : array (factor, factor) or None
         Correlations of obliquely rotated factors.
     options : dict
-        Further arguments of the fit, reused by :func:`fedstat.update`.
+        Further arguments of the fit, which :func:`fedstat.update` reuses.
     n_starts, n_minima : int
-        Starts tried, and how many distinct solutions they ended in.
+        Number of initial values tried, and number of distinct solutions that they led to.
     agreement : array (unit,) or None
-        ICC2 of each unit over clients (:func:`fedstat.icc`), beside ν; NaN where it is undefined: for a dead unit, one
-        client, or one weight per unit. None where a matrix of rows or correlations was analysed, without clients.
+        ICC2 of each unit over clients (:func:`fedstat.icc`). NaN where it is undefined: for a constant unit, for one
+        client, or for one weight per unit. None for the analysis of a matrix of rows or correlations, without clients.
     of_change : bool
-        Whether a baseline was subtracted from the weights.
+        True if a baseline was subtracted from the weights.
     center, scale : array (unit,) or None
-        Mean and standard deviation of the rows that were analysed; None where only correlations were known.
+        Mean and standard deviation of the analyzed rows. None for the analysis of a correlation matrix.
     """
 
     communality: Floats
@@ -104,45 +106,58 @@ class FactorResult(Result):
 
     @property
     def uniqueness(self) -> Floats:
-        """Share of a unit's variance that is its own: 1 − ν, array (unit,)."""
+        """Proportion of a unit's variance that the factors do not explain: 1 − ν; array (unit,)."""
         return 1 - self.communality
 
     @property
     def dead(self) -> NDArray[np.bool_]:
-        """Units with zero variance: no communality, never silently shared; bool array (unit,)."""
+        """Constant units: their weights have variance 0, so that they have no communality; bool array (unit,)."""
         return np.isnan(self.communality)
 
     @cached_property
     def eigenvalues(self) -> Floats:
-        """Eigenvalues of R, descending, one 0 for each dead unit; array (unit,)."""
-        live = np.linalg.eigvalsh(self._live)[::-1]
-        return np.concatenate([live, np.zeros(int(self.dead.sum()))])
+        """Eigenvalues of R in descending order, with a 0 for each constant unit; array (unit,)."""
+        eigenvalues = np.linalg.eigvalsh(self._varying)[::-1]
+        return np.concatenate([eigenvalues, np.zeros(int(self.dead.sum()))])
 
     @property
     def ss_loadings(self) -> Floats:
-        """Variance each factor explains, in units of one standardised unit; array (factor,)."""
+        """Variance that each factor explains, as a multiple of the variance of a standardized unit; array (factor,)."""
         pattern = self.loadings[~self.dead]
         phi = np.eye(self.n_factors) if self.phi is None else self.phi
         return np.asarray(np.diagonal(phi @ pattern.T @ pattern))
 
     @property
-    def _live(self) -> Floats:
+    def _varying(self) -> Floats:
+        """R without constant units."""
         return self.correlation[np.ix_(~self.dead, ~self.dead)]
 
     @property
     def _structure(self) -> Floats:
+        """Correlations of units and factors, without constant units; array (unit, factor)."""
         pattern = self.loadings[~self.dead]
         return pattern if self.phi is None else pattern @ self.phi
 
     @cached_property
     def _indices(self) -> dict[str, float]:
-        if self.method == "leverage":  # squared eigenvector rows: no factor model that could fit
-            return number_of_factors.fit_indices(self._live, self._live * np.nan, self.n_factors, None)
+        """Fit indices by their names."""
+        if self.method == "leverage":  # leverages define no factor model that could fit
+            return number_of_factors.fit_indices(self._varying, self._varying * np.nan, self.n_factors, None)
         common = self._structure @ self.loadings[~self.dead].T
-        return number_of_factors.fit_indices(self._live, common, self.n_factors, self.n_obs)
+        return number_of_factors.fit_indices(self._varying, common, self.n_factors, self.n_obs)
 
     def split(self, *, tau: _split.Tau = 0.5) -> SplitResult:
-        """Shared units, those that the other units explain: ν >= τ (FedFac §4.1); see :func:`fedstat.split`."""
+        """Share the units whose communality reaches a threshold: ν >= τ (FedFac §4.1).
+
+        Parameters
+        ----------
+        tau : float in (0, 1), inf, -inf or Absolute
+            Threshold τ, as in :func:`fedstat.split`.
+
+        Returns
+        -------
+        SplitResult
+        """
         return SplitResult(
             communality=self.communality,
             shared=_split.shared(self.communality, tau=tau),
@@ -152,24 +167,29 @@ class FactorResult(Result):
         )
 
     def rotate(self, rotation: Rotation) -> FactorResult:
-        """Rotate the loadings with factor_analyzer; communalities stay as they are.
+        """Rotate the loadings with factor_analyzer, which leaves communalities unchanged.
 
         Parameters
         ----------
         rotation : {"varimax", "promax", "oblimin"}
-            Units without any loading stay so: Kaiser's weights, which give each unit length 1, are undefined for them.
+            Units with all loadings 0 are not rotated: Kaiser's weights, which give each unit length 1, are undefined
+            for them.
+
+        Returns
+        -------
+        FactorResult
 
         Raises
         ------
         ValueError
-            If the loadings cannot be rotated so, as those of fewer dimensions than factors.
+            If the rotation fails, as it does where the loadings have a lower rank than the number of factors.
         """
         check.choice("rotation", rotation, ROTATIONS)
         length = np.where(self.dead, 0, np.linalg.norm(self.loadings, axis=1))
         loaded = length > _ROUNDING * length.max(initial=0)
         if self.n_factors == 1 or not loaded.any():
             return replace(self, rotation=rotation)
-        from factor_analyzer import Rotator  # takes scikit-learn along, a second to import
+        from factor_analyzer import Rotator  # imports scikit-learn, which takes a second
 
         rotator = Rotator(method=rotation)
         try:
@@ -189,7 +209,15 @@ class FactorResult(Result):
         )
 
     def tidy(self) -> pd.DataFrame:
-        """One row per unit: term, loadings, h2 (communality), icc if known, u2 (1 − h2), complexity, heywood, dead."""
+        """Return one row per unit.
+
+        Returns
+        -------
+        DataFrame (unit)
+            term (the unit); factor_1, factor_2, ... (loadings); h2 (communality ν); icc (agreement, if there are
+            clients); u2 (1 − h2); complexity (Hofmann's number of factors that a unit loads on); heywood (True for a
+            Heywood case); dead (True for a constant unit).
+        """
         columns = {f"factor_{m + 1}": self.loadings[:, m] for m in range(self.n_factors)}
         return pd.DataFrame(
             {"term": self.units}
@@ -211,9 +239,18 @@ class FactorResult(Result):
         return table.drop(columns=[name for name in table if str(name).startswith("factor_")]), "h2"
 
     def glance(self) -> pd.DataFrame:
-        """One row: sizes, how the fit ended, rank and smallest eigenvalue of R, fit indices, KMO, Bartlett's test."""
-        values = self.eigenvalues[: len(self._live)]
-        test = (np.nan, 0, np.nan) if self.n_obs is None else number_of_factors.bartlett(self._live, self.n_obs)
+        """Return one row that summarizes the fit.
+
+        Returns
+        -------
+        DataFrame (1,)
+            d (number of units), n_obs (rows), n_clients, n_factors, kappa, method, rotation; converged, n_iter,
+            residual; n_heywood (Heywood cases), n_dead (constant units), n_starts, n_minima; rank and lambda_min
+            (smallest eigenvalue) of R; fit indices; kmo (Kaiser-Meyer-Olkin); bartlett and bartlett_p (Bartlett's
+            test of sphericity; assumes independent rows).
+        """
+        values = self.eigenvalues[: len(self._varying)]
+        test = (np.nan, 0, np.nan) if self.n_obs is None else number_of_factors.bartlett(self._varying, self.n_obs)
         row = {
             "d": len(self.units),
             "n_obs": self.n_obs,
@@ -232,50 +269,57 @@ class FactorResult(Result):
             "rank": int(np.sum(values > 1e-10 * values[0])),
             "lambda_min": float(values[-1]),
             **self._indices,
-            "kmo": number_of_factors.kmo(self._live)[0],
+            "kmo": number_of_factors.kmo(self._varying)[0],
             "bartlett": test[0],
             "bartlett_p": test[2],
         }
         return pd.DataFrame([row])
 
     def augment(self, z: Any, *, reference: Any = None) -> pd.DataFrame:
-        """Factor scores of rows by Thurstone's regression method, standardised rows times R⁻¹ times structure.
+        """Compute factor scores of rows by Thurstone's regression method: standardized rows × R⁻¹ × structure.
+
+        For statistics of units see :meth:`tidy`; :meth:`SplitResult.augment` adds them to a table of units.
 
         Parameters
         ----------
         z : array, DataFrame or DataArray (row, unit)
-            The rows that were analysed, or new ones; they are standardised by the mean and deviation of those that were
-            analysed. What the units are like, and not the rows, is in :meth:`tidy`, and beside your own data in
-            :meth:`SplitResult.augment`.
+            The analyzed rows, or new rows. They are standardized by the mean and standard deviation of the analyzed
+            rows.
         reference : array, DataFrame or DataArray (row, unit), optional
-            Rows by whose mean and deviation to standardise, where the result was made from correlations.
+            Required if the result was made from correlations: rows whose mean and standard deviation are used instead.
 
         Returns
         -------
         DataFrame (row)
-            Columns factor_1, factor_2, ...; the index is that of the rows, such as (client, weight).
+            Columns factor_1, factor_2, ..., with the index of the rows, such as (client, weight).
 
         Raises
         ------
         ValueError
-            If the rows do not have the result's units, or neither the result nor ``reference`` says by what to
-            standardise, or both do.
+            If the units of the rows are not the units of the result, if ``reference`` is missing, or if it is passed
+            although the result holds the mean and standard deviation.
         """
-        if (reference is None) == (self.center is None):
-            known = "only correlations" if self.center is None else "the rows that were analysed"
-            way_out = "Pass reference=, the rows behind them" if self.center is None else "Leave out reference"
-            raise ValueError(f"rows are standardised as those that were analysed; the result knows {known}. {way_out}.")
+        if reference is None and self.center is None:
+            raise ValueError(
+                "reference is required: the result was made from correlations, and has no mean and SD to standardize "
+                "the rows. Pass reference=, the rows behind the correlations."
+            )
+        if reference is not None and self.center is not None:
+            raise ValueError(
+                "reference must not be passed: the result standardizes rows by the mean and SD of the analyzed rows. "
+                "Remove reference."
+            )
         if self.center is not None and self.scale is not None:
             center, scale = self.center[~self.dead], self.scale[~self.dead]
         else:
-            rows = self._of_live("reference", reference)
+            rows = self._select_varying("reference", reference)
             center, scale = rows.mean(0), rows.std(0)
-        weight = np.linalg.pinv(self._live, hermitian=True) @ self._structure
-        scores = (self._of_live("z", z) - center) / scale @ weight
-        return pd.DataFrame(scores, _rows_of(z), [f"factor_{m + 1}" for m in range(self.n_factors)])
+        weight = np.linalg.pinv(self._varying, hermitian=True) @ self._structure
+        scores = (self._select_varying("z", z) - center) / scale @ weight
+        return pd.DataFrame(scores, _get_row_labels(z), [f"factor_{m + 1}" for m in range(self.n_factors)])
 
-    def _of_live(self, name: str, z: Any) -> Floats:
-        """Rows as an array (row, unit), without dead units."""
+    def _select_varying(self, name: str, z: Any) -> Floats:
+        """Return rows as an array (row, unit), without constant units."""
         z = labels.labelled(z, ("row", "unit"))
         z = z.transpose(..., "unit") if isinstance(z, xr.DataArray) and "unit" in z.dims else z
         rows = np.asarray(z, dtype=float)
@@ -286,12 +330,14 @@ class FactorResult(Result):
         return np.asarray(rows[:, ~self.dead])
 
     def summary(self, *, rows: int = 12, factors: int = 5) -> str:
-        """Report in the words of R's psych: h2, u2, com, SS loadings, RMSR, χ², TLI, RMSEA, BIC.
+        """Return a report in the terms of R's psych: h2, u2, com, SS loadings, RMSR, χ², TLI, RMSEA, BIC.
 
         Parameters
         ----------
-        rows, factors : int
-            Number of units to print, by descending h2, and of factors.
+        rows : int
+            Number of units to print, in descending order of h2 (communality).
+        factors : int
+            Number of factors to print.
         """
         return f"{self!r}\n\n{self._details(rows, factors)}"
 
@@ -312,11 +358,12 @@ class FactorResult(Result):
                 f"Loadings {cut}".rstrip(),
                 table.to_string(index=False, float_format="%.2f"), "",
                 variance.to_string(float_format="%.2f"), "",
-                *map(wrapped, self._index_lines()),
+                *map(wrapped, self._format_indices()),
             ]
         )  # fmt: skip
 
-    def _index_lines(self) -> list[str]:
+    def _format_indices(self) -> list[str]:
+        """Return the lines of fit indices, or the reason why they are undefined."""
         x = self._indices
         rmsr = f"RMSR = {number(x['rmsr'], 3)} (df-corrected {number(x['rmsr_corrected'], 3)})"
         if x["df"] <= 0:
@@ -342,14 +389,14 @@ class FactorResult(Result):
         if self.n_obs is not None:
             of_clients = f" ({count(n, 'client')} x {self.n_obs // n} weights)" if n and self.n_obs % n == 0 else ""
             size += f", {self.n_obs} rows{of_clients}"
-        chosen = f"kappa = {self.kappa:g}" if self.kappa is not None else "given"
+        rule = f"kappa = {self.kappa:g}" if self.kappa is not None else "given"
         end = "converged in" if self.converged else "NOT converged after"
         end += f" {count(self.n_iter, 'iteration')} (last change {self.residual:.1g})"
         if self.n_starts > 1:
             end += f"; {count(self.n_minima, 'solution')} from {self.n_starts} initial values"
         return [
             f"Factor analysis ({self.method}): {size}{', baseline subtracted' * self.of_change}",
-            f"{count(self.n_factors, 'factor')} ({chosen})" + f"; {end}" * (self.method in ("pa", "minres")),
+            f"{count(self.n_factors, 'factor')} ({rule})" + f"; {end}" * (self.method in ("pa", "minres")),
             (
                 f"Communality: median {coefficient(middle)}, range {coefficient(least)} to {coefficient(most)}; "
                 f"{count(int(self.heywood.sum()), 'Heywood case')}, {int(self.dead.sum())} constant"
@@ -359,25 +406,25 @@ class FactorResult(Result):
         ]
 
     def cautions(self) -> list[Caution]:
-        """Return whether the iteration stopped early, and improper solutions; mostly nothing."""
-        found = []
+        """Return cautions on an iteration that did not converge, and on Heywood cases."""
+        cautions = []
         if not self.converged:
             text = (
                 f"communalities still moved by {self.residual:.2g} after {self.n_iter} steps: raise max_iter, or lower "
                 "kappa"
             )
-            found.append(Caution("Factor analysis not converged", text))
+            cautions.append(Caution("Factor analysis not converged", text))
         if n := int(self.heywood.sum()):
             text = (
                 f"{n} of {count(len(self.units), 'unit')} with a communality of 1 or more (Heywood cases): the factor "
                 "model is improper there, and their order, so the split, depends on where the iteration stops"
             )
-            found.append(Caution("Heywood cases", text))
-        return found
+            cautions.append(Caution("Heywood cases", text))
+        return cautions
 
 
-def _rows_of(z: Any) -> pd.Index | None:
-    """Labels of the rows of a matrix (row, unit), where it has any."""
+def _get_row_labels(z: Any) -> pd.Index | None:
+    """Return the index of the rows of a matrix (row, unit), if it has one."""
     if isinstance(z, pd.DataFrame):
         return z.index
     rows = [d for d in z.dims if d != "unit"] if isinstance(z, xr.DataArray) else []

@@ -1,4 +1,4 @@
-"""Agreement of clients on a layer's units, reported in psych's vocabulary."""
+"""Result on the agreement of clients on a layer's units, in the terms of R's psych."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fedstat.stats.resampling import LEAST_CLIENTS
 Floats = NDArray[np.float64]
 Inference = Literal["sign-flip", "permutation", "F"]
 INFERENCE: tuple[Inference, ...] = get_args(Inference)
-"""Tests of agreement: of clients, by flipping their signs or permuting their units; F takes weights for the sample."""
+"""Tests of agreement: flip signs of clients, permute units within clients, or F tests, whose sample are the weights."""
 HEADLINE: Type = "ICC2"
-"""Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` says why."""
-# Clients vary in size where they count for fewer than this proportion of their number; simulations/inference/agreement.
+"""Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` explains the choice."""
+# Ratio of the effective to the actual number of clients below which sizes matter; see simulations/inference/agreement.
 _UNEQUAL = 0.7
-_NEAR_1 = 0.9  # from here on a common initialization is likely
+_NEAR_1 = 0.9  # a median ICC2 from here on suggests common initial parameters
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,28 +40,29 @@ class IccResult(Result):
     Attributes
     ----------
     coefficients : Coefficients
-        Arrays (unit, type), types ICC1, ICC2, ICC3, ICC1k, ICC2k, ICC3k; NaN for a dead unit.
+        Arrays (unit, type) for the types ICC1, ICC2, ICC3, ICC1k, ICC2k, ICC3k. NaN for a constant unit.
     layer_coefficients : Coefficients
-        Arrays (type,): all weights of all units as targets.
+        Arrays (type,) for the layer, in which the weights of all units are the targets.
     mean_squares : MeanSquares
-        Arrays (unit,): the analysis of variance behind them.
+        Arrays (unit,) of the analysis of variance behind the coefficients.
     units : array (unit,)
-        Labels of the units.
+        Names of the units.
     level : float
         Confidence level of the intervals.
     inference : {"sign-flip", "permutation", "F"}
-        Behind p values; :func:`fedstat.icc` explains them.
+        Test behind the p values; see :func:`fedstat.icc`.
     test : AgreementTest or None
-        The test over clients, with the common profile of the units; None for F.
+        Result of the test over clients, with the common profile of the units. None for F.
     influence : Influence or None
-        What single clients contribute; None for F.
+        Contribution of each client. None for F.
     clients : array (client,) or None
-        Labels of the clients.
+        Names of the clients.
     of_change : bool
-        Whether a baseline was subtracted from the weights.
-    replicates : array (replicate, unit, type) or None
-        Coefficients of resampled clients; NaN where a replicate drew one client alone.
-    layer_replicates : array (replicate, type) or None
+        True if a baseline was subtracted from the weights.
+    replicates : array (bootstrap sample, unit, type) or None
+        Coefficients of bootstrap samples of clients. NaN for a sample of one client, drawn repeatedly.
+    layer_replicates : array (bootstrap sample, type) or None
+        Coefficients of the layer in the bootstrap samples.
     """
 
     coefficients: Coefficients
@@ -82,17 +83,17 @@ class IccResult(Result):
 
     @property
     def n_clients(self) -> int:
-        """Raters."""
+        """Number of clients, the raters."""
         return self.mean_squares.n_clients
 
     @property
     def n_weights(self) -> int:
-        """Targets: weights of a unit."""
+        """Number of weights of a unit, the targets."""
         return self.mean_squares.n_weights
 
     @property
     def agreement(self) -> Floats:
-        """ICC2 of each unit, the coefficient that says whether clients agree; array (unit,)."""
+        """ICC2 of each unit, which measures how far clients agree; array (unit,)."""
         return self.of_type(HEADLINE)
 
     @property
@@ -102,36 +103,36 @@ class IccResult(Result):
 
     @property
     def dead(self) -> NDArray[np.bool_]:
-        """Units that have one value throughout, on which nobody can agree or differ; bool array (unit,)."""
+        """Constant units: all weights of all clients are equal, so that ICC2 is undefined; bool array (unit,)."""
         ms = self.mean_squares
         return np.asarray((ms.weights == 0) & (ms.clients == 0) & (ms.residual == 0))
 
     @cached_property
     def p_adjusted(self) -> Floats:
-        """P values adjusted over units, type by type, for the false discovery rate; array (unit, type)."""
+        """P values adjusted over units for the false discovery rate, separately by type; array (unit, type)."""
         return fdr(self.coefficients.p_value)
 
     @property
     def layer(self) -> pd.DataFrame:
-        """The layer as a whole, one row per type; the columns of :meth:`tidy` that are not about units."""
-        return self._table(self.layer_coefficients, self.layer_replicates)
+        """Coefficients of the layer, one row per type: the columns of :meth:`tidy` without unit and p_adjusted."""
+        return self._make_table(self.layer_coefficients, self.layer_replicates)
 
-    def of_type(self, type: Type) -> Floats:  # noqa: A002  (the word of psych)
-        """One coefficient of each unit, array (unit,)."""
+    def of_type(self, type: Type) -> Floats:  # noqa: A002  (the name in psych)
+        """Return one type of coefficient, such as "ICC2", of each unit; array (unit,)."""
         return self.coefficients.icc[:, TYPES.index(check.choice("type", type, TYPES))]
 
     def split(self, *, tau: _split.Tau = 0.5) -> SplitResult:
-        """Shared units, those on which clients agree: ICC2 at or above the threshold.
+        """Share the units on which clients agree: ICC2 at or above a threshold.
 
         Parameters
         ----------
         tau : float in (0, 1), inf, -inf or Absolute
-            As in :func:`fedstat.split`.
+            Threshold τ, as in :func:`fedstat.split`.
 
         Returns
         -------
         SplitResult
-            By agreement on the changes, if a baseline was subtracted from the weights.
+            If a baseline was subtracted, the split is by agreement on the differences from it.
         """
         return SplitResult(
             communality=np.full(len(self.units), np.nan),
@@ -142,30 +143,40 @@ class IccResult(Result):
         )
 
     def by_unit(self) -> pd.DataFrame:
-        """As :meth:`augment`, with the units under ``term``: what a split's table begins with."""
+        """Return the table of :meth:`augment` with the column ``term`` for ``unit``, to begin a split's table."""
         table: pd.DataFrame = self.augment()
         return table.rename(columns={"unit": "term"})
 
     def tidy(self) -> pd.DataFrame:
-        """One row per unit and type: unit, type, icc, statistic, p_value, conf_low, conf_high, p_adjusted.
+        """Return one row per unit and type of coefficient.
 
-        ``statistic`` and ``p_value`` are those of the test over clients, the same for all types; for F they differ by
-        type, and ``df1`` and ``df2`` stand between them. With replicates also std_error, boot_low and boot_high:
-        standard deviation and percentiles of the coefficient over resampled clients. Forms with k have no std_error
-        where a replicate is minus infinity.
+        Returns
+        -------
+        DataFrame (unit × type)
+            unit; type; icc (the coefficient); statistic and p_value of the test over clients, which are equal for all
+            types. F tests have a statistic and p_value for each type, with df1 and df2 between them. Then conf_low and
+            conf_high; p_adjusted (over units, false discovery rate). With bootstrap samples also std_error, boot_low
+            and boot_high: standard deviation and percentiles of the coefficient over the samples. Types with k have no
+            std_error if a sample's coefficient is minus infinity.
         """
-        table = self._table(self.coefficients, self.replicates)
+        table = self._make_table(self.coefficients, self.replicates)
         table.insert(0, "unit", np.repeat(self.units, len(TYPES)))
         table.insert(list(table.columns).index("conf_high") + 1, "p_adjusted", self.p_adjusted.ravel())
         return table
 
     def glance(self) -> pd.DataFrame:
-        """One row: sizes, ICC2 over units (median, least, most), counts; ICC2 of the layer, its interval and p value.
+        """Return one row that summarizes units and layer.
 
-        ``n_agreeing`` counts the units whose adjusted p value is at most 1 − level. ``n_permutations`` are the sign
-        flips or permutations behind ``layer_p_value``. ``profile_proportion`` is the proportion of the squared weights
-        that all units have in common, and ``n_effective_clients`` is 1 / Σ s² of the clients' shares s of the squared
-        deviations.
+        Returns
+        -------
+        DataFrame (1,)
+            d (number of units), n_clients, n_weights (per unit); of_change (True if a baseline was subtracted); type
+            (ICC2); icc_median, icc_min and icc_max over units; inference (the test); n_permutations (sign flips or
+            permutations behind layer_p_value); n_agreeing (units with p_adjusted of at most 1 − level); n_undefined
+            (units without ICC2), n_dead (constant units); layer_icc with layer_low, layer_high and layer_p_value;
+            profile_proportion (of the squared weights, which the common profile of the units holds) and
+            profile_p_value; n_effective_clients (1 / Σ s² for the clients' proportions s of the squared deviations);
+            level; replicates (number of bootstrap samples).
         """
         icc, t = self.agreement, TYPES.index(HEADLINE)
         median, least, most = median_and_ends(icc)
@@ -196,22 +207,22 @@ class IccResult(Result):
         return pd.DataFrame([row])
 
     def augment(self, data: Any = None) -> Any:
-        """One row per unit: its ICC2 with interval, and where the variance of its weights lies.
+        """Return one row per unit: ICC2 with its interval, and the components of variance of the weights.
 
         Parameters
         ----------
         data : DataFrame, Dataset, DataArray, array or tensor, optional
-            To put these columns beside, as :meth:`SplitResult.augment` does.
+            Data to which the columns are added, as by :meth:`SplitResult.augment`.
 
         Returns
         -------
         DataFrame (unit) or Dataset
-            unit, icc, conf_low, conf_high, p_adjusted; mean squares ms_weights, ms_clients and ms_residual; the
-            components of variance that they estimate by the method of moments, var_weights (common to all clients),
-            var_clients (offsets of whole clients) and var_residual (the first two may be negative); dead.
+            unit; icc (ICC2), conf_low, conf_high, p_adjusted; mean squares ms_weights, ms_clients and ms_residual;
+            components of variance by the method of moments: var_weights (common to all clients), var_clients (offsets
+            of clients) and var_residual, of which the first two may be negative; dead (True for a constant unit).
         """
         c, ms, t = self.coefficients, self.mean_squares, TYPES.index(HEADLINE)
-        by = (2 * ms.exponent).astype(int)  # what float64 cannot hold is infinite
+        power = (2 * ms.exponent).astype(int)
         squares = {"weights": ms.weights, "clients": ms.clients, "residual": ms.residual}
         components = {
             "weights": (ms.weights - ms.residual) / ms.n_clients,
@@ -222,8 +233,8 @@ class IccResult(Result):
         table = pd.DataFrame(
             {"unit": self.units}
             | {name: values[:, t] for name, values in columns.items()}
-            | {f"ms_{name}": _times(values, by) for name, values in squares.items()}
-            | {f"var_{name}": _times(values, by) for name, values in components.items()}
+            | {f"ms_{name}": _scale(values, power) for name, values in squares.items()}
+            | {f"var_{name}": _scale(values, power) for name, values in components.items()}
             | {"dead": self.dead}
         )
         return beside(table, data)
@@ -232,12 +243,12 @@ class IccResult(Result):
         return self.augment()[["unit", "icc", "conf_low", "conf_high", "p_adjusted", "dead"]], "icc"
 
     def summary(self, *, rows: int = 12) -> str:
-        """Report in the words of R's psych: the six coefficients of the layer, then the units.
+        """Return a report in the terms of R's psych: the six coefficients of the layer, then the units.
 
         Parameters
         ----------
         rows : int
-            Number of units to print, by descending ICC2.
+            Number of units to print, in descending order of ICC2.
         """
         return f"{self!r}\n\n{self._details(rows)}"
 
@@ -257,38 +268,38 @@ class IccResult(Result):
 
     @property
     def n_agreeing(self) -> int:
-        """Units whose test rejects at a false discovery rate of 1 − level."""
+        """Number of units whose test rejects H0 at a false discovery rate of 1 − level."""
         return int((self.p_adjusted[:, TYPES.index(HEADLINE)] <= 1 - self.level + 1e-12).sum())
 
     @property
     def finding(self) -> str:
-        """What a rejected hypothesis of a unit says: "clients agree (sign-flip test, FDR 0.05)", say."""
+        """Conclusion for a unit whose H0 is rejected, such as "clients agree (sign-flip test, FDR 0.05)"."""
         return f"clients agree ({self.inference} test, FDR {1 - self.level:.2g})"
 
     def cautions(self) -> list[Caution]:
-        """Return what the intervals and tests of these clients do not allow for; mostly nothing."""
-        few = self.influence is None or self.test is None or self.n_clients < 3
-        found = []
-        if not few:
-            found += [Caution("Clients of unlike size", text) for text in self._of_sizes()]
-            found += [Caution("Clients not independent", text) for text in self._of_likeness()]
-        apart = self.agreement[~self._identical & ~np.isnan(self.agreement)]
-        if not self.of_change and len(apart) and np.median(apart) >= _NEAR_1:
+        """Return cautions on clients of unequal size, dependent clients, and common initial parameters."""
+        is_checked = self.influence is not None and self.test is not None and self.n_clients >= 3
+        cautions = []
+        if is_checked:
+            cautions += [Caution("Clients of unlike size", text) for text in self._describe_sizes()]
+            cautions += [Caution("Clients not independent", text) for text in self._describe_dependence()]
+        differing = self.agreement[~self._identical & ~np.isnan(self.agreement)]
+        if not self.of_change and len(differing) and np.median(differing) >= _NEAR_1:
             text = f"{HEADLINE} near 1 may come from common initial parameters; baseline= subtracts them"
-            found.append(Caution("Common initial parameters", text))
-        return found
+            cautions.append(Caution("Common initial parameters", text))
+        return cautions
 
-    def _of_sizes(self) -> Iterator[str]:
-        """Caution on clients of unlike size."""
+    def _describe_sizes(self) -> Iterator[str]:
+        """Yield a caution if clients differ much in size."""
         share, without = cast(Influence, self.influence)
         top, n = int(np.argmax(share)), cast(Influence, self.influence).n_effective
         if n < _UNEQUAL * self.n_clients:
-            one = f"client {self._names[top]} holds {100 * share[top]:.0f}% of the squared deviations"
+            largest = f"client {self._names[top]} holds {100 * share[top]:.0f}% of the squared deviations"
             sizes = f"clients vary in size (effective number {n:.1f} of {self.n_clients}), so that CIs may be too short"
-            yield f"{sizes}; {one} (without it, {HEADLINE} = {coefficient(without[top])})"
+            yield f"{sizes}; {largest} (without it, {HEADLINE} = {coefficient(without[top])})"
 
-    def _of_likeness(self) -> Iterator[str]:
-        """Caution on clients that are copies of each other, or fall into groups."""
+    def _describe_dependence(self) -> Iterator[str]:
+        """Yield a caution if clients are copies of each other, or else if they fall into groups."""
         similarity, but = cast(AgreementTest, self.test).similarity, "but CIs and tests assume independent clients"
         if len(similarity) < self.n_clients or np.isnan(similarity).any():
             return
@@ -302,11 +313,12 @@ class IccResult(Result):
 
     @property
     def _names(self) -> NDArray[Any]:
+        """Names of the clients; by default their positions."""
         return np.arange(self.n_clients) if self.clients is None else self.clients
 
     @property
     def _identical(self) -> NDArray[np.bool_]:
-        """Units that are equal in all clients, and not constant."""
+        """Units that are equal in all clients, but not constant; bool array (unit,)."""
         ms = self.mean_squares
         return np.asarray((ms.clients == 0) & (ms.residual == 0) & ~self.dead)
 
@@ -317,10 +329,10 @@ class IccResult(Result):
         lines = [
             f"Agreement of {self.n_clients} clients on {size}",
             *["Weights minus the common initial parameters"] * self.of_change,
-            f"Layer: {HEADLINE} = {coefficient(float(x['layer_icc']))}{self._interval()}",
-            *self._of_layer(),
-            f"Units: {HEADLINE} median {median}, range {least} to {most}; {self.dead.sum()} constant{self._untested()}",
-            f"  {self._found()}",
+            f"Layer: {HEADLINE} = {coefficient(float(x['layer_icc']))}{self._format_interval()}",
+            *self._format_layer_test(),
+            f"Units: {HEADLINE} median {median}, range {least} to {most}; {self._count_not_tested()}",
+            f"  {self._format_unit_tests()}",
             *extremes(icc, self.units),
         ]
         if n := int(self._identical.sum()):
@@ -328,77 +340,82 @@ class IccResult(Result):
             lines.append(f"{units} identical in all clients (averaged, or never trained): {HEADLINE} = 1")
         lines += constant(self.units, self.dead)
         if (unclear := np.isnan(icc) & ~self.dead).any():
-            why = "clients differ in means only"
-            lines.append(listing(f"  undefined ({why}):", map(str, self.units[unclear]), TERMINAL))
+            head = "  undefined (clients differ in means only):"
+            lines.append(listing(head, map(str, self.units[unclear]), TERMINAL))
         return lines
 
-    def _interval(self) -> str:
-        """Interval of the layer's coefficient, and what it rests on."""
-        drawn = self.replicates is not None
+    def _format_interval(self) -> str:
+        """Return the interval of the layer's ICC2 with its method, or the reason why there is none."""
+        kind = "conf" if self.replicates is None else "boot"
         row = self.layer.iloc[TYPES.index(HEADLINE)]
-        low, high = (float(row[f"{'boot' if drawn else 'conf'}_{end}"]) for end in ("low", "high"))
+        low, high = (float(row[f"{kind}_{end}"]) for end in ("low", "high"))
         if np.isnan(low):
             return "; no CI: the jackknife needs at least 3 clients" if self.n_clients < 3 else ""
-        by = "F; assumes independent weights" if self.inference == "F" else "jackknife over clients"
-        by = f"{len(self.replicates)} bootstrap samples of clients" if self.replicates is not None else by
-        return f", {100 * self.level:g}% CI [{low:.2f}, {high:.2f}] ({by})"
+        method = "F; assumes independent weights" if self.inference == "F" else "jackknife over clients"
+        method = f"{len(self.replicates)} bootstrap samples of clients" if self.replicates is not None else method
+        return f", {100 * self.level:g}% CI [{low:.2f}, {high:.2f}] ({method})"
 
-    def _of_layer(self) -> list[str]:
-        """Test of the layer, and of the profile that its units have in common."""
+    def _format_layer_test(self) -> list[str]:
+        """Return lines on the tests of the layer and of the common profile of its units."""
         p, t = float(self.layer_coefficients.p_value[TYPES.index(HEADLINE)]), self.test
         if t is None or np.isnan(p):
             return []
         least = 1 / (1 + t.n_patterns)
         if self.inference == "permutation":
-            by = f"{t.n_patterns} permutations; smallest possible {p_equals(least)}"
+            size = f"{t.n_patterns} permutations; smallest possible {p_equals(least)}"
             h0 = "units are exchangeable within clients (assumes equal covariances)"
-            return [f"  Permutation test, H0: {h0}: {p_equals(p)} ({by})"]
+            return [f"  Permutation test, H0: {h0}: {p_equals(p)} ({size})"]
         if least > 1 - self.level:
             return [f"  {self.n_clients} clients: the smallest possible p of the layer is {least:.3f}: no conclusion"]
         flips = f"{t.n_patterns} flips" if self.n_clients > MOST_ENUMERATED else f"all {t.n_patterns} flips"
-        profile = not np.isnan(t.profile_proportion)
-        beyond = " beyond the profile that all units have in common" if profile else ""
+        has_profile = not np.isnan(t.profile_proportion)
+        beyond = " beyond the profile that all units have in common" if has_profile else ""
         lines = [f"  Sign-flip test over clients, H0: no agreement on units{beyond}: {p_equals(p)} ({flips})"]
-        if profile:
+        if has_profile:
             size = f"{max(0, 100 * t.profile_proportion):.0f}% of the variance"
             lines.append(f"  Common profile of the units: {size}, {p_equals(t.profile_p_value)} (same test)")
         return lines
 
-    def _found(self) -> str:
-        tested = int((~np.isnan(self.p_adjusted[:, TYPES.index(HEADLINE)])).sum())
-        if not tested:
-            why = "2 units that vary in 2 clients" if self.inference == "permutation" else f"{LEAST_CLIENTS} clients"
-            return f"no test: it needs at least {why}"
+    def _format_unit_tests(self) -> str:
+        """Return the number of units on which clients agree, or the reason why no unit is tested."""
+        n_tested = int((~np.isnan(self.p_adjusted[:, TYPES.index(HEADLINE)])).sum())
+        if not n_tested:
+            least = "2 units that vary in 2 clients" if self.inference == "permutation" else f"{LEAST_CLIENTS} clients"
+            return f"no test: it needs at least {least}"
         n = self.n_agreeing
-        return f"{n} of {tested}: {self.finding}; {tested - n}: no evidence"
+        return f"{n} of {n_tested}: {self.finding}; {n_tested - n}: no evidence"
 
-    def _untested(self) -> str:
-        tested = ~np.isnan(self.p_adjusted[:, TYPES.index(HEADLINE)])
-        return f", {(~tested & ~self.dead).sum()} not tested" if tested.any() else ""
+    def _count_not_tested(self) -> str:
+        """Return the number of constant units and, if any unit is tested, the number of other units without a test."""
+        is_tested = ~np.isnan(self.p_adjusted[:, TYPES.index(HEADLINE)])
+        not_tested = f", {(~is_tested & ~self.dead).sum()} not tested" if is_tested.any() else ""
+        return f"{self.dead.sum()} constant{not_tested}"
 
-    def _table(self, c: Coefficients, replicates: Floats | None) -> pd.DataFrame:
+    def _make_table(self, c: Coefficients, replicates: Floats | None) -> pd.DataFrame:
+        """Return one row per coefficient: type, statistics, and percentiles if there are bootstrap samples."""
         shape = c.icc.shape
         columns: dict[str, Any] = {"type": np.broadcast_to(np.array(TYPES, dtype=object), shape)}
-        known = {name: value for name, value in c._asdict().items() if value is not None}
-        columns |= {name: np.broadcast_to(value, shape) for name, value in known.items()}
+        statistics = {name: value for name, value in c._asdict().items() if value is not None}
+        columns |= {name: np.broadcast_to(value, shape) for name, value in statistics.items()}
         if replicates is not None:
-            columns |= _percentiles(replicates, self.level)
+            columns |= _describe_samples(replicates, self.level)
         return pd.DataFrame({name: np.ravel(value) for name, value in columns.items()})
 
 
-def _times(values: Floats, power: NDArray[np.int_]) -> Floats:
+def _scale(values: Floats, power: NDArray[np.int_]) -> Floats:
+    """Multiply by a power of 2; values beyond float64 become infinite."""
     with np.errstate(over="ignore"):
         return np.ldexp(values, power)
 
 
-def _percentiles(replicates: Floats, level: float) -> dict[str, Floats]:
-    """Standard deviation and percentiles over the replicates that have a pair of clients."""
-    drawn = replicates[~np.isnan(replicates).all(axis=tuple(range(1, replicates.ndim)))]
-    empty = np.isnan(drawn).any(axis=0)  # nothing varies: NaN throughout
-    filled = np.where(empty, 0, drawn)
+def _describe_samples(replicates: Floats, level: float) -> dict[str, Floats]:
+    """Return standard deviation and percentiles over the bootstrap samples with at least two different clients."""
+    samples = replicates[~np.isnan(replicates).all(axis=tuple(range(1, replicates.ndim)))]
+    is_undefined = np.isnan(samples).any(axis=0)
+    filled = np.where(is_undefined, 0, samples)
     tails = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(filled, tails, axis=0, method="inverted_cdf")  # a replicate may be minus infinity
+    low, high = np.quantile(filled, tails, axis=0, method="inverted_cdf")  # coefficients may be minus infinity
     with np.errstate(invalid="ignore"):
         spread = filled.std(axis=0, ddof=1)
-    named = {"std_error": spread, "boot_low": low, "boot_high": high}
-    return {name: np.where(empty, np.nan, value) for name, value in named.items()}
+    columns = {"std_error": spread, "boot_low": low, "boot_high": high}
+    return {name: np.where(is_undefined, np.nan, value) for name, value in columns.items()}

@@ -137,8 +137,8 @@ _PERMUTATIONS = (
 )
 _JACKKNIFE = ("fedstat.stats.icc_resampling._coefficients", "fedstat.stats.icc_resampling._left_out")
 _CAUTIONS = (
-    "fedstat.results.icc.IccResult._of_sizes",
-    "fedstat.results.icc.IccResult._of_likeness",
+    "fedstat.results.icc.IccResult._describe_sizes",
+    "fedstat.results.icc.IccResult._describe_dependence",
     "fedstat.stats.clustering.separate_groups",
     "fedstat.stats.clustering.equal_objects",
 )
@@ -268,7 +268,7 @@ CLAIMS = {
     ),
     "icc, intervals by F and bootstrap": Claim(
         "coverage",
-        (*_ICC, "fedstat.results.icc._percentiles"),
+        (*_ICC, "fedstat.results.icc._describe_samples"),
         tuple(f"IccResult.{of}_{end}" for of in ("conf", "boot", "layer") for end in ("low", "high")),
         _of_intervals(),
     ),

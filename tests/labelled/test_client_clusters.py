@@ -77,7 +77,7 @@ def test_what_it_prints_and_its_tables():
     clear = fedstat.client_clusters(apart, groups=np.repeat([0, 1, 2], 8), **QUICK)
     assert clear.adjusted_rand == 1
     assert np.isnan([clear.conf_low, clear.conf_high]).all()
-    assert "ARI with the clusters: 1.00, no CI: the same in every subsample" in repr(clear)
+    assert "ARI with the clusters: 1.00, no CI: equal in all subsamples" in repr(clear)
     few = fedstat.client_clusters(V[2:8], groups=DOMAIN[2:8], **QUICK)
     assert few.exact
     assert "all 15 arrangements" in repr(few)
