@@ -11,7 +11,7 @@ import pytest
 
 from fedstat import fl, motivation, sim
 from fedstat._cli import Parser
-from fedstat._utils.settings import add_arguments, check_fields, given, setting
+from fedstat._utils.settings import add_arguments, check_fields, read_arguments, setting
 from fedstat.attack.experiment import Attack
 from fedstat.decompose.__main__ import Settings as Decompose
 from fedstat.fl import prepare
@@ -54,7 +54,7 @@ WRONG = {
         ({"samples": 1.5}, "samples must be an integer >= 1, but got 1.5"),
         ({"test": 1}, "test must be a finite number in (0, 1), but got 1"),
         ({"validation": 0.9}, "validation must be a finite number in [0, 0.8), but got 0.9"),
-        ({"participation": "x"}, "participation must be a number or a list of such, but got 'x'"),
+        ({"participation": "x"}, "participation must be a number or a list of numbers, but got 'x'"),
         ({"participation": 0}, "participation must be a finite number in (0, 1], but got 0"),
         ({"probe": "halfs"}, "but got 'halfs'. Did you mean 'halves'?"),
         ({"options": [True]}, "options must be a string or a list of strings, but got [True]"),
@@ -73,7 +73,7 @@ WRONG = {
     ],
     Decompose: [
         ({"n_starts": 0}, "n_starts must be an integer >= 1, but got 0"),
-        ({"stability": True, "n_factors": 1}, "Leave out --n-factors, --start and --max-iter"),
+        ({"sensitivity": True, "n_factors": 1}, "Leave out --n-factors, --start and --max-iter"),
     ],
 }  # fmt: skip
 
@@ -116,9 +116,9 @@ def test_options_come_from_the_fields():
     groups = add_arguments(cli, _Own)
     assert [*groups] == ["data", "training"]
     argv = ["--n", "4", "--rates", "1", "2", "--way", "exact", "--hidden", "--doubled", "3"]
-    chosen = given(cli.parse_args(argv), _Own)
+    chosen = read_arguments(cli.parse_args(argv), _Own)
     assert chosen == {"size": 4, "rates": (1.0, 2.0), "way": "exact", "hidden": True, "doubled": 6}
-    assert given(cli.parse_args([]), _Own) == {}
+    assert read_arguments(cli.parse_args([]), _Own) == {}
     assert "--way {fast,exact}" in cli.format_help()
     assert "rates (default 0.1 1.0)" in cli.format_help()
 

@@ -1,4 +1,4 @@
-"""Command lines and TOML files of settings that are a dataclass."""
+"""Command lines and TOML files for dataclasses of settings."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fedstat._utils import check, guard
 
 _METAVAR = {float: "X", int: "N", str: "NAME", Path: "FILE"}
 _NOUNS = {float: "a number", int: "an integer", str: "a string", bool: "true or false", Path: "a path"}
+_PLURALS = {float: "numbers", int: "integers", str: "strings", Path: "paths"}
 _UNIONS = (Union, UnionType)  # Literal[...] | None is of the first, int | None of the second
 _hints = cache(get_type_hints)
 _LONGEST_KEY, _LONGEST = 200, 1000  # characters of a key, and of a text
@@ -40,7 +41,7 @@ def setting(
     aliases: Sequence[str] = (),
     parse: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Declare a field of a dataclass of settings, with everything that commands and :func:`check_fields` need.
+    """Declare a setting: a dataclass field with the metadata that commands and :func:`check_fields` need.
 
     Parameters
     ----------
@@ -48,21 +49,21 @@ def setting(
     group : str
         Title under which ``--help`` lists the option.
     help : str
-        What the setting means, in a line; the default is added.
+        Meaning of the setting, in a line; ``--help`` appends the default.
     low, high : float
         Smallest and largest value of a number, or of every number in a tuple.
     above, below : float, optional
-        The same, but the bound itself is not allowed.
+        Exclusive bounds, in place of ``low`` and ``high``.
     infinite : bool
-        Whether infinity is allowed in addition to the interval.
+        If True, infinity is allowed in addition to the interval.
     choices : collection, optional
-        All values; those of a field of type Literal need not be repeated.
+        All allowed values; a field of type Literal does not need it.
     distinct : bool
-        Whether a tuple must hold at least one value and none twice.
+        If True, a tuple must hold at least one value and none twice.
     aliases : sequence of str
         Other names of the option, such as "--victims".
     parse : callable (str), optional
-        Makes a value of the option's text, where the type of the field does not.
+        Converts the option's text to a value; by default the type of the field does.
     """
     interval = {
         "low": low if above is None else above,
@@ -80,7 +81,7 @@ def setting(
 
 
 def check_fields(settings: Any) -> None:
-    """Check an object of settings by what its fields declare; tuples may be given as one value or any sequence.
+    """Check a settings object against the declarations of its fields; convert single values and sequences to tuples.
 
     Raises
     ------
@@ -89,30 +90,31 @@ def check_fields(settings: Any) -> None:
         distinct is empty or holds a value twice.
     """
     hints = _hints(settings.__class__)
-    for one in fields(settings):
-        value = getattr(settings, one.name)
-        if value is None and NoneType in get_args(hints[one.name]):
+    for declared in fields(settings):
+        name, setting_value = declared.name, getattr(settings, declared.name)
+        if setting_value is None and NoneType in get_args(hints[name]):
             continue
-        hint = _without_none(hints[one.name])
-        kind, values = hint, (value,)
+        hint = _without_none(hints[name])
+        kind, values = hint, (setting_value,)
         if get_origin(hint) is tuple:
             kind = get_args(hint)[0]
-            values = (value,) if isinstance(value, str) or np.ndim(value) == 0 else tuple(value)
-            object.__setattr__(settings, one.name, values)
-        if one.metadata["distinct"]:
-            check.distinct(one.name, values)
-        if options := one.metadata["choices"] or _literals(kind):
-            for each in values:
-                check.choice(one.name, each, options)
+            is_single = isinstance(setting_value, str) or np.ndim(setting_value) == 0
+            values = (setting_value,) if is_single else tuple(setting_value)
+            object.__setattr__(settings, name, values)
+        if declared.metadata["distinct"]:
+            check.distinct(name, values)
+        if options := declared.metadata["choices"] or _literals(kind):
+            for value in values:
+                check.choice(name, value, options)
         elif kind in (int, float):
-            for each in values:
-                _check_number(one, kind, each)
+            for value in values:
+                _check_number(declared, kind, value)
         else:
-            require_types({one.name: getattr(settings, one.name)}, type(settings))
+            require_types({name: getattr(settings, name)}, type(settings))
 
 
 def _without_none(hint: Any) -> Any:
-    """Type of a field's values that are not None: ``float | None`` to float."""
+    """Return a field's type without None: ``float | None`` becomes float."""
     parts = [part for part in get_args(hint) if part is not NoneType] if get_origin(hint) in _UNIONS else []
     return parts[0] if len(parts) == 1 else hint
 
@@ -121,17 +123,17 @@ def _literals(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
-def _check_number(one: Field[Any], kind: type, value: Any) -> None:
-    interval = one.metadata["interval"]
+def _check_number(declared: Field[Any], kind: type, value: Any) -> None:
+    interval = declared.metadata["interval"]
     if kind is int:
         high = interval["high"]
-        check.integer(one.name, value, low=interval["low"], high=None if math.isinf(high) else high)
-    elif not (one.metadata["infinite"] and isinstance(value, Real) and math.isinf(value)):
-        check.real(one.name, value, **interval)
+        check.integer(declared.name, value, low=interval["low"], high=None if math.isinf(high) else high)
+    elif not (declared.metadata["infinite"] and isinstance(value, Real) and math.isinf(value)):
+        check.real(declared.name, value, **interval)
 
 
 def add_arguments(cli: argparse._ActionsContainer, settings: type) -> dict[str, argparse._ArgumentGroup]:
-    """Give a command line one option for every field of a dataclass of settings, without a default of its own.
+    """Add one option per field of a dataclass of settings to a command line; an absent option is None.
 
     Parameters
     ----------
@@ -142,115 +144,114 @@ def add_arguments(cli: argparse._ActionsContainer, settings: type) -> dict[str, 
     Returns
     -------
     dict from title to argparse group
-        For options of the command that belong there, too.
+        The command may add further options to a group.
     """
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for one in fields(settings):
-        title = one.metadata["group"]
+    for declared in fields(settings):
+        title = declared.metadata["group"]
         if title not in groups:
             groups[title] = cli.add_argument_group(title)
-        kind, many = _kind(_hints(settings)[one.name])
-        values = one.default if isinstance(one.default, tuple) else (one.default,)
+        kind, is_many = _kind(_hints(settings)[declared.name])
+        values = declared.default if isinstance(declared.default, tuple) else (declared.default,)
         default = "" if values in ((None,), ()) or kind is bool else f" (default {' '.join(map(str, values))})"
-        how: dict[str, Any] = {"nargs": "+" if many else None}
+        options: dict[str, Any] = {"nargs": "+" if is_many else None}
         if kind is bool:
-            how = {"action": "store_true", "default": None}
-        elif options := _literals(kind):
-            how |= {"metavar": f"{{{','.join(options)}}}"}
+            options = {"action": "store_true", "default": None}
+        elif literals := _literals(kind):
+            options |= {"metavar": f"{{{','.join(literals)}}}"}
         else:
-            how |= {"type": one.metadata["parse"] or kind, "metavar": _METAVAR[kind]}
+            options |= {"type": declared.metadata["parse"] or kind, "metavar": _METAVAR[kind]}
         groups[title].add_argument(
-            *one.metadata["aliases"],
-            f"--{one.name.replace('_', '-')}",
-            dest=one.name,
-            help=one.metadata["help"] + default,
-            **how,
+            *declared.metadata["aliases"],
+            f"--{declared.name.replace('_', '-')}",
+            dest=declared.name,
+            help=declared.metadata["help"] + default,
+            **options,
         )
     return groups
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """Type of one value of a field, and whether it takes several: ``tuple[float, ...] | None`` to (float, True)."""
+    """Return the type of one value and True if there may be several: ``tuple[float, ...] | None``: (float, True)."""
     if get_origin(hint) in _UNIONS:
         parts = [part for part in get_args(hint) if part is not NoneType]
         hint = next((part for part in parts if get_origin(part) is tuple), parts[0])
-    many = get_origin(hint) is tuple
-    return (get_args(hint)[0] if many else hint), many
+    is_many = get_origin(hint) is tuple
+    return (get_args(hint)[0] if is_many else hint), is_many
 
 
-def given(args: argparse.Namespace, settings: type) -> dict[str, Any]:
-    """Settings that were given on the command line."""
-    found = {field.name: getattr(args, field.name) for field in fields(settings)}
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if v is not None}
+def read_arguments(args: argparse.Namespace, settings: type) -> dict[str, Any]:
+    """Return the settings that the user passed on the command line, by name."""
+    values = {field.name: getattr(args, field.name) for field in fields(settings)}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if v is not None}
 
 
-# A key of more parts than are read: tomllib takes memory that is quadratic in their number.
+# A key with more than guard.DEPTH parts: the memory that tomllib takes is quadratic in their number.
 _PART = r"""(?>[\w-]+|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*')[ \t]*+"""
 _DEEP_KEY = re.compile(rf"(?<![\w\\-])(?:{_PART}\.[ \t]*+){{{guard.DEPTH}}}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Contents of a TOML file, or ValueError naming the file."""
+    """Return the content of a TOML file; raise ValueError with the file's name if it cannot be read."""
     try:
         text = guard.content(path, share=guard.SETTINGS).decode()
-        if deep := _DEEP_KEY.search(text):
-            raise ValueError(f"the key {deep[0][:60]}... is nested too deep: it has more than {guard.DEPTH} parts")
+        if deep_key := _DEEP_KEY.search(text):
+            raise ValueError(f"the key {deep_key[0][:60]}... is nested too deep: it has more than {guard.DEPTH} parts")
         content = tomllib.loads(text)
-        if long := next((key for key in _keys(content) if len(key) > _LONGEST_KEY), None):
+        if long_key := next((key for key in _keys(content) if len(key) > _LONGEST_KEY), None):
             raise ValueError(
-                f"the key {long[:60]}... has {len(long):,} characters, but at most {_LONGEST_KEY} are read"
+                f"the key {long_key[:60]}... has {len(long_key):,} characters, but at most {_LONGEST_KEY} are read"
             )
         return content
     except guard.LimitError:
         raise
-    except (OSError, ValueError) as error:  # also for what is not UTF-8, or not TOML
+    except (OSError, ValueError) as error:  # ValueError also for text that is not UTF-8 or not TOML
         raise ValueError(f"{path} cannot be read: {error!s:.300}") from None
     except RecursionError:
         raise ValueError(f"{path} cannot be read: its values are nested too deep") from None
 
 
 def _keys(content: Any) -> Iterator[str]:
-    """Every key in a file's content."""
+    """Yield every key in the content of a file."""
     if isinstance(content, dict):
         yield from content
     for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
         yield from _keys(value)
 
 
-def table(found: Mapping[str, Any], key: str, where: object) -> dict[str, Any]:
-    """Table of that name in a file's content, {} if there is none; ValueError if it is not a table."""
-    value = found.get(key, {})
+def table(content: Mapping[str, Any], key: str, where: object) -> dict[str, Any]:
+    """Return a table of a file's content by name, {} if it is absent; raise ValueError if it is not a table."""
+    value = content.get(key, {})
     if not isinstance(value, dict):
         raise ValueError(f"{key} in {where} must be a table, [{key}], but got {value!r:.200}")
     return value
 
 
-def tables(found: Mapping[str, Any], key: str, where: object) -> list[dict[str, Any]]:
-    """Tables of that name in a file's content, an empty one if there are none; ValueError if they are not tables."""
-    value = found.get(key, [{}])
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+def tables(content: Mapping[str, Any], key: str, where: object) -> list[dict[str, Any]]:
+    """Return the tables under [[key]] in a file's content, [{}] if absent; raise ValueError for other values."""
+    value = content.get(key, [{}])
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError(f"{key} in {where} must be tables, each headed by [[{key}]], but got {value!r:.200}")
     return value
 
 
-def require_types(found: Mapping[str, Any], settings: type, where: str = "") -> None:
-    """ValueError if a value does not have the type of its field in the settings; ``where`` ends the name."""
-    for key, value in found.items():
+def require_types(values: Mapping[str, Any], settings: type, where: str = "") -> None:
+    """Raise ValueError if a value does not have the type of its field; the message appends ``where`` to the name."""
+    for key, value in values.items():
         hint = _hints(settings)[key]
-        if any(
-            isinstance(one, str) and len(one) > _LONGEST for one in (value if isinstance(value, tuple) else [value])
-        ):
+        items = value if isinstance(value, tuple) else [value]
+        if any(isinstance(item, str) and len(item) > _LONGEST for item in items):
             raise ValueError(f"{key}{where} must have at most {_LONGEST:,} characters, but got {value!r:.100}...")
         if not _fits(hint, value):
-            raise ValueError(f"{key}{where} must be {_described(hint)}, but got {value!r:.200}")
+            raise ValueError(f"{key}{where} must be {_describe(hint)}, but got {value!r:.200}")
 
 
 def _fits(hint: Any, value: Any) -> bool:
     if get_origin(hint) in _UNIONS:
         return any(_fits(part, value) for part in get_args(hint))
     if get_origin(hint) is tuple:
-        each = get_args(hint)[0]
-        return all(_fits(each, v) for v in value) if isinstance(value, list | tuple) else _fits(each, value)
+        kind = get_args(hint)[0]
+        return all(_fits(kind, v) for v in value) if isinstance(value, list | tuple) else _fits(kind, value)
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
     if hint is NoneType:
@@ -260,19 +261,20 @@ def _fits(hint: Any, value: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _described(hint: Any) -> str:
+def _describe(hint: Any) -> str:
+    """Return the values of a type in words, such as "a number or a list of numbers"."""
     if get_origin(hint) in _UNIONS:
-        parts = [_described(part) for part in get_args(hint) if part is not NoneType]
-        return " or ".join(one for one in parts if f"{one} or a list of such" not in parts)
+        texts = [_describe(part) for part in get_args(hint) if part is not NoneType]
+        return " or ".join(text for text in texts if not any(t.startswith(f"{text} or a list") for t in texts))
     if get_origin(hint) is tuple:
-        noun = _described(get_args(hint)[0])
-        return f"{noun} or a list of such"
+        kind = get_args(hint)[0]
+        return f"{_describe(kind)} or a list of {_PLURALS.get(kind, 'such values')}"
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(repr, get_args(hint)))}"
     return _NOUNS[hint]
 
 
-def require_known(found: Mapping[str, Any], settings: type, where: str) -> None:
-    """ValueError, with the nearest names, if a key is not a field of the settings."""
-    for key in found:
+def require_known(values: Mapping[str, Any], settings: type, where: str) -> None:
+    """Raise ValueError with the nearest names if a key is not a field of the settings."""
+    for key in values:
         check.choice(f"a setting of {where}", key, [field.name for field in fields(settings)])

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from fedstat import _cli, store
 from fedstat._utils.lazy import xr
-from fedstat._utils.settings import add_arguments, given
+from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.attack import leakage
 from fedstat.attack.experiment import Attack, modes_of, read, rounds_of
 from fedstat.results import LeakageResult
@@ -64,7 +64,7 @@ def _work(args: argparse.Namespace) -> None:
     elif args.out is not None:
         _cli.claim(args, COMMAND)
     where, begun = _cli.compute(args), time.monotonic()
-    attack = asdict(Attack(**given(args, Attack)))
+    attack = asdict(Attack(**read_arguments(args, Attack)))
     rounds = rounds_of(args.rounds, [(one.name, one.settings.rounds) for one in map(read, args.runs)])
     total = len(args.runs) * len(rounds) * len(modes_of(attack["labels"]))
     with tqdm(total=total, unit="attack", disable=args.quiet or not sys.stderr.isatty()) as bar:

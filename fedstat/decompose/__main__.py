@@ -19,7 +19,7 @@ from typing import Any, Literal
 from fedstat import _cli, store
 from fedstat._utils import check, guard
 from fedstat._utils.lazy import xr
-from fedstat._utils.settings import add_arguments, check_fields, given, setting
+from fedstat._utils.settings import add_arguments, check_fields, read_arguments, setting
 from fedstat.decompose.stored import COMMAND, table, to_dataset, whole, write_table
 from fedstat.labelled import bootstrap, permutation_test, sensitivity, split
 from fedstat.labelled.inputs import layers_of
@@ -129,7 +129,7 @@ def _work(args: argparse.Namespace) -> None:
         _require_table(f"--{name}", getattr(args, name))
     if args.out is not None:
         _cli.claim(args, COMMAND)
-    settings = Settings(**given(args, Settings))
+    settings = Settings(**read_arguments(args, Settings))
     with warnings.catch_warnings(record=True) as said:
         found = decompose(args.files, settings)
     for text, kind in dict.fromkeys((str(one.message), one.category) for one in said):  # once, whoever says it

@@ -20,236 +20,258 @@ from typing import Any
 from fedstat import _cli, store
 from fedstat._utils.check import in_bytes
 from fedstat._utils.parallel import shown
-from fedstat._utils.settings import add_arguments, given
+from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND
+from fedstat.results.tables import count
 from fedstat.study import experiment, federation, grid, report
 from fedstat.study.compare import compare_runs
 from fedstat.study.experiment import Settings, named
 from fedstat.study.tuning import check, first_runs, takes_of, tune, value_of
 
-_TAKEN = (
+_RESERVED = (
     *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "data_dir", "device",
     "client_chunk", "threads", "memory", "dask", "out", "resume", "quiet", "help",
 )  # fmt: skip
-"""Names of options that no setting of a method may have; a user's that does is given by --options."""
+"""Names of the command's options; a user's algorithm sets its settings of these names by --options."""
 
 
 def parser(more: Iterable[str] = ()) -> _cli.Parser:
-    """Arguments of the command; those of a run are :func:`fedstat.study.experiment.names`, also of ``more`` methods."""
+    """Return the command-line parser, with the settings of all algorithms and of the users' algorithms in ``more``."""
     cli = _cli.Parser(
         prog="python -m fedstat.fl",
-        description="Train a federated network on a data set whose files are at hand or, with --config, all runs of a "
-        "grid; print accuracy over clients, communication, and the split.",
+        description="Train a federated network on a data set or, with --config, make all runs of a grid. Print test "
+        "accuracy over clients, communication, and the split of units.",
         usage="%(prog)s [--data NAME] [--algorithm NAME] [other options, listed by --help]",
     )
     groups = add_arguments(cli, Settings)
     _cli.add_data_dir(groups["data"])
-    of_methods = cli.add_argument_group("settings of single algorithms")
-    for name, (said, several) in flags(more).items():
-        option, nargs = f"--{name.replace('_', '-')}", "+" if several else None
-        of_methods.add_argument(option, dest=name, nargs=nargs, metavar="VALUE", help=said)
+    algorithm_options = cli.add_argument_group("settings of single algorithms")
+    for name, (text, is_many) in flags(more).items():
+        option, nargs = f"--{name.replace('_', '-')}", "+" if is_many else None
+        algorithm_options.add_argument(option, dest=name, nargs=nargs, metavar="VALUE", help=text)
     add = cli.add_argument_group("many runs").add_argument
-    add("--config", type=Path, metavar="FILE.toml", help="a grid of runs, such as simulations/fedfac.toml")
-    add("--scale", metavar="NAME", help="table of --config under [scale]")
-    add("--study", metavar="NAME", help="only the runs of this study of --config")
+    add("--config", type=Path, metavar="FILE.toml", help="file of a grid of runs, such as simulations/fedfac.toml")
+    add("--scale", metavar="NAME", help="with --config: use the settings in its table [scale.NAME]")
+    add("--study", metavar="NAME", help="with --config: make only the runs of this study")
     add(
         "--tune",
         action="store_true",
-        help="with --config: choose what its [tune] lists, one setting after the other, on validation samples",
+        help="with --config: tune the settings in its table [tune] on validation samples, one setting after the other",
     )
-    add("--tuned", action="store_true", help="with --config: as --tune, and then make its runs with what was chosen")
-    add("--repeat", action="store_true", help="with --config: repeat runs of other code, or other content of own.npz")
-    where = _cli.add_compute(cli)
-    where.add_argument(
+    add(
+        "--tuned",
+        action="store_true",
+        help="with --config: as --tune, then make the runs of the grid with the tuned values",
+    )
+    add(
+        "--repeat",
+        action="store_true",
+        help="with --config: repeat runs made by other code, or with another content of the data file",
+    )
+    compute = _cli.add_compute(cli)
+    compute.add_argument(
         "--memory",
         metavar="SIZE",
-        help="most memory to take, such as 2GiB: beyond it, rows of clients are kept on disk, in the store",
+        help="memory budget, such as 2GiB: beyond it, client rows are kept on disk, in the store",
     )
-    _cli.add_dask(where, "run of --config")
+    _cli.add_dask(compute, "run of --config")
     _cli.add_output(
         cli,
         "store to write, or folder for a grid (default runs/fl-<time>.zarr)",
-        resume="continue the run at --out, if there is one, with its settings or more --rounds; grids always do",
+        resume="continue the run at --out, if there is one, with its settings or more --rounds; grids always continue",
     )
     return cli
 
 
 def flags(more: Iterable[str] = ()) -> dict[str, tuple[str, bool]]:
-    """Settings of single methods: a help text that names the methods, and whether several values may be given."""
-    takers: dict[str, dict[str, list[str]]] = {}
-    several = {}
-    for method in (*named(), *more):
-        for name, one in algorithms.settings_of(method).items():
-            if one.of_method and name not in _TAKEN:
-                said = one.help + (f" (default {one.default})" if one.default is not None else "")
-                takers.setdefault(name, {}).setdefault(said, []).append(custom.short(method))
-                several[name] = one.several
-    lines = {n: "; ".join(f"{', '.join(who)}: {said}" for said, who in every.items()) for n, every in takers.items()}
-    return {name: (line.replace("%", "%%"), several[name]) for name, line in lines.items()}
+    """Return the settings of single algorithms: a help text that names the algorithms, and True for several values."""
+    algorithms_by_text: dict[str, dict[str, list[str]]] = {}
+    is_many = {}
+    for algorithm in (*named(), *more):
+        for name, declared in algorithms.settings_of(algorithm).items():
+            if declared.of_method and name not in _RESERVED:
+                text = declared.help + (f" (default {declared.default})" if declared.default is not None else "")
+                by_text = algorithms_by_text.setdefault(name, {})
+                by_text.setdefault(text, []).append(custom.short(algorithm))
+                is_many[name] = declared.several
+    texts = {
+        name: "; ".join(f"{', '.join(takers)}: {text}" for text, takers in by_text.items())
+        for name, by_text in algorithms_by_text.items()
+    }
+    return {name: (text.replace("%", "%%"), is_many[name]) for name, text in texts.items()}
 
 
-def chosen(args: argparse.Namespace) -> dict[str, Any]:
-    """Settings of a run and its algorithm that were given on the command line."""
-    mine = [args.algorithm] if custom.is_own(args.algorithm) else []
-    return given(args, Settings) | {n: getattr(args, n) for n in flags(mine) if getattr(args, n, None) is not None}
+def read_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the run and of its algorithm that the user passed on the command line."""
+    names = flags([args.algorithm] if custom.is_own(args.algorithm) else [])
+    settings = {name: getattr(args, name, None) for name in names}
+    return read_arguments(args, Settings) | {name: value for name, value in settings.items() if value is not None}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
-    return _cli.run(parser(_own(sys.argv[1:] if argv is None else argv)), _work, argv, hint=_kept)
+    own_algorithms = _find_own_algorithms(sys.argv[1:] if argv is None else argv)
+    return _cli.run(parser(own_algorithms), _work, argv, hint=_resume_hint)
 
 
-def _own(argv: Sequence[str]) -> list[str]:
-    """The user's algorithm that the arguments name, whose settings are options too; none if it cannot be made."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--algorithm", nargs="?")
-    name = first.parse_known_args(argv)[0].algorithm
+def _find_own_algorithms(argv: Sequence[str]) -> list[str]:
+    """Return the user's algorithm in the arguments, whose settings become options; [] if there is none or it fails."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    early.add_argument("--algorithm", nargs="?")
+    name = early.parse_known_args(argv)[0].algorithm
     try:
         return [name] if custom.is_own(name) and algorithms.settings_of(name) else []
-    except ValueError:  # said when the settings are made
+    except ValueError:  # Settings raises it again, as an error of the command
         return []
 
 
 def _work(args: argparse.Namespace) -> None:
     with ranks.launched(args.device) as (rank, args.device, threads), ExitStack() as stack:
         args.threads = threads if args.threads is None else args.threads
-        if rank:  # the first process speaks for all
+        if rank:  # rank 0 prints for all
             args.quiet = True
             stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
         try:
-            (_grid if args.config else _one)(args)
+            (_run_grid if args.config else _run_single)(args)
         except (ValueError, OSError) as error:
             if rank and not isinstance(error, ConnectionError):
                 raise SystemExit(2) from None
             raise
 
 
-def _kept(args: argparse.Namespace) -> str:
-    return f"Finished runs are in {args.out}: the same command continues." if args.config else _cli.resume_hint(args)
+def _resume_hint(args: argparse.Namespace) -> str:
+    if args.config:
+        return f"Finished runs are in {args.out}: repeat the command to continue."
+    return _cli.resume_hint(args)
 
 
-def _where(args: argparse.Namespace) -> dict[str, Any]:
+def _compute_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.memory is not None:
         in_bytes("--memory", args.memory)
     return {"data_dir": args.data_dir, "memory": args.memory} | _cli.compute(args)
 
 
-def _one(args: argparse.Namespace) -> None:
+def _run_single(args: argparse.Namespace) -> None:
     for option in ("scale", "study", "tune", "tuned", "repeat", "dask"):
         if getattr(args, option) not in (None, False):
-            raise ValueError(f"--{option} needs --config, the file of a grid")
-    where = _where(args)
+            raise ValueError(f"--{option} needs --config, the file of a grid. Add --config, or remove --{option}.")
+    options = _compute_options(args)
     _cli.fill_out(args, "fl")
-    args.out = ranks.same(args.out)  # named by the time
+    args.out = ranks.same(args.out)  # the default names the time, which differs between ranks
     _cli.claim(args, COMMAND)
-    begun = experiment.settings_of(args.out) if args.resume and args.out.exists() else {}
-    settings = Settings(**begun).but(**chosen(args))
+    stored = experiment.settings_of(args.out) if args.resume and args.out.exists() else {}
+    settings = Settings(**stored).but(**read_settings(args))
     experiment.federated(settings, args.data_dir)  # cached for the run
     federation.forget_files()
     with shown(settings.rounds, "round", show=not args.quiet) as bar:
-        run = experiment.run(settings, out=args.out, resume=args.resume, progress=bar.update, **where)
+        run = experiment.run(settings, out=args.out, resume=args.resume, progress=bar.update, **options)
     print(report.report(run))
-    print(f"\nStored: fedstat.open_run({str(args.out)!r})")
+    print(f"Saved: fedstat.open_run({str(args.out)!r})")
 
 
-def _grid(args: argparse.Namespace) -> None:
-    if fixed := sorted(chosen(args)):
-        option = fixed[0].replace("_", "-")
+def _run_grid(args: argparse.Namespace) -> None:
+    if names := sorted(read_settings(args)):
+        option = names[0].replace("_", "-")
         raise ValueError(f"--{option} belongs in {args.config}: a grid takes its settings from the file")
     args.out = args.out or Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
     runs = grid.cells(args.config, scale=args.scale, study=args.study)
-    bars = None if args.quiet else _bars
+    progress = None if args.quiet else _progress_bar
     if args.tune or args.tuned:
-        _tune(args, runs, bars)
+        _tune(args, runs, progress)
         return
-    where = _where(args)
+    options = _compute_options(args)
     with _cli.executor(args) as executor:
-        _run(args, runs, {"progress": bars, "executor": executor, **where})
+        _make_runs(args, runs, {"progress": progress, "executor": executor, **options})
 
 
-def _made(args: argparse.Namespace, runs: list[Settings], how: dict[str, Any]) -> Iterator[tuple[Settings, Path, bool]]:
-    """Runs of a grid with a line for each that is new."""
-    begun = time.monotonic()
-    for number, (settings, path, new) in enumerate(grid.run_all(runs, args.out, repeat=args.repeat, **how), 1):
-        if new and not args.quiet:
-            spent = time.monotonic() - begun
-            print(f"[{number}/{len(runs)}, {spent / 60:.1f} min] {settings.name}, {custom.short(settings.algorithm)}, "
+def _train_runs(
+    args: argparse.Namespace, runs: list[Settings], options: dict[str, Any]
+) -> Iterator[tuple[Settings, Path, bool]]:
+    """Train the runs of a grid, print a line for each new run, and yield all as :func:`grid.run_all`."""
+    start_time = time.monotonic()
+    for number, (settings, path, is_new) in enumerate(grid.run_all(runs, args.out, repeat=args.repeat, **options), 1):
+        if is_new and not args.quiet:
+            minutes = (time.monotonic() - start_time) / 60
+            print(f"[{number}/{len(runs)}, {minutes:.1f} min] {settings.name}, {custom.short(settings.algorithm)}, "
                   f"seed {settings.seed}: {report.line(store.open_run(path))}", flush=True)  # fmt: skip
-        yield settings, path, new
+        yield settings, path, is_new
 
 
-def _run(args: argparse.Namespace, runs: list[Settings], how: dict[str, Any]) -> None:
-    made, others, paths = 0, 0, []
-    for settings, path, new in _made(args, runs, how):
-        made += new
+def _make_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str, Any]) -> None:
+    n_new, n_outdated, paths = 0, 0, []
+    for settings, path, is_new in _train_runs(args, runs, options):
+        n_new += is_new
         paths.append(path)
-        others += not (new or grid.by_this_code(settings, path))
-    print(f"{len(runs)} runs in {args.out}, {made} of them new")
-    if others:
-        print(f"{others} were finished by other code (fedstat's or an algorithm's) and stay: --repeat runs them again")
+        n_outdated += not (is_new or grid.by_this_code(settings, path))
+    print(f"{count(len(runs), 'run')} in {args.out}, {n_new} new")
+    if n_outdated:
+        print(f"{count(n_outdated, 'run')} made by other code (of fedstat or of an algorithm): --repeat repeats them")
     try:
         print(f"\n{compare_runs(paths)}")
         print(f"\nIn Python: fedstat.study.compare_runs({str(args.out)!r}, reference=..., rule=...)")
     except ValueError as error:
-        print(f"\nThe runs are not compared: {error}")
+        print(f"\nNo comparison: {error}")
 
 
-def _tune(args: argparse.Namespace, runs: list[Settings], bars: Any) -> None:
+def _tune(args: argparse.Namespace, runs: list[Settings], progress: Any) -> None:
     candidates, seeds, together = grid.tuning(args.config, scale=args.scale)
-    fitting = [one for one in runs if all(step in takes_of(one.algorithm) for step in candidates)]
-    if not fitting:
-        raise ValueError(f"no method of {args.config} takes {', '.join(candidates)}: tune fedfac-dynamic, for example")
-    for one in fitting:
-        check(one, candidates)
-    seeds = seeds or list(dict.fromkeys(one.seed for one in fitting))
-    firsts = {(one.name, one.algorithm): one for one in reversed(fitting)}
-    asked: dict[tuple[str, str], list[Settings]] = {}
-    for (label, method), one in reversed(firsts.items()):
-        asked.setdefault(("all data sets" if together else label, method), []).append(one)
-    where = _where(args)
-    chosen: dict[tuple[str, str], dict[str, Any]] = {}
-    lost: set[tuple[str, str]] = set()
+    tunable = [run for run in runs if all(name in takes_of(run.algorithm) for name in candidates)]
+    if not tunable:
+        raise ValueError(
+            f"no method of {args.config} takes {', '.join(candidates)}. Tune other settings, or add a method that "
+            "takes them, such as fedfac-dynamic."
+        )
+    for run in tunable:
+        check(run, candidates)
+    seeds = seeds or list(dict.fromkeys(run.seed for run in tunable))
+    first_by_key = {(run.name, run.algorithm): run for run in reversed(tunable)}
+    tuned_together: dict[tuple[str, str], list[Settings]] = {}
+    for (scenario, algorithm), run in reversed(first_by_key.items()):
+        tuned_together.setdefault(("all data sets" if together else scenario, algorithm), []).append(run)
+    compute = _compute_options(args)
+    tuned_values: dict[tuple[str, str], dict[str, Any]] = {}
+    diverged: set[tuple[str, str]] = set()
     with _cli.executor(args) as executor:
-        how = {"progress": bars, "executor": executor, **where}
+        options = {"progress": progress, "executor": executor, **compute}
         if executor is not None:
-            with suppress(FloatingPointError):  # a candidate that diverges is not chosen
-                deque(_made(args, first_runs(asked.values(), candidates, seeds), how), maxlen=0)
-        for (label, method), here in asked.items():
+            with suppress(FloatingPointError):  # a candidate that diverges is not selected
+                deque(_train_runs(args, first_runs(tuned_together.values(), candidates, seeds), options), maxlen=0)
+        for (scenario, algorithm), initial in tuned_together.items():
             try:
-                for step in tune(here, candidates, args.out, seeds=seeds, **how):
-                    heading = f"{label}, {method}: {step.name}, seeds {', '.join(map(str, seeds))}"
+                for step in tune(initial, candidates, args.out, seeds=seeds, **options):
+                    heading = f"{scenario}, {algorithm}: {step.name}, seeds {', '.join(map(str, seeds))}"
                     print(f"{heading}\n{step.table.round(4).to_string(index=False)}\n", flush=True)
-                    for one in step.settings:
-                        chosen[one.name, one.algorithm] = {name: value_of(name, one) for name in candidates}
+                    for run in step.settings:
+                        tuned_values[run.name, run.algorithm] = {name: value_of(name, run) for name in candidates}
             except FloatingPointError as error:
                 if not args.tuned:
                     raise
-                print(f"{label}, {method}: left out, for every candidate diverged\n{error}\n", flush=True)
-                lost |= {(one.name, one.algorithm) for one in here}
+                print(f"{scenario}, {algorithm}: skipped, all candidates diverged\n{error}\n", flush=True)
+                diverged |= {(run.name, run.algorithm) for run in initial}
         print(
-            "validation: mean validation accuracy, which decides, and its standard error over seeds; accuracy: on test "
-            "data"
+            "validation, std_error: mean validation accuracy over seeds, which decides, and\n"
+            "its SE; accuracy: mean test accuracy in the round chosen on validation samples"
         )
         if args.tuned:
-            tuned = [one.but(**chosen.get((one.name, one.algorithm), {})) for one in runs
-                     if (one.name, one.algorithm) not in lost]  # fmt: skip
-            _last(args, tuned, how)
+            tuned = [run.but(**tuned_values.get((run.name, run.algorithm), {})) for run in runs
+                     if (run.name, run.algorithm) not in diverged]  # fmt: skip
+            _make_tuned_runs(args, tuned, options)
 
 
-def _last(args: argparse.Namespace, tuned: list[Settings], how: dict[str, Any]) -> None:
-    """Runs with what was chosen; those that diverge are said and left out."""
-    new = 0
+def _make_tuned_runs(args: argparse.Namespace, tuned: list[Settings], options: dict[str, Any]) -> None:
+    """Run the tuned settings; report and skip runs that diverge."""
+    n_new = 0
     try:
-        for _, _, made in _made(args, tuned, how):
-            new += made
+        for _, _, is_new in _train_runs(args, tuned, options):
+            n_new += is_new
     except FloatingPointError as error:
-        print(f"diverged, and left out:\n{error}")
-    print(f"{len(tuned)} runs with what was chosen in {args.out}, {new} of them new")
+        print(f"Skipped, diverged:\n{error}")
+    print(f"{count(len(tuned), 'run')} with the tuned settings in {args.out}, {n_new} new")
 
 
-def _bars(settings: Settings, number: int, of: int) -> Callable[[int], object]:
-    label = f"{number + 1}/{of} {settings.name} {custom.short(settings.algorithm)}"
+def _progress_bar(settings: Settings, number: int, total: int) -> Callable[[int], object]:
+    label = f"{number + 1}/{total} {settings.name} {custom.short(settings.algorithm)}"
     return shown(settings.rounds, "round", label=label, leave=False).update
 
 

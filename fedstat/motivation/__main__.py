@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from fedstat import _cli
-from fedstat._utils.settings import add_arguments, given
+from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.motivation.experiment import COMMAND, OUTPUTS, Settings, study
 from fedstat.motivation.findings import report
 from fedstat.store import config_of
@@ -49,7 +49,7 @@ def _work(args: argparse.Namespace) -> None:
     _cli.fill_out(args, "motivation")
     _cli.claim(args, COMMAND)
     chosen = config_of(args.out) if args.resume and args.out.exists() else {}
-    chosen |= given(args, Settings)
+    chosen |= read_arguments(args, Settings)
     show = not args.quiet and sys.stderr.isatty()
     run = study(data_dir=args.data_dir, out=args.out, resume=args.resume, progress=show, **where, **chosen)
     if args.plot is not None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from fedstat import _cli
 from fedstat._utils.lazy import xr
-from fedstat._utils.settings import add_arguments, check_fields, given, setting
+from fedstat._utils.settings import add_arguments, check_fields, read_arguments, setting
 from fedstat.fl.job import device_named
 from fedstat.ntk import ConvergenceResult, GeneralizationResult, convergence, descent, generalization
 from fedstat.ntk.descent import METHODS, Method
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _work(args: argparse.Namespace) -> None:
     if args.out is not None:
         _cli.claim(args, COMMAND)
-    settings, show = Settings(**given(args, Settings)), not args.quiet and sys.stderr.isatty()
+    settings, show = Settings(**read_arguments(args, Settings)), not args.quiet and sys.stderr.isatty()
     result: ConvergenceResult | GeneralizationResult = (_first if settings.theorem == 1 else _second)(settings, show)
     if args.out is not None:
         title = f"Theorem {settings.theorem} on {result.data.attrs['title']}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstat import _cli
 from fedstat._utils import check
-from fedstat._utils.settings import add_arguments, given, read_toml, require_known, require_types
+from fedstat._utils.settings import add_arguments, read_arguments, read_toml, require_known, require_types
 from fedstat.sim.experiment import COMMAND, Settings, report, study
 from fedstat.store import config_of
 
@@ -81,7 +81,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         chosen |= read
         if args.scale is not None:
             chosen |= scales[check.choice("--scale", args.scale, scales)]
-    return chosen | given(args, Settings)
+    return chosen | read_arguments(args, Settings)
 
 
 if __name__ == "__main__":

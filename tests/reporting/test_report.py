@@ -269,7 +269,7 @@ def test_the_command_of_a_run_is_read_back_as_its_settings():
     attrs = {"about": store.to_json(experiment.about(settings))}
     words = shlex.split(training.command(Stored("x", attrs, {}, None)))
     assert words[:3] == ["python", "-m", "fedstat.fl"]
-    assert Settings().but(**fl.chosen(fl.parser().parse_args(words[3:]))) == settings
+    assert Settings().but(**fl.read_settings(fl.parser().parse_args(words[3:]))) == settings
 
 
 def test_a_study_is_reported():

@@ -70,13 +70,13 @@ def test_a_grid_by_dask_has_the_numbers_of_the_plain_loop_and_prints_its_lines(g
     assert {line.partition("] ")[2].partition(":")[0] for line in lines[:4]} == {
         f"a, {method}, seed {seed}" for method in ("fedavg", "fedfac-dynamic") for seed in (0, 1)
     }
-    assert lines[4] == f"4 runs in {apart}, 4 of them new"
+    assert lines[4] == f"4 runs in {apart}, 4 new"
     names = sorted(path.name for path in plain.iterdir())
     assert sorted(path.name for path in apart.iterdir()) == names
     for name in names:
         require_equal(store.open_run(plain / name), store.open_run(apart / name))
     assert grid_main(dask) == 0
-    assert capsys.readouterr().out.startswith(f"4 runs in {apart}, 0 of them new\n\nTest accuracy")
+    assert capsys.readouterr().out.startswith(f"4 runs in {apart}, 0 new\n\nTest accuracy")
 
 
 def grid_main(arguments):

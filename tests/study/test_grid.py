@@ -122,7 +122,7 @@ def test_a_changed_algorithm_of_a_users_own_is_other_code(where, grid_file, tmp_
     assert "other code" not in capsys.readouterr().out
     monkeypatch.setitem(ALGORITHMS, "mine", mine(file, 0.2))
     command("--config", grid_file, "--scale", "one", "--out", folder)
-    assert "2 were finished by other code" in capsys.readouterr().out
+    assert "2 runs made by other code" in capsys.readouterr().out
     assert [made for *_, made in grid.run_all([run], folder, repeat=True)] == [True]
 
 
@@ -268,7 +268,7 @@ def test_the_command_runs_a_grid_once(grid_file, tmp_path, capsys):
     assert command("--config", grid_file, "--scale", "one", "--out", out) == 0
     assert "3 runs in" in capsys.readouterr().out
     assert command("--config", grid_file, "--scale", "one", "--out", out) == 0
-    assert "0 of them new" in capsys.readouterr().out
+    assert ", 0 new" in capsys.readouterr().out
 
 
 def test_a_method_has_settings_of_its_own_at_a_scale(grid_file):
@@ -289,7 +289,7 @@ def test_the_command_tunes_the_methods_that_take_what_is_tuned(grid_file, tmp_pa
     grid_file.write_text(GRID.replace('"fedfac-dynamic"\ntau = 0.25', '"fedper"'))
     with pytest.raises(SystemExit):
         command(*how)
-    assert "takes tau, kappa: tune fedfac-dynamic, for example" in capsys.readouterr().err
+    assert "takes tau, kappa. Tune other settings, or add a method" in capsys.readouterr().err
 
 
 def test_learning_rates_of_all_methods_are_tuned_over_all_data_sets_together(grid_file, tmp_path, capsys):
@@ -334,8 +334,8 @@ def test_tuned_makes_the_runs_of_all_seeds_with_what_was_chosen_and_none_twice(g
         assert set(own.loc[own["seed"] == 1, "lr"]) == {best}, "the other seed has only what was chosen"
     assert len(rows) == 3 * (2 + 1)
     assert command(*how) == 0
-    assert "6 runs with what was chosen" in (said := capsys.readouterr().out)
-    assert "0 of them new" in said
+    assert "6 runs with the tuned settings" in (said := capsys.readouterr().out)
+    assert ", 0 new" in said
 
 
 def test_a_candidate_that_diverges_is_not_chosen(grid_file, tmp_path):
