@@ -281,7 +281,7 @@ def test_networks_without_a_head_are_refused_before_the_first_round(name):
     net = nets.mlp(SIZES)._replace(features=None)
     with pytest.raises(ValueError, match="needs a network with features and one dense output layer"):
         train(dense(), net, make(name), rounds=1)
-    with pytest.raises(ValueError, match="whose weights are its parameters, but this one composes them"):
+    with pytest.raises(ValueError, match="whose weights are its parameters, but this network composes its weights"):
         train(dense(), nets.mlp(SIZES), algorithms.named(f"{name}-low-rank"), rounds=1)
 
 

@@ -317,7 +317,7 @@ def test_width_multiplies_hidden_units():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocabulary": None}, "number of different tokens, but got None. It is 80 for Shakespeare"),
+        ({"vocabulary": None}, "number of different tokens, but got None. Use 80 for Shakespeare"),
         ({"vocabulary": 0}, "vocabulary must be an integer >= 1, but got 0"),
         ({"width": 0.0}, "width must be a finite number in (0, inf), but got 0.0"),
     ],
@@ -347,7 +347,7 @@ def test_tokens_outside_the_vocabulary_are_named(name):
         wrong[0, 2, 3] = bad  # of the first client, whose next row would be the second client's
         with pytest.raises(ValueError, match=seen):
             net.apply(params, wrong)
-    with pytest.raises(ValueError, match="token numbers, that is integers, but got float32"):
+    with pytest.raises(ValueError, match="x must hold token numbers, which are integers, but is float32"):
         net.apply(params, x.float())
 
 

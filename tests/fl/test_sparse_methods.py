@@ -249,7 +249,7 @@ def test_what_cannot_be_gated_is_named():
         job(algorithms.pfedgate(), net=nets.mlp(SIZES)._replace(inputs=None))
     with pytest.raises(ValueError, match=r"sparsity must be at least 0.204 .*, but got 0.1. Raise"):
         job(algorithms.pfedgate(sparsity=0.1))
-    with pytest.raises(ValueError, match="this one composes them"):
+    with pytest.raises(ValueError, match="this network composes its weights"):
         job(algorithms.named("pfedgate-low-rank"))
 
 

@@ -81,8 +81,8 @@ def clustered_fl(
     cluster 0, which keeps the larger part in every split. After the first split an ``aggregator`` affects the global
     model alone.
 
-    ``measures/cluster`` holds each client's cluster after the round, ``measures/mean_update`` the norm of the mean
-    update of its cluster before the split, and ``measures/update`` the norm of the client's update.
+    ``measures/cluster`` holds each client's cluster after the round. ``measures/mean_update`` holds the norm of the
+    mean update of its cluster before the split, and ``measures/update`` the norm of the client's update.
     """
     check.real("eps1", eps1, low=0)
     check.real("eps2", eps2, low=0)

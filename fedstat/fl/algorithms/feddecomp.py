@@ -22,7 +22,7 @@ ABOUT = About(
 MEANS: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray] | None] = {
     "samples": None,
     "uniform": uniform,
-    "all": lambda _, active, clients: np.full(len(active), 1 / clients),
+    "all": lambda _, client_ids, n_clients: np.full(len(client_ids), 1 / n_clients),
 }
 
 

@@ -1,4 +1,4 @@
-"""Networks of stacked clients, and their table by name: every parameter has a leading client dimension."""
+"""Networks of stacked clients, whose parameters have a leading client dimension, and the table of their names."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name == "from_module":  # lists torch's own layers, and with them loads torch
+        if name == "from_module":  # its module loads torch
             from fedstat.fl.nets.module import from_module
 
             return from_module
@@ -114,7 +114,7 @@ NETS: dict[str, Callable[..., Net]] = {
 
 
 def named(name: str, sample: Sequence[int], outputs: int, **options: Any) -> Net:
-    """Network of that name for samples of that shape.
+    """Construct a network by its name, for samples of a given shape.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def named(name: str, sample: Sequence[int], outputs: int, **options: Any) -> Net
     Raises
     ------
     ValueError
-        If the name or an option is unknown (the nearest are given), or the network does not take such samples.
+        If the name or an option is unknown (the message gives the nearest), or if the samples do not fit the network.
 
     Examples
     --------
@@ -138,14 +138,14 @@ def named(name: str, sample: Sequence[int], outputs: int, **options: Any) -> Net
     ('conv1.weight', (12, 1, 5, 5))
     """
     make = NETS[check.choice("net", name, NETS)]
-    known = _options(make)
+    names = _options(make)
     for option in options:
-        check.choice(f"an option of {name}", option, known)
+        check.choice(f"an option of {name}", option, names)
     return make(tuple(sample), outputs, **options)
 
 
 def takes_text(name: str) -> bool:
-    """Whether a network of the table takes token numbers.
+    """Return True if a network of the table takes token numbers.
 
     Examples
     --------
@@ -156,7 +156,7 @@ def takes_text(name: str) -> bool:
 
 
 def _options(make: Callable[..., Net]) -> list[str]:
-    """Names of a constructor's keyword arguments, including those that it passes on."""
-    kinds = inspect.signature(make).parameters.values()
-    own = [p.name for p in kinds if p.kind is p.KEYWORD_ONLY]
-    return own + (["convolution", "statistics"] if any(p.kind is p.VAR_KEYWORD for p in kinds) else [])
+    """Return the names of a constructor's keyword arguments, including arguments that it passes on."""
+    parameters = inspect.signature(make).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    return names + (["convolution", "statistics"] if any(p.kind is p.VAR_KEYWORD for p in parameters) else [])

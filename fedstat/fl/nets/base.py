@@ -1,4 +1,4 @@
-"""What a network is to the trainer: pure functions of parameters with a leading client dimension."""
+"""The record of a network: pure functions of parameters with a leading client dimension."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Params = dict[str, "Tensor"]
 """Parameters by name, "layer.parameter"; every tensor is (client, ...)."""
 
 Gradient = Callable[["Tensor"], "Tensor"]
-"""From the gradient of the outputs (client, sample, output), or of features, to that of what they were made of."""
+"""From outputs (client, sample, output), or features, to the derivative of the loss at them."""
 
 _BLOCK = 256  # samples
 _STATISTICS = ("running_mean", "running_var")
@@ -32,11 +32,12 @@ class Piece(NamedTuple):
     Attributes
     ----------
     name : str
-        The parameter; "" for a count of batches, which is no parameter and 0.
+        The parameter; "" for a count of batches, which is not a parameter and always 0.
     way : {"", "transposed", "gates"}
-        "transposed": the last two axes are exchanged. "gates": (gate·unit, ...) is (unit, gate, ...) here.
+        "transposed": the last two axes are exchanged. "gates": (gate·unit, ...) becomes (unit, gate, ...).
     low, high : int, optional
-        Its place on the parameter's last axis: all by default; ``high`` None is a single place, without an axis.
+        Range of the tensor on the parameter's last axis, by default the complete axis. ``high`` None: the single index
+        ``low``, and the tensor lacks this axis.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Piece(NamedTuple):
     high: int | None = None
 
     def of(self, p: Tensor) -> Tensor:
-        """The module's tensor, from the parameter of one client."""
+        """Return the module's tensor from the parameter p of one client."""
         if self.low is not None:
             p = p[..., self.low] if self.high is None else p[..., self.low : self.high]
         return p.mT if self.way == "transposed" else p.transpose(0, 1).flatten(0, 1) if self.way == "gates" else p
@@ -61,50 +62,52 @@ class Net(NamedTuple):
         ``undivided``, is its layer's hidden units (neurons, output channels), so that one boolean per unit splits the
         layer.
     init : callable (numpy Generator) -> dict of Tensor (unit, ...)
-        One client's starting parameters, without the client dimension.
+        Draws one client's initial parameters, without the client dimension.
     apply : callable (params, x, *, live, noise) -> Tensor
-        ``x`` (client, sample, ...) to outputs (client, sample, output); differentiable. Only a network with ``buffers``
-        takes ``live``: None, or in training a bool (client, sample), True for real samples and False for padding. The
-        network then uses the statistics of the real samples and updates its buffers in place. Only a network with
-        ``noise`` takes ``noise``. See :func:`in_training`.
+        Maps ``x`` (client, sample, ...) to outputs (client, sample, output); differentiable. Only a network with
+        ``buffers`` takes ``live``: None, or in training a bool (client, sample), True for real samples and False for
+        padding. The network then uses the statistics of the real samples and updates its buffers in place. Only a
+        network with ``noise`` takes ``noise``. See :func:`in_training`.
     accumulate : callable, optional
-        ``accumulate(params, x, gradient, into, beta, alpha)`` runs the network forward, gets the derivative of the loss
-        at the outputs from ``gradient`` and, for every name in ``into``, sets into ← beta·into + alpha·∂loss. ``into``
-        may be ``params`` itself: with beta=1, alpha=−lr this is a whole SGD step without a gradient in memory. It takes
-        ``live`` and ``noise`` as ``apply`` does. Networks without it are differentiated by autograd.
+        ``accumulate(params, x, gradient, into, beta, alpha)`` runs the network forward and gets the derivative of the
+        loss at the outputs from ``gradient``. For every name in ``into`` it sets into ← beta·into + alpha·∂loss.
+        ``into`` may be ``params`` itself: with beta=1, alpha=−lr this is an SGD step without a gradient in memory. It
+        takes ``live`` and ``noise`` as ``apply`` does. Networks without it are differentiated by autograd.
     buffers : tuple of str
-        Names in ``shapes`` that no gradient reaches: running statistics of batch normalisation.
+        Names in ``shapes`` that no gradient reaches: running statistics of batch normalization.
     unshared : tuple of str
-        Names in ``shapes`` that no algorithm shares: batch statistics, if they stay with their client.
+        Names in ``shapes`` that no algorithm shares: batch statistics, if they are personal.
     activations : int, optional
-        Number of values that one sample's forward pass leaves in memory; by default the number of hidden units.
+        Number of values that one sample's forward pass stores; by default the number of hidden units.
     features, head : callable, optional
-        The network in two: ``features(params, x)``, which takes ``live`` and ``noise`` as ``apply`` does, returns the
-        inputs of the output layer (client, sample, feature), and ``head(params, h)`` that layer's outputs
-        (client, sample, output). Composed they equal ``apply`` to the bit. ``features`` reads no parameter of the
-        output layer, ``head`` no other. None: the network has no single output layer.
+        The network in two parts. ``features(params, x)``, which takes ``live`` and ``noise`` as ``apply`` does, returns
+        the inputs of the output layer (client, sample, feature). ``head(params, h)`` returns the output layer's outputs
+        (client, sample, output). Together they equal ``apply`` to the bit. ``features`` reads no parameter of the
+        output layer, and ``head`` reads no other. None: the network has no single output layer.
     heads : tuple of str
-        Output layers, if not just the last layer: a mixture has one per component.
+        Output layers, if not only the last layer: a mixture has one per component.
     noise : mapping from name to tuple of int
         Names and shapes of the uniform values in (0, 1) drawn for each sample in training. ``apply`` gets them as
-        ``noise``, a mapping from name to Tensor (client, sample, *shape), which do not depend on other clients; in
-        evaluation it gets None, and the network is deterministic.
+        ``noise``, a mapping from name to Tensor (client, sample, *shape), which do not depend on other clients. In
+        evaluation ``noise`` is None, and the network is deterministic.
     undivided : tuple of str
         Names in ``shapes`` whose axis 0 is not their layer's units: no mask by unit applies to them.
     base : Net, optional
         The network whose weights are composed of these parameters, see :func:`fedstat.fl.wrappers.composed.composed`;
-        it has the same layers and units.
+        its layers and units are equal.
     whole : callable (params) -> Params, optional
-        The parameters (client, ...) of ``base`` made from these, for stores and statistics. None: the identity.
+        Composes the parameters (client, ...) of ``base``, for stores and statistics. None: the identity.
     thin : tuple of str
         Weights (output, input) to which parameters may add two thin factors: with "fc1.left" (client, output, r) and
-        "fc1.right" (client, r, input) beside "fc1.weight", the layer's weight is weight + left @ right, and
-        ``accumulate`` takes the factors' names in ``into`` too.
+        "fc1.right" (client, r, input) beside "fc1.weight", the layer's weight is weight + left @ right. ``into`` of
+        ``accumulate`` may then name the factors, too.
     constants : callable (params, moving) -> Params, optional
-        What can be computed once before only the parameters named in ``moving`` change: (client, ...), by names that no
-        parameter has. ``apply`` and ``accumulate`` take it among their parameters, and do without.
+        Computes values (client, ...) that are constant while only the parameters named in ``moving`` change, by names
+        that no parameter has. ``apply`` and ``accumulate`` use them if they are among their parameters.
+    pieces : mapping from name to Piece
+        Tensors of a user's module, by their names in it; see :func:`fedstat.fl.nets.from_module`.
     inputs : int, optional
-        How many numbers one sample has, such as 784; None in networks of tokens, or if it is not known.
+        Number of values of one sample, such as 784; None in networks of tokens, or if it is unknown.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -128,15 +131,15 @@ class Net(NamedTuple):
 
 
 def derive(net: Net, **fields: Any) -> Net:
-    """Return a network that calls the functions of another, with parameters of its own.
+    """Return a network with new parameters that calls the functions of ``net``.
 
     Parameters
     ----------
     net : Net
     **fields
-        ``shapes``, ``init``, ``apply``, and other fields of the new network. Buffers, noise and the like are those of
-        ``net`` if they are not named; what calls functions of ``net`` past ``apply``, or says where its parameters
-        stand, is left out.
+        ``shapes``, ``init``, ``apply``, and other fields of the new network. Further fields, such as buffers and noise,
+        are taken from ``net``, except ``accumulate``, ``features``, ``head``, ``constants``, ``thin`` and ``pieces``,
+        which do not hold for other parameters.
 
     Examples
     --------
@@ -146,51 +149,51 @@ def derive(net: Net, **fields: Any) -> Net:
     >>> twice.inputs, net.accumulate is None, twice.accumulate is None
     (4, False, True)
     """
-    alone = net._replace(accumulate=None, features=None, head=None, constants=None, thin=(), pieces={})
-    return alone._replace(**fields)
+    common = net._replace(accumulate=None, features=None, head=None, constants=None, thin=(), pieces={})
+    return common._replace(**fields)
 
 
 def layer_of(name: str) -> str:
-    """Layer that a parameter belongs to: ``"fc1.weight"`` to ``"fc1"``."""
+    """Return the layer of a parameter: ``"fc1"`` of ``"fc1.weight"``."""
     return name.rpartition(".")[0]
 
 
 def base_of(net: Net) -> Net:
-    """The network whose weights ``net.whole`` gives; ``net`` itself if it is not composed."""
+    """Return the network of the composed weights, whose parameters ``net.whole`` returns; else ``net`` itself."""
     return net if net.base is None else net.base
 
 
 def whole(net: Net, params: Params) -> Params:
-    """The parameters (client, ...) of :func:`base_of` made from a network's parameters."""
+    """Compose the parameters (client, ...) of :func:`base_of` from a network's parameters."""
     return params if net.whole is None else net.whole(params)
 
 
 def layers(net: Net) -> dict[str, int]:
-    """Layers of the network in order, with their numbers of hidden units; the output layer comes last."""
+    """Return the layers of the network in order, with their numbers of hidden units; the output layer comes last."""
     return {layer_of(name): shape[0] for name, shape in base_of(net).shapes.items()}
 
 
 def head_layers(net: Net) -> list[str]:
-    """Output layers: the last layer, or one per component of a mixture."""
+    """Return the output layers: the last layer, or one per component of a mixture."""
     return list(net.heads) or list(layers(net))[-1:]
 
 
 def output_layer(net: Net) -> str:
-    """The output layer; of several, the last."""
+    """Return the output layer, or the last of several."""
     return head_layers(net)[-1]
 
 
 def head_parameters(net: Net) -> list[str]:
-    """Parameters of the output layers."""
+    """Return the parameters of the output layers."""
     heads = head_layers(net)
     return [name for name in net.shapes if layer_of(name) in heads]
 
 
 def normalisation(net: Net) -> list[str]:
-    """Parameters of normalisation: those named "<layer>.scale", ".shift", ".running_mean" or ".running_var".
+    """Return the parameters of normalization, named "<layer>.scale", ".shift", ".running_mean" or ".running_var".
 
-    All networks here name them so, and :func:`fedstat.fl.nets.from_module` does for users' modules; a network that is
-    written as a :class:`Net` should.
+    All networks of this package use these names, and :func:`fedstat.fl.nets.from_module` gives them to users' modules.
+    A user's :class:`Net` should use them, too.
 
     Examples
     --------
@@ -202,12 +205,12 @@ def normalisation(net: Net) -> list[str]:
 
 
 def is_statistic(name: str) -> bool:
-    """Return True for a running statistic of batch normalisation."""
+    """Return True for a running statistic of batch normalization."""
     return name.rpartition(".")[2] in _STATISTICS
 
 
 def n_outputs(net: Net) -> int:
-    """Number of outputs, the units of the output layer.
+    """Return the number of outputs, the units of the output layer.
 
     Examples
     --------
@@ -219,24 +222,27 @@ def n_outputs(net: Net) -> int:
 
 
 def n_features(net: Net) -> int:
-    """Number of features that ``net.features`` gives; ValueError if it has none."""
+    """Return the number of features that ``net.features`` returns, or raise ValueError if the network has none."""
     if net.features is None or net.head is None:
         raise ValueError(
-            "the method needs a network with features and one dense output layer, but this one has no features. "
-            "Those in nets.NETS have; so does a module whose last layer is a torch.nn.Linear."
+            "the algorithm needs a network with features and one dense output layer, but this network has no features. "
+            "Use a network of nets.NETS, or a module whose last layer is a torch.nn.Linear."
         )
     return math.prod(base_of(net).shapes[f"{output_layer(net)}.weight"][1:])
 
 
-def require_uncomposed(net: Net, method: str = "the method") -> Net:
-    """Return the network, or raise ValueError, naming the method, if its weights are composed of other parameters."""
+def require_uncomposed(net: Net, method: str = "the algorithm") -> Net:
+    """Return the network, or raise ValueError, naming ``method``, if its weights are composed of other parameters."""
     if net.base is not None:
-        raise ValueError(f"{method} needs a network whose weights are its parameters, but this one composes them")
+        raise ValueError(
+            f"{method} needs a network whose weights are its parameters, but this network composes its weights. Use a "
+            "network without factors."
+        )
     return net
 
 
 def sample_blocks(n: int) -> Iterator[slice]:
-    """Yield slices of n samples, of 256 or fewer: as many as a network runs forward at a time in evaluation."""
+    """Yield slices of n samples, at most 256 each, which a network runs forward at a time in evaluation."""
     for low in range(0, n, _BLOCK):
         yield slice(low, min(low + _BLOCK, n))
 
@@ -248,13 +254,13 @@ def forward(net: Net, params: Params, x: Tensor) -> Tensor:
 
 
 def apply_arguments(net: Net, live: Tensor | None, noise: Mapping[str, Tensor] | None) -> dict[str, Any]:
-    """Return those of ``live`` and ``noise`` that ``apply`` of this network takes."""
-    given: dict[str, Any] = {"live": live} if net.buffers else {}
-    return given | {"noise": noise} if net.noise else given
+    """Return the arguments ``live`` and ``noise`` as far as ``apply`` of this network takes them."""
+    arguments: dict[str, Any] = {"live": live} if net.buffers else {}
+    return arguments | {"noise": noise} if net.noise else arguments
 
 
 def in_training(net: Net, weight: Tensor, noise: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
-    """Keyword arguments that ``apply`` of this network takes in training.
+    """Return the keyword arguments of the network's ``apply`` in training.
 
     Parameters
     ----------
@@ -274,9 +280,9 @@ def accumulate_by_autograd(
     into: Params,
     beta: float,
     alpha: float,
-    **given: Any,
+    **arguments: Any,
 ) -> None:
-    """What ``Net.accumulate`` does, for a network of which there is only ``apply``.
+    """Do what ``Net.accumulate`` does, for a network that only has ``apply``.
 
     Parameters
     ----------
@@ -284,16 +290,17 @@ def accumulate_by_autograd(
     params : Params (client, ...)
     x : Tensor (client, sample, ...)
     gradient : callable (Tensor (client, sample, output)) -> Tensor (client, sample, output)
-        From the outputs to the derivative of the loss at them.
+        Maps the outputs to the derivative of the loss at them.
     into : Params (client, ...)
-        Becomes beta · into + alpha · ∂loss, in place, for the parameters that it names.
+        Set in place to beta · into + alpha · ∂loss, for its names.
     beta, alpha : float
-    **given
+    **arguments
         Further arguments of ``apply``.
     """
-    # .data, not detach(): chunks are views of one tensor, and another thread's step must not count as a change here.
+    # .data, not detach(): chunks are views of one tensor, and another thread's step must not change the leaves' version
+    # counts.
     leaves = {name: p.data.requires_grad_(name in into) for name, p in params.items()}
-    out = apply(leaves, x, **given)
+    out = apply(leaves, x, **arguments)
     at_outputs = gradient(out.detach().float().clone()).to(out)
     grads = torch.autograd.grad(
         out, [leaves[name] for name in into], at_outputs, allow_unused=True, materialize_grads=True
@@ -303,20 +310,20 @@ def accumulate_by_autograd(
 
 
 def started(net: Net, weights: Mapping[str, Any]) -> Net:
-    """The network with given starting values: pre-trained weights, or those of other clients.
+    """Return the network with given initial parameters: pre-trained weights, or weights of other clients.
 
     Parameters
     ----------
     net : Net
     weights : mapping from "layer.parameter" to Tensor, array or DataArray
-        One client's values, as :func:`fedstat.fl.state_dict` gives them: units first, but embeddings (token,
-        dimension); parameters that are not named start as before. DataArrays are as stores keep them, units first,
+        One client's values in the shapes (unit, ...) of :func:`fedstat.fl.state_dict`; embeddings are (token,
+        dimension). Parameters that are not named keep their initial values. DataArrays are as in stores, units first,
         with flat kernels: ``{"conv1.weight": run["weights/conv1/w"].isel(checkpoint=-1, client=0)}``.
 
     Raises
     ------
     ValueError
-        If the network has no such parameter, or it has another number of values.
+        If the network lacks a named parameter, or the number of its values differs.
 
     Examples
     --------
@@ -325,7 +332,7 @@ def started(net: Net, weights: Mapping[str, Any]) -> Net:
     >>> net.init(np.random.default_rng(0))["fc2.bias"]
     tensor([1., 2.])
     """
-    given = {}
+    start = {}
     empty = {name: torch.empty(shape, device="meta") for name, shape in net.shapes.items()}
     for name, values in weights.items():
         shape = net.shapes[check.choice("a parameter to start from", name, list(net.shapes))]
@@ -335,8 +342,8 @@ def started(net: Net, weights: Mapping[str, Any]) -> Net:
         if value.numel() != math.prod(shape) or (value.ndim and value.shape[0] != shape[0]):
             raise ValueError(f"{name!r} must start from values of shape {shape}, but got {tuple(value.shape)}")
         value = value.detach().float().reshape(shape)
-        given[name] = (value.mT if table else value).clone(memory_format=torch.contiguous_format)
-    return net._replace(init=lambda rng: dict(net.init(rng)) | {name: value.clone() for name, value in given.items()})
+        start[name] = (value.mT if table else value).clone(memory_format=torch.contiguous_format)
+    return net._replace(init=lambda rng: dict(net.init(rng)) | {name: value.clone() for name, value in start.items()})
 
 
 def require(net: Net) -> Net:
@@ -345,8 +352,8 @@ def require(net: Net) -> Net:
     Raises
     ------
     ValueError
-        If noise lacks a name, or its shape is not a tuple of integers >= 1; if ``base`` lacks the layer of a
-        parameter, ``undivided`` names an unknown parameter, or ``heads`` an unknown layer.
+        If noise lacks a name, or if its shape is not a tuple of integers >= 1; if ``base`` lacks the layer of a
+        parameter, if ``undivided`` names an unknown parameter, or if ``heads`` names an unknown layer.
     """
     for name, shape in net.noise.items():
         if not isinstance(name, str) or not name:
@@ -357,10 +364,10 @@ def require(net: Net) -> Net:
             raise ValueError(
                 f"noise {name!r} must have one sample's shape, a tuple of integers >= 1, but got {shape!r}"
             )
-    known = layers(net)
-    for kind, named in (("heads", net.heads), ("parameters of", dict.fromkeys(map(layer_of, net.shapes)))):
-        if unknown := [layer for layer in named if layer not in known]:
-            raise ValueError(f"the network has {kind} {unknown}, but its layers are {list(known)}")
+    names = layers(net)
+    for kind, used in (("heads", net.heads), ("parameters of", dict.fromkeys(map(layer_of, net.shapes)))):
+        if unknown := [layer for layer in used if layer not in names]:
+            raise ValueError(f"the network has {kind} {unknown}, but its layers are {list(names)}")
     if unknown := [name for name in net.undivided if name not in net.shapes]:
         raise ValueError(f"undivided names {unknown}, but the network's parameters are {list(net.shapes)}")
     return net

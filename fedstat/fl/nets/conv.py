@@ -1,7 +1,7 @@
 """Convolutional networks: LeNet, CNN, ResNet, VGG.
 
-Between layers the activations of k clients are one tensor (sample, client·channel, row, column), so that ReLU, pooling,
-group and batch normalisation are torch's own functions for any k.
+Between layers the activations of k clients are one tensor (sample, client·channel, row, column). For any k, torch's
+functions thus compute ReLU, pooling, group and batch normalization.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Layer(NamedTuple):
         Rows and columns of the kernel.
     stride, padding : int
     norm : {"group", "batch"}, optional
-        Normalisation of the outputs; ``shift`` then takes the place of the bias.
+        Normalization of the outputs; ``shift`` then replaces the bias.
     """
 
     inputs: int
@@ -56,21 +56,21 @@ def assemble(
     convolution: Way = "auto",
     statistics: Literal["shared", "local"] = "shared",
 ) -> Net:
-    """Network of named layers.
+    """Assemble a network from named layers.
 
     Parameters
     ----------
     layers : mapping from name to Layer
-        The last is the output layer, a dense one.
+        The last layer is the output layer, a dense layer.
     features : callable (run, h) -> Tensor
-        The network up to the output layer: ``run(name, h)`` sends activations through a layer; ``features`` does what
-        comes between layers. A convolution maps (sample, client·channel, row, column) to the same dims; a dense layer
-        takes these or (client, sample, feature) and returns (client, sample, output).
+        Computes the inputs of the output layer: ``run(name, h)`` sends activations through a layer, and ``features``
+        adds the operations between layers. A convolution maps (sample, client·channel, row, column) to such a tensor. A
+        dense layer takes such a tensor or (client, sample, feature), and returns (client, sample, output).
     convolution : {"auto", "loop", "grouped", "unfold"}, default "auto"
-        How clients' convolutions are computed: client by client, as one grouped convolution, or as one matrix product
-        of unfolded inputs; for a single client the first two are the same. See :func:`choose`.
+        Computation of the clients' convolutions: client by client ("loop"), as one grouped convolution, or as one
+        matrix product of unfolded inputs. For a single client "loop" equals "grouped". "auto": see :func:`choose`.
     statistics : {"shared", "local"}, default "shared"
-        Whether running statistics of batch normalisation are averaged by the server or stay with their client.
+        Running statistics of batch normalization are averaged by the server, or stay with their client.
     """
     check.choice("convolution", convolution, ("auto", "loop", "grouped", "unfold"))
     check.choice("statistics", statistics, ("shared", "local"))
@@ -78,21 +78,22 @@ def assemble(
         check.choice("norm", layer.norm, (None, "group", "batch"))
     shapes = {f"{name}.{kind}": shape for name, layer in layers.items() for kind, shape in _shapes(layer).items()}
     widest = max((layer.outputs for layer in layers.values() if layer.kernel), default=0)
-    buffers, made = tuple(filter(is_statistic, shapes)), _Assembled(layers, features, convolution, widest)
+    buffers, functions = tuple(filter(is_statistic, shapes)), _Assembled(layers, features, convolution, widest)
     return Net(
         shapes,
         partial(dense.draw_parameters, shapes),
-        partial(made.run, made.whole),  # each client through all layers, so that only its activations are in the cache
+        # A loop over clients runs all layers of a client, so that only its activations are in the cache.
+        partial(functions.run, functions.outputs),
         buffers=buffers,
         unshared=buffers if statistics == "local" else (),
-        features=partial(made.run, made.body),
-        head=partial(made.run, made.head),
+        features=partial(functions.run, functions.body),
+        head=partial(functions.run, functions.head),
         thin=dense.weights(name for name, layer in layers.items() if not layer.kernel),
     )
 
 
 class _Assembled(NamedTuple):
-    """What :func:`assemble` is given, and the most channels of a convolution."""
+    """Arguments of :func:`assemble`, and the largest number of channels of a convolution."""
 
     layers: Mapping[str, Layer]
     features: Callable[[Run, Tensor], Tensor]
@@ -101,23 +102,25 @@ class _Assembled(NamedTuple):
 
     def run(self, part: Callable[..., Tensor], params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
         """Run a part of the network for all clients at once, or for one client after the other."""
-        if self.way(x) != "loop":
+        if self.choose_way(x) != "loop":
             return part(params, x, live)
-        return torch.cat([part(own, x[c : c + 1], _one(live, c)) for c, own in enumerate(_each(params))])
+        clients = enumerate(_split_clients(params))
+        outputs = [part(p, x[c : c + 1], None if live is None else live[c : c + 1]) for c, p in clients]
+        return torch.cat(outputs)
 
-    def way(self, x: Tensor) -> Way:
-        """How to convolve x; for a single client "grouped" is what the loop would do."""
+    def choose_way(self, x: Tensor) -> Way:
+        """Choose the computation of convolutions of x; for a single client "grouped" equals "loop"."""
         if len(x) == 1:
             return "unfold" if self.convolution == "unfold" else "grouped"
         return choose(self.widest, x.device) if self.convolution == "auto" else self.convolution
 
-    def whole(self, params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
-        """The network."""
+    def outputs(self, params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+        """Return the outputs of the network."""
         return self.head(params, self.body(params, x, live))
 
     def body(self, params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
-        """The network up to its output layer."""
-        k, unfold = len(x), self.way(x) == "unfold"
+        """Return the inputs of the output layer."""
+        k, unfold = len(x), self.choose_way(x) == "unfold"
         real = None if live is None or bool(live.all()) else live
 
         def run(name: str, h: Tensor) -> Tensor:
@@ -132,21 +135,21 @@ class _Assembled(NamedTuple):
         return _rows(self.features(run, _fold(x.to(next(iter(params.values())).dtype))), k)
 
     def head(self, params: Params, h: Tensor, _: Tensor | None = None) -> Tensor:
-        """The output layer."""
+        """Return the outputs of the output layer."""
         return dense.linear_autograd(params, [*self.layers][-1], h)
 
 
 def choose(channels: int, device: torch.device) -> Way:
-    """Default way to compute convolutions of clients with at most that many channels each."""
-    # Measured on one CPU thread, channels last, forward and backward of whole networks, 5 clients, batches of 10 to 50:
-    # grouped took 0.42 to 0.66 of the loop's time at 16 channels (LeNet, narrow CNN and ResNet-8), 0.58 to 0.82 at 24,
-    # 0.72 to 1.25 at 32 and 1.0 to 1.4 at 64; unfolding was always slower than both. On a GPU nothing was measured:
-    # one kernel for all clients is used there because small ones leave it idle.
+    """Return the default computation of convolutions with at most ``channels`` channels per client."""
+    # Measured on one CPU thread, channels last, forward and backward of complete networks, 5 clients, batches of 10 to
+    # 50: grouped took 0.42 to 0.66 of the loop's time at 16 channels (LeNet, narrow CNN and ResNet-8), 0.58 to 0.82 at
+    # 24, 0.72 to 1.25 at 32 and 1.0 to 1.4 at 64; unfolding was always slower than both. A GPU was not measured: one
+    # kernel for all clients is used there because small kernels leave it idle.
     return "loop" if device.type == "cpu" and channels > _MOST_GROUPED else "grouped"
 
 
 def groups_of(channels: int) -> int:
-    """Groups of group normalisation: 8, or the largest power of two below that divides the channels."""
+    """Return the number of groups of group normalization: the largest of 8, 4, 2, 1 that divides the channels."""
     return math.gcd(channels, 8)
 
 
@@ -161,32 +164,33 @@ def convolve(
         return functional.conv2d(h, weight.flatten(0, 1), flat, stride, padding, groups=k)
     n = len(h)
     rows, cols = ((s + 2 * padding - r) // stride + 1 for s, r in zip(h.shape[2:], size, strict=True))
-    seen = functional.unfold(h, tuple(size), padding=padding, stride=stride)
-    seen = seen.view(n, k, inputs * size.numel(), rows * cols).permute(1, 2, 0, 3).flatten(2)
-    out = torch.bmm(weight.flatten(2), seen).view(k * outputs, n, rows, cols).transpose(0, 1)
+    windows = functional.unfold(h, tuple(size), padding=padding, stride=stride)
+    windows = windows.view(n, k, inputs * size.numel(), rows * cols).permute(1, 2, 0, 3).flatten(2)
+    out = torch.bmm(weight.flatten(2), windows).view(k * outputs, n, rows, cols).transpose(0, 1)
     return out if flat is None else out + flat.view(-1, 1, 1)
 
 
 def group_norm(params: Params, name: str, h: Tensor) -> Tensor:
-    """Normalise the channels of h (sample, client·channel, row, column) in groups, each client's on their own."""
+    """Normalize the channels of h (sample, client·channel, row, column) in groups, separately for each client."""
     scale, shift = params[f"{name}.scale"], params[f"{name}.shift"]
     k, channels = scale.shape
     return functional.group_norm(h, k * groups_of(channels), scale.flatten(), shift.flatten(), EPS)
 
 
 def batch_norm(params: Params, name: str, h: Tensor, training: bool, real: Tensor | None) -> Tensor:
-    """Normalise each channel of each client; in training, also update its running statistics in place.
+    """Normalize each channel of each client; in training, also update its running statistics in place.
 
     Parameters
     ----------
     h : Tensor (sample, client·channel, row, column)
     training : bool
-        Whether the statistics are those of this batch (Ioffe & Szegedy 2015) or the running ones.
+        True: by statistics of this batch (Ioffe & Szegedy 2015); False: by running statistics.
     real : bool Tensor (client, sample), optional
         Samples that are not padding; None: all.
     """
     scale, shift = params[f"{name}.scale"].flatten(), params[f"{name}.shift"].flatten()
-    # .data: these are views of one tensor, and another client's update must not count as a change of this one.
+    # .data: the clients' statistics are views of one tensor, and a client's update must not change the version counts
+    # of others.
     mean, var = (params[f"{name}.{kind}"].data for kind in ("running_mean", "running_var"))
     if real is None or not training:
         if training and h[:, 0].numel() == 1:  # torch refuses a single value, which has no unbiased variance
@@ -194,77 +198,75 @@ def batch_norm(params: Params, name: str, h: Tensor, training: bool, real: Tenso
         else:
             return functional.batch_norm(h, mean.view(-1), var.view(-1), scale, shift, training, MOMENTUM, EPS)
     k, channels = mean.shape
-    given, h = h.dtype, h.to(mean.dtype)  # bfloat16 would count samples and sum squares to three digits
+    dtype, h = h.dtype, h.to(mean.dtype)  # bfloat16 would count samples and sum squares to three digits
     weight = real.T.to(h.dtype).repeat_interleave(channels, 1)[:, :, None, None]
     count = real.sum(1).mul(h.shape[2] * h.shape[3]).to(h.dtype).repeat_interleave(channels)
-    centre = (h * weight).sum((0, 2, 3)) / count
-    away = h - centre[:, None, None]
-    spread = (away.square() * weight).sum((0, 2, 3)) / count
+    center = (h * weight).sum((0, 2, 3)) / count
+    deviation = h - center[:, None, None]
+    spread = (deviation.square() * weight).sum((0, 2, 3)) / count
     with torch.no_grad():
-        mean.lerp_(centre.detach().view(k, channels), MOMENTUM)
+        mean.lerp_(center.detach().view(k, channels), MOMENTUM)
         var.lerp_((spread.detach() * count / (count - 1).clamp(min=1)).view(k, channels), MOMENTUM)
-    return (away * (scale / (spread + EPS).sqrt())[:, None, None] + shift[:, None, None]).to(given)
+    return (deviation * (scale / (spread + EPS).sqrt())[:, None, None] + shift[:, None, None]).to(dtype)
 
 
 def _shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
-    """Shapes of one client's parameters, by kind."""
+    """Return the shapes of one client's parameters, by kind."""
     window = (layer.kernel, layer.kernel) if layer.kernel else ()
-    found: dict[str, tuple[int, ...]] = {"weight": (layer.outputs, layer.inputs, *window)}
+    weight: dict[str, tuple[int, ...]] = {"weight": (layer.outputs, layer.inputs, *window)}
     kinds = {None: ("bias",), "group": ("scale", "shift"), "batch": ("scale", "shift", "running_mean", "running_var")}
-    return found | dict.fromkeys(kinds[layer.norm], (layer.outputs,))
+    return weight | dict.fromkeys(kinds[layer.norm], (layer.outputs,))
 
 
-def _each(params: Params) -> list[Params]:
-    """Every client's parameters, (1, ...)."""
+def _split_clients(params: Params) -> list[Params]:
+    """Return every client's parameters (1, ...)."""
     parts = {name: p.split(1) for name, p in params.items()}
     return [{name: p[c] for name, p in parts.items()} for c in range(len(next(iter(parts.values()))))]
 
 
 def _rows(h: Tensor, k: int) -> Tensor:
-    """Activations (sample, client·channel, row, column) of k clients as (client, sample, feature)."""
+    """Reshape activations (sample, client·channel, row, column) of k clients to (client, sample, feature)."""
     return h.reshape(len(h), k, -1).transpose(0, 1) if h.ndim == 4 else h
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Images (sample, channel, row, column) with channels last in memory, which later layers inherit.
+    """Store images (sample, channel, row, column) with channels last in memory, an order that later layers inherit.
 
-    Done by strides, as ``contiguous`` takes images of one channel to be in either order. Pooling then took a sixteenth
-    and the first convolution an eighth of the time (28×28, 32 channels, batch of 50, one thread).
+    The strides are set explicitly, because ``contiguous`` accepts images of one channel in either order. Pooling then
+    took a sixteenth and the first convolution an eighth of the time (28×28, 32 channels, batch of 50, one thread).
     """
     n, channels, rows, columns = x.shape
     return x.movedim(1, -1).flatten(1).view(n, rows, columns, channels).movedim(-1, 1)
 
 
 def _fold(x: Tensor) -> Tensor:
-    """Inputs (client, sample, channel, row, column) as (sample, client·channel, row, column)."""
+    """Reshape inputs (client, sample, channel, row, column) to (sample, client·channel, row, column)."""
     h = x[0] if len(x) == 1 else x.transpose(0, 1).flatten(1, 2)
     return h if h.is_cuda else channels_last(h)
 
 
-def _one(live: Tensor | None, c: int) -> Tensor | None:
-    return None if live is None else live[c : c + 1]
-
-
 def lenet(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm | None = None, **options: Any) -> Net:
-    """LeNet-style network for FEMNIST: 5×5 convolutions to 6 and 16 channels, dense layers of 120 and ``outputs``.
+    """Build the LeNet-style network of FEMNIST: convolutions to 6 and 16 channels, dense layers of 120 and ``outputs``.
+
+    The kernels are 5×5.
 
     Parameters
     ----------
     sample : sequence of int
         Shape of one sample, (channel, row, column), at least 16×16.
     outputs : int
-        Classes; 1 for a binary classifier.
+        Number of classes; 1 for a binary classifier.
     width : float, default 1
-        Multiplies channels and hidden units, rounded, at least 1.
+        Multiplies channels and hidden units; the product is rounded and at least 1.
     norm : {"group", "batch"}, optional
-        Normalisation after each convolution.
+        Normalization after each convolution.
     **options
         ``convolution`` and ``statistics`` of :func:`fedstat.fl.nets.conv.assemble`.
 
     Raises
     ------
     ValueError
-        If the sample is not an image or too small, or an option is unknown.
+        If the sample is not an image or is too small, or if an option is unknown.
 
     Examples
     --------
@@ -276,10 +278,10 @@ def lenet(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm
 
 
 def cnn(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm | None = None, **options: Any) -> Net:
-    """4-layer CNN of McMahan et al. (2017) and FedCP §5.1: 5×5 convolutions to 32 and 64 channels, 512 hidden units.
+    """Build the 4-layer CNN of McMahan et al. (2017): 5×5 convolutions to 32 and 64 channels, 512 hidden units.
 
-    As in FedCP, the convolutions are not padded (5×5 on 28×28 leaves 4×4×64 features). Arguments and errors are
-    those of :func:`lenet`.
+    As in FedCP §5.1, the convolutions are not padded: 28×28 images have 4×4×64 features. Arguments and errors are as in
+    :func:`lenet`.
 
     Examples
     --------
@@ -292,12 +294,12 @@ def cnn(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm |
 def resnet8(
     sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm | None = "group", **options: Any
 ) -> Net:
-    """ResNet of 7 convolutions for small images (He et al. 2016, §4.2, n = 1): 16, 32, 64 channels, one block each.
+    """Build a ResNet of 7 convolutions for small images: 16, 32 and 64 channels, one block each.
 
-    Convolutions are numbered from the stem on, ``conv1`` to ``conv7``; the 1×1 convolution around the block that begins
-    with conv4 is ``shortcut4``. Shortcuts come after all convolutions, so that conv l is layer l. Arguments and errors
-    are those of :func:`lenet`, except that ``norm`` is "group" by default (the FedFac paper used batch normalisation)
-    and images need at least 8×8.
+    He et al. (2016), §4.2, n = 1. Convolutions are numbered from the stem on, ``conv1`` to ``conv7``; the 1×1
+    convolution around the block that starts with conv4 is ``shortcut4``. Shortcuts follow all convolutions, so that
+    conv l is layer l. Arguments and errors are as in :func:`lenet`, except that ``norm`` is "group" by default (the
+    FedFac paper used batch normalization) and images need at least 8×8 pixels.
 
     Examples
     --------
@@ -311,7 +313,7 @@ def resnet8(
 def resnet10(
     sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm | None = "group", **options: Any
 ) -> Net:
-    """ResNet-10 for small images: 64, 128, 256, 512 channels, one block each.
+    """Build ResNet-10 for small images: 64, 128, 256 and 512 channels, one block each.
 
     Arguments as in :func:`resnet8`.
     """
@@ -321,7 +323,7 @@ def resnet10(
 def resnet18(
     sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm | None = "group", **options: Any
 ) -> Net:
-    """ResNet-18 for small images: 3×3 stem, no pooling after it, two blocks each of 64, 128, 256, 512 channels.
+    """Build ResNet-18 for small images: 3×3 stem without pooling, two blocks each of 64, 128, 256 and 512 channels.
 
     Arguments as in :func:`resnet8`.
     """
@@ -329,10 +331,10 @@ def resnet18(
 
 
 def vgg16(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm | None = None, **options: Any) -> Net:
-    """VGG-16 for small images: 13 3×3 convolutions and 3 dense layers, the hidden ones of 512 units.
+    """Build VGG-16 for small images: 13 3×3 convolutions, two hidden dense layers of 512 units, an output layer.
 
-    Simonyan & Zisserman (2015), configuration D, with the smaller dense layers usual for 32×32 images. 2×2 max
-    pooling, five times, rounds up, so that 28×28 images also fit. Arguments and errors are those of :func:`lenet`.
+    Simonyan & Zisserman (2015), configuration D, with the smaller dense layers usual for 32×32 images. The five 2×2 max
+    poolings round up, so that 28×28 images also fit. Arguments and errors are as in :func:`lenet`.
 
     Examples
     --------
@@ -343,9 +345,9 @@ def vgg16(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm
     inputs, rows, columns = image(sample, 8)
     hidden, layers = scaled(512, width), {}
     pooled = ("conv2", "conv4", "conv7", "conv10", "conv13")
-    for i, wanted in enumerate((64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512), 1):
-        layers[f"conv{i}"] = Layer(inputs, scaled(wanted, width), 3, 1, 1, norm)
-        inputs = scaled(wanted, width)
+    for i, channels in enumerate((64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512), 1):
+        layers[f"conv{i}"] = Layer(inputs, scaled(channels, width), 3, 1, 1, norm)
+        inputs = scaled(channels, width)
     convs = list(layers)
     layers["fc1"] = Layer(inputs * -(-rows // 32) * -(-columns // 32), hidden)
     layers["fc2"] = Layer(hidden, hidden)
@@ -369,20 +371,20 @@ def _two_and_two(
     norm: Norm | None,
     options: dict[str, Any],
 ) -> Net:
-    """Two 5×5 convolutions, each followed by 2×2 max pooling and ReLU, and two dense layers."""
+    """Build two 5×5 convolutions, each followed by 2×2 max pooling and ReLU, and two dense layers."""
     inputs, rows, columns = image(sample, 16)
     a, b = (scaled(c, width) for c in channels)
-    left = b * after_two(rows) * after_two(columns)
+    n_features = b * after_two(rows) * after_two(columns)
     hidden = scaled(hidden, width)
     layers = {
         "conv1": Layer(inputs, a, 5, norm=norm),
         "conv2": Layer(a, b, 5, norm=norm),
-        "fc1": Layer(left, hidden),
+        "fc1": Layer(n_features, hidden),
         "fc2": Layer(hidden, check.integer("outputs", outputs)),
     }
 
     def features(run: Run, h: Tensor) -> Tensor:
-        # ReLU after pooling is the same function and a quarter of the work.
+        # ReLU and max pooling commute; after pooling, ReLU has a quarter of the entries.
         for name in ("conv1", "conv2"):
             h = torch.relu_(functional.max_pool2d(run(name, h), 2))
         return torch.relu(run("fc1", h))
@@ -398,45 +400,46 @@ def _resnet(
     norm: Norm | None,
     options: dict[str, Any],
 ) -> Net:
-    """Residual network of basic blocks; every stage but the first halves rows and columns."""
+    """Build a residual network of basic blocks; every stage but the first halves rows and columns."""
     inputs, _, _ = image(sample, 8)
     channels = scaled(stages[0][0], width)
     convs, shortcuts = {"conv1": Layer(inputs, channels, 3, 1, 1, norm)}, {}
     blocks: list[tuple[str, str]] = []
-    for stage, (wanted, repeats) in enumerate(stages):
-        for block in range(repeats):
-            to, stride = scaled(wanted, width), 2 if stage and not block else 1
+    for stage, (stage_channels, n_blocks) in enumerate(stages):
+        for block in range(n_blocks):
+            new_channels, stride = scaled(stage_channels, width), 2 if stage and not block else 1
             first, second = len(convs) + 1, len(convs) + 2
-            convs[f"conv{first}"] = Layer(channels, to, 3, stride, 1, norm)
-            convs[f"conv{second}"] = Layer(to, to, 3, 1, 1, norm)
-            if stride > 1 or channels != to:
-                shortcuts[f"shortcut{first}"] = Layer(channels, to, 1, stride, 0, norm)
+            convs[f"conv{first}"] = Layer(channels, new_channels, 3, stride, 1, norm)
+            convs[f"conv{second}"] = Layer(new_channels, new_channels, 3, 1, 1, norm)
+            if stride > 1 or channels != new_channels:
+                shortcuts[f"shortcut{first}"] = Layer(channels, new_channels, 1, stride, 0, norm)
             blocks.append((f"conv{first}", f"conv{second}"))
-            channels = to
+            channels = new_channels
     layers = convs | shortcuts | {"fc1": Layer(channels, check.integer("outputs", outputs))}
 
     def features(run: Run, h: Tensor) -> Tensor:
         h = torch.relu_(run("conv1", h))
         for first, second in blocks:
-            past = f"shortcut{first[4:]}"
-            h = torch.relu_(run(second, torch.relu_(run(first, h))) + (run(past, h) if past in layers else h))
+            shortcut = f"shortcut{first[4:]}"
+            residual = run(second, torch.relu_(run(first, h)))
+            h = torch.relu_(residual + (run(shortcut, h) if shortcut in layers else h))
         return h.mean((2, 3), keepdim=True)
 
     return assemble(layers, features, **options)._replace(inputs=math.prod(sample))
 
 
 def after_two(size: int) -> int:
-    """Rows left of ``size`` after two 5×5 convolutions with pooling."""
+    """Return the rows of an image of ``size`` rows after two 5×5 convolutions with pooling."""
     return ((size - 4) // 2 - 4) // 2
 
 
 def scaled(number: int, width: float) -> int:
-    """Channels or units at a width: rounded, at least 1."""
+    """Return the number of channels or units times ``width``, rounded and at least 1."""
     return max(1, round(number * check.real("width", width, low=0, open_low=True)))
 
 
 def image(sample: Sequence[int], least: int) -> tuple[int, int, int]:
-    """(channel, row, column) of one sample; ValueError unless it is an image of at least ``least`` rows and columns."""
+    """Return (channel, row, column) of a sample; raise ValueError for images below ``least`` rows or columns."""
     shape = tuple(int(s) for s in sample)
     if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < least:
         raise ValueError(

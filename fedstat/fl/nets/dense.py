@@ -1,4 +1,4 @@
-"""Dense layers of stacked clients: shapes, starting values as in ``torch.nn.Linear``, and networks that end in one."""
+"""Dense layers of stacked clients: shapes, initial parameters as in ``torch.nn.Linear``, forward and backward pass."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 def shapes(layer: str, n_in: int, n_out: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of a dense layer's parameters."""
+    """Return the shapes of a dense layer's parameters."""
     return {f"{layer}.weight": (n_out, n_in), f"{layer}.bias": (n_out,)}
 
 
 def norm_shapes(layer: str, units: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters of a normalisation of a layer's outputs."""
+    """Return the shapes of the parameters that normalize a layer's outputs."""
     return {f"{layer}.scale": (units,), f"{layer}.shift": (units,)}
 
 
 def weights(layers: Iterable[str]) -> tuple[str, ...]:
-    """Names of dense layers' weights."""
+    """Return the names of dense layers' weights."""
     return tuple(f"{layer}.weight" for layer in layers)
 
 
 def draw_parameters(shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> Params:
-    """Draw starting values as in ``torch.nn`` of dense layers, convolutions and normalisation, in this order."""
+    """Draw initial parameters of dense layers, convolutions and normalization as in ``torch.nn``, in this order."""
     start: Params = {}
     for name, shape in shapes.items():
         layer, kind = name.split(".")
@@ -43,41 +43,42 @@ def draw_parameters(shapes: Mapping[str, tuple[int, ...]], rng: np.random.Genera
 
 
 def uniform(rng: np.random.Generator, shapes: Mapping[str, Sequence[int]], bound: float) -> Params:
-    """Starting values from U(−bound, bound)."""
+    """Draw initial parameters from U(−bound, bound)."""
     return {name: torch.from_numpy(rng.uniform(-bound, bound, shape)).float() for name, shape in shapes.items()}
 
 
 def linear(params: Params, layer: str, h: Tensor) -> Tensor:
-    """Outputs (client, row, out) of a dense layer for h (client, row, in); see ``Net.thin``."""
+    """Return the outputs (client, row, out) of a dense layer for h (client, row, in); see ``Net.thin``."""
     weight, bias = params[f"{layer}.weight"], params[f"{layer}.bias"].unsqueeze(1)
-    if (left := params.get(f"{layer}.left")) is None:
+    if (left_factor := params.get(f"{layer}.left")) is None:
         return torch.baddbmm(bias, h, weight.mT)
-    right = params[f"{layer}.right"]
+    right_factor = params[f"{layer}.right"]
     if not cheaper(h.shape[1], weight.shape[1:]):
-        return torch.baddbmm(bias, h, torch.baddbmm(weight, left, right).mT)
-    return torch.baddbmm(torch.baddbmm(bias, h, weight.mT), torch.bmm(h, right.mT), left.mT)
+        return torch.baddbmm(bias, h, torch.baddbmm(weight, left_factor, right_factor).mT)
+    return torch.baddbmm(torch.baddbmm(bias, h, weight.mT), torch.bmm(h, right_factor.mT), left_factor.mT)
 
 
 def cheaper(rows: int, shape: Sequence[int]) -> bool:
-    """Whether so many rows take fewer products with two thin factors than the product of the factors takes."""
+    """Return True if multiplying ``rows`` rows by two thin factors takes less work than multiplying the factors."""
     return rows * sum(shape) < math.prod(shape)
 
 
 def below(params: Params, layer: str, delta: Tensor) -> Tensor:
-    """Derivative (client, row, in) at the inputs of a dense layer, from that at its outputs."""
-    found = torch.bmm(delta, params[f"{layer}.weight"])
-    if (left := params.get(f"{layer}.left")) is None:
-        return found
-    return found.baddbmm_(torch.bmm(delta, left), params[f"{layer}.right"])
+    """Return the derivative (client, row, in) at the inputs of a dense layer, from the derivative at its outputs."""
+    derivative = torch.bmm(delta, params[f"{layer}.weight"])
+    if (left_factor := params.get(f"{layer}.left")) is None:
+        return derivative
+    return derivative.baddbmm_(torch.bmm(delta, left_factor), params[f"{layer}.right"])
 
 
 def accumulate(params: Params, layer: str, h: Tensor, delta: Tensor, into: Params, beta: float, alpha: float) -> None:
-    """Into ← beta·into + alpha·∂loss for a dense layer's parameters, from inputs and derivative at the outputs."""
-    weight, bias, left, right = (f"{layer}.{kind}" for kind in ("weight", "bias", "left", "right"))
-    # Each factor's derivative needs the other before it moves.
-    seen = torch.bmm(h, params[right].mT) if left in into else None
-    sent = torch.bmm(delta, params[left]) if right in into else None
-    for name, outer, inner in ((weight, delta, h), (left, delta, seen), (right, sent, h)):
+    """Set into ← beta·into + alpha·∂loss for a dense layer's parameters, from inputs and derivative at the outputs."""
+    weight, bias, left_name, right_name = (f"{layer}.{kind}" for kind in ("weight", "bias", "left", "right"))
+    # Each factor's derivative needs the other factor before its update.
+    left_inner = torch.bmm(h, params[right_name].mT) if left_name in into else None
+    right_outer = torch.bmm(delta, params[left_name]) if right_name in into else None
+    products = ((weight, delta, h), (left_name, delta, left_inner), (right_name, right_outer, h))
+    for name, outer, inner in products:
         if name in into and outer is not None and inner is not None:
             _add_product(into[name], outer.mT, inner, beta, alpha)
     if bias in into:
@@ -87,7 +88,7 @@ def accumulate(params: Params, layer: str, h: Tensor, delta: Tensor, into: Param
 def _add_product(into: Tensor, outer: Tensor, inner: Tensor, beta: float, alpha: float) -> None:
     if outer.dtype == inner.dtype == into.dtype:
         into.baddbmm_(outer, inner, beta=beta, alpha=alpha)
-    else:  # autocast rounds the factors of a product, but of none that adds in place
+    else:  # autocast casts the factors of bmm, but not of baddbmm_, which adds in place
         _scaled(into, beta).add_(torch.bmm(outer, inner), alpha=alpha)
 
 
@@ -96,7 +97,7 @@ def _scaled(into: Tensor, beta: float) -> Tensor:
 
 
 def linear_autograd(params: Params, layer: str, h: Tensor) -> Tensor:
-    """The same as :func:`linear`, for a layer that autograd differentiates: its backward pass takes half the time."""
+    """Return the outputs of :func:`linear` for a layer that autograd differentiates, in half the backward time."""
     weight, bias = params[f"{layer}.weight"], params[f"{layer}.bias"]
     factors = [params[f"{layer}.{kind}"] for kind in ("left", "right") if f"{layer}.{kind}" in params]
     if factors and not cheaper(h.shape[1], weight.shape[1:]):
@@ -106,10 +107,10 @@ def linear_autograd(params: Params, layer: str, h: Tensor) -> Tensor:
         h = h.squeeze(0)
         out = functional.linear(h, weight.squeeze(0), bias.squeeze(0))
         if factors:
-            left, right = (p.squeeze(0) for p in factors)
-            out = out + functional.linear(functional.linear(h, right), left)
+            left_factor, right_factor = (p.squeeze(0) for p in factors)
+            out = out + functional.linear(functional.linear(h, right_factor), left_factor)
         return out.unsqueeze(0)
-    # Weights on the left, so that autograd returns their gradient in their own memory order.
+    # The weight is the left operand, so that autograd returns its gradient in the weight's memory order.
     out = torch.baddbmm(bias.unsqueeze(2), weight, h.mT)
     if factors:
         out = torch.baddbmm(out, factors[0], torch.bmm(factors[1], h.mT))
@@ -117,9 +118,9 @@ def linear_autograd(params: Params, layer: str, h: Tensor) -> Tensor:
 
 
 def layer_norm(params: Params, layer: str, h: Tensor) -> Tensor:
-    """Normalise h (client, row, unit) over its units, with each client's scale and shift."""
-    plain = functional.layer_norm(h, h.shape[-1:])
-    return torch.addcmul(params[f"{layer}.shift"].unsqueeze(1), plain, params[f"{layer}.scale"].unsqueeze(1))
+    """Normalize h (client, row, unit) over its units, with each client's scale and shift."""
+    normalized = functional.layer_norm(h, h.shape[-1:])
+    return torch.addcmul(params[f"{layer}.shift"].unsqueeze(1), normalized, params[f"{layer}.scale"].unsqueeze(1))
 
 
 def with_head(
@@ -128,7 +129,7 @@ def with_head(
     features: Callable[[Params, Tensor], Tensor],
     *layers: str,
 ) -> Net:
-    """Network of features (client, sample, feature) and a dense output layer, the last of its dense ``layers``."""
+    """Build a network from ``features`` (client, sample, feature) and a dense output layer, the last of ``layers``."""
 
     def head(params: Params, h: Tensor) -> Tensor:
         return linear(params, layers[-1], h)

@@ -1,4 +1,4 @@
-"""Multilayer perceptron, with its gradient written by hand."""
+"""Multilayer perceptron with a hand-written gradient."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def mlp(sizes: Sequence[int]) -> Net:
-    """Fully connected network with ReLU between layers ``fc1``, ``fc2``, …
+    """Build a fully connected network with ReLU between layers ``fc1``, ``fc2``, …
 
     Parameters
     ----------
     sizes : sequence of int
-        Input size, hidden sizes, output size; at least two. Inputs with more dimensions are flattened.
+        Input size, hidden sizes, output size; at least two sizes. Samples with several dimensions are flattened.
 
     Returns
     -------
@@ -41,10 +41,10 @@ def mlp(sizes: Sequence[int]) -> Net:
     names = [name for name, _, _ in layers]
 
     def inputs_of_layers(params: Params, x: Tensor) -> list[Tensor]:
-        seen = [x.flatten(2).to(next(iter(params.values())).dtype)]
+        inputs = [x.flatten(2).to(next(iter(params.values())).dtype)]
         for name in names[:-1]:
-            seen.append(torch.relu_(dense.linear(params, name, seen[-1])))
-        return seen
+            inputs.append(torch.relu_(dense.linear(params, name, inputs[-1])))
+        return inputs
 
     def features(params: Params, x: Tensor) -> Tensor:
         return inputs_of_layers(params, x)[-1]

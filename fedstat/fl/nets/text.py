@@ -18,45 +18,45 @@ if TYPE_CHECKING:
 
 
 def check(sample: Sequence[int], outputs: int, vocabulary: int | None) -> tuple[int, int, int]:
-    """Length of a text, number of outputs and number of different tokens; ValueError if they are not valid."""
+    """Return length of a text, number of outputs and number of different tokens; raise ValueError if not valid."""
     if len(sample) != 1:
         raise ValueError(
-            f"sample must be the shape of one text, (length,), but got {tuple(sample)}. For images use another net."
+            f"sample must be the shape of one text, (length,), but got {tuple(sample)}. For images, use another net."
         )
     if vocabulary is None:
         raise ValueError(
-            "vocabulary must be the number of different tokens, but got None. "
-            "It is 80 for Shakespeare by character, and len(data.x.attrs['vocabulary']) for words."
+            "vocabulary must be the number of different tokens, but got None. Use 80 for Shakespeare by character, and "
+            "len(data.x.attrs['vocabulary']) for words."
         )
     length = _check.integer("sample", sample[0])
     return length, _check.integer("outputs", outputs), _check.integer("vocabulary", vocabulary)
 
 
 def check_padding(padding: int | None, vocabulary: int) -> int | None:
-    """Number of the token that fills short texts; ValueError if it is not in the vocabulary."""
+    """Return the number of the padding token, or raise ValueError if it is not in the vocabulary."""
     return None if padding is None else _check.integer("padding", padding, low=0, high=vocabulary - 1)
 
 
 def is_real(x: Tensor, padding: int | None) -> Tensor:
-    """True for tokens that are not padding: bool of x's shape."""
+    """Return True for tokens that are not padding: a bool of x's shape."""
     return torch.ones_like(x, dtype=torch.bool) if padding is None else x != padding
 
 
 def mean_weights(real: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights (..., token) of a mean over tokens that are not padding; 0 in a text of padding alone."""
+    """Return the weights (..., token) of a mean over tokens that are not padding; 0 in a text of padding alone."""
     return real.to(dtype) / real.sum(-1, keepdim=True).clamp(min=1)
 
 
 def scaled(name: str, size: int, width: float, *, multiple: int = 1) -> int:
-    """Number of hidden units times ``width``, rounded to a positive multiple of ``multiple``."""
+    """Return the number of hidden units times ``width``, rounded to a positive multiple of ``multiple``."""
     _check.real("width", width, low=0, open_low=True)
     return multiple * max(1, round(_check.integer(name, size) * width / multiple))
 
 
 def tokens(x: Tensor, vocabulary: int) -> Tensor:
-    """Token numbers as int64; ValueError if they are not integers or not in the vocabulary."""
+    """Return token numbers as int64, in x's shape; raise ValueError unless they are integers of the vocabulary."""
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-        raise ValueError(f"a text network takes token numbers, that is integers, but got {str(x.dtype).split('.')[-1]}")
+        raise ValueError(f"x must hold token numbers, which are integers, but is {str(x.dtype).split('.')[-1]}")
     low, high = (int(end) for end in torch.aminmax(x))
     if low < 0 or high >= vocabulary:
         raise ValueError(
@@ -67,13 +67,13 @@ def tokens(x: Tensor, vocabulary: int) -> Tensor:
 
 
 def rows(x: Tensor, vocabulary: int) -> Tensor:
-    """Tokens (client, ...) as rows of all clients' tables stacked: token + client·vocabulary."""
+    """Return the rows of tokens (client, ...) in the stacked tables of all clients: token + client·vocabulary."""
     clients = torch.arange(x.shape[0], device=x.device).view(-1, *(1,) * (x.ndim - 1))
     return tokens(x, vocabulary) + vocabulary * clients
 
 
 def normal(rng: np.random.Generator, shape: Sequence[int]) -> Tensor:
-    """Starting values as in ``torch.nn.Embedding``: N(0, 1)."""
+    """Draw initial parameters as in ``torch.nn.Embedding``: N(0, 1)."""
     return torch.from_numpy(rng.normal(size=shape)).float()
 
 
@@ -86,17 +86,17 @@ def fasttext(
     embedding: int = 32,
     padding: int | None = 0,
 ) -> Net:
-    """Mean of a text's word vectors, a dense layer of the same size, a dense output layer; no activations between.
+    """Build fastText: mean of a text's word vectors, a dense layer of equal size, a dense output layer.
 
     Joulin et al. (2017), "Bag of tricks for efficient text classification", in the form that FedCP trains on AG News
-    (Zhang et al. 2023, §5.1), with a linear layer between the mean and the classifier.
+    (Zhang et al. 2023, §5.1), with a linear layer between the mean and the classifier. There are no activations.
 
     Parameters
     ----------
     sample : sequence of int
         (length,), number of words in a text, with padding.
     outputs : int
-        Classes.
+        Number of classes.
     vocabulary : int
         Number of different words, including padding.
     width : float, default 1
@@ -104,12 +104,12 @@ def fasttext(
     embedding : int, default 32
         Size of a word's vector.
     padding : int or None, default 0
-        Word that fills short texts and is left out of the mean; a text of padding alone has mean 0. None: no padding.
+        Word that fills short texts and is excluded from the mean; a text of padding alone has mean 0. None: no padding.
 
     Returns
     -------
     Net
-        Layers ``embedding`` (weight: (dimension, word)), ``fc1`` and ``fc2``; starting values as in torch.nn.
+        Layers ``embedding`` (weight: (dimension, word)), ``fc1`` and ``fc2``; initial parameters as in torch.nn.
 
     Raises
     ------
@@ -131,9 +131,9 @@ def fasttext(
 
     def features(params: Params, x: Tensor) -> Tensor:
         table = params["embedding.weight"].mT.flatten(0, 1)
-        share = mean_weights(is_real(x, padding), table.dtype)
-        at = rows(x, vocabulary).flatten(0, 1)
-        h = functional.embedding_bag(at, table, mode="sum", per_sample_weights=share.flatten(0, 1))
+        weights = mean_weights(is_real(x, padding), table.dtype)
+        words = rows(x, vocabulary).flatten(0, 1)
+        h = functional.embedding_bag(words, table, mode="sum", per_sample_weights=weights.flatten(0, 1))
         return dense.linear(params, "fc1", h.view(*x.shape[:2], dim))
 
     return dense.with_head({"embedding.weight": (dim, vocabulary)} | layers, init, features, "fc1", "fc2")
@@ -154,18 +154,18 @@ def lstm(
     fc: int = 128,
     cell: Cell | None = None,
 ) -> Net:
-    """Embedding, ``layers`` LSTM layers and, from the last state, two dense layers with ReLU between.
+    """Build an embedding, ``layers`` LSTM layers and, on the last state, two dense layers with ReLU between.
 
-    The Shakespeare network of FedFac (Wang, Tang and Li, Table 1: "2-layer LSTM + 2-layer FC"). The embedding of 8 and
-    the 256 hidden units are those of LEAF (Caldas et al. 2018, arXiv:1812.01097), which does not give the size of the
-    first dense layer; 128 is our choice.
+    This is FedFac's Shakespeare network (Wang, Tang and Li, Table 1: "2-layer LSTM + 2-layer FC"). The embedding of 8
+    and the 256 hidden units are LEAF's (Caldas et al. 2018, arXiv:1812.01097). LEAF does not give the size of the first
+    dense layer; 128 is our choice.
 
     Parameters
     ----------
     sample : sequence of int
         (length,), number of characters in a text.
     outputs : int
-        Classes; the size of the vocabulary, to predict the next character.
+        Number of classes; the size of the vocabulary, to predict the next character.
     vocabulary : int
         Number of different tokens; x holds 0, ..., vocabulary − 1.
     width : float, default 1
@@ -173,16 +173,16 @@ def lstm(
     embedding, hidden, layers, fc : int
         Size of a character's vector, size and number of the LSTM layers, size of the first dense layer.
     cell : {"fused", "stacked"}, optional
-        How the recurrence is computed. "fused": torch's LSTM kernel (oneDNN on the CPU, cuDNN on a GPU), client by
-        client. "stacked": one batched matrix product per step for all clients. The default is fused on the CPU, where
-        it took 0.34 to 0.6 times as long as stacked at 32 to 128 hidden units, and stacked on a GPU.
+        Computation of the recurrence. "fused": torch's LSTM kernel (oneDNN on the CPU, cuDNN on a GPU), client by
+        client. "stacked": one batched matrix product per step for all clients. The default is "fused" on the CPU, where
+        it took 0.34 to 0.6 times as long as "stacked" at 32 to 128 hidden units, and "stacked" on a GPU.
 
     Returns
     -------
     Net
         Layers ``embedding`` (weight: (dimension, token)), ``lstm1``, …, ``fc1``, ``fc2``. ``lstm1.weight`` is
-        (unit, gate, input + unit) and ``lstm1.bias`` (unit, gate), with gates input, forget, cell, output as in
-        torch: a row holds all of one unit, so that one boolean covers all its gates. Weights and biases start as in
+        (unit, gate, input + unit) and ``lstm1.bias`` (unit, gate), with gates input, forget, cell, output as in torch.
+        A row holds all entries of a unit, so that one boolean covers its gates. Weights and biases start as in
         torch.nn; the LSTM's single bias is the sum of the two in ``torch.nn.LSTM``.
 
     Raises
@@ -210,8 +210,8 @@ def lstm(
     def init(rng: np.random.Generator) -> Params:
         params = {"embedding.weight": normal(rng, shapes["embedding.weight"])}
         for name in names:
-            own = {n: shapes[n] for n in (f"{name}.weight", f"{name}.bias")}
-            params |= dense.uniform(rng, own, 1 / math.sqrt(hidden))
+            of_layer = {n: shapes[n] for n in (f"{name}.weight", f"{name}.bias")}
+            params |= dense.uniform(rng, of_layer, 1 / math.sqrt(hidden))
             params[f"{name}.bias"] += dense.uniform(rng, {"": (hidden, 4)}, 1 / math.sqrt(hidden))[""]
         return params | dense.draw_parameters(after, rng)
 
@@ -233,7 +233,7 @@ Gates = tuple["Tensor", "Tensor", "Tensor"]
 
 
 def _by_gate(weight: Tensor, bias: Tensor, n_in: int) -> Gates:
-    """From one row per unit to torch's order, all units of the input gate first."""
+    """Reorder rows of units into torch's order, in which all units of the input gate come first."""
     by_gate = weight.transpose(1, 2)
     return (
         by_gate[..., :n_in].flatten(1, 2),
@@ -243,14 +243,14 @@ def _by_gate(weight: Tensor, bias: Tensor, n_in: int) -> Gates:
 
 
 def _fused(h: Tensor, layers: list[Gates]) -> Tensor:
-    """Last state of the last layer (client, sample, unit) for h (client, sample, character, in), client by client."""
+    """Return the last layer's last state (client, sample, unit) for h (client, sample, character, in), by client."""
     hidden = layers[0][1].shape[2]
     start = h.new_zeros(len(layers), h.shape[1], hidden)
-    none = h.new_zeros(4 * hidden)  # torch adds a second bias
+    zeros = h.new_zeros(4 * hidden)  # torch adds a second bias
     clients = zip(h.unbind(), *(zip(*(part.unbind() for part in layer), strict=True) for layer in layers), strict=True)
     last = []
-    for x, *own in clients:
-        flat = [part for w_in, w_state, bias in own for part in (w_in, w_state, bias, none)]
+    for x, *client_layers in clients:
+        flat = [part for w_in, w_state, bias in client_layers for part in (w_in, w_state, bias, zeros)]
         last.append(
             torch.lstm(x.transpose(0, 1), (start, start), flat, True, len(layers), 0.0, False, False, False)[1][-1]
         )
@@ -258,16 +258,19 @@ def _fused(h: Tensor, layers: list[Gates]) -> Tensor:
 
 
 def _stacked(h: Tensor, layers: list[Gates]) -> Tensor:
-    """As ``_fused``, with one batched product per step for all clients; inputs of all steps are multiplied at once."""
+    """Return the state of :func:`_fused` by one batched product per step for all clients.
+
+    The inputs of all steps are multiplied at once.
+    """
     clients, samples, steps, _ = h.shape
     inputs = h.transpose(1, 2)
     for w_in, w_state, bias in layers:
-        drive = torch.baddbmm(bias.unsqueeze(1), inputs.flatten(1, 2), w_in.mT).view(clients, steps, samples, -1)
-        back = w_state.mT.contiguous()
+        by_step = torch.baddbmm(bias.unsqueeze(1), inputs.flatten(1, 2), w_in.mT).view(clients, steps, samples, -1)
+        recurrent = w_state.mT.contiguous()
         state = memory = h.new_zeros(clients, samples, w_state.shape[2])
         states = []
-        for now in drive.unbind(1):
-            i, f, g, o = torch.baddbmm(now, state, back).chunk(4, -1)
+        for from_input in by_step.unbind(1):
+            i, f, g, o = torch.baddbmm(from_input, state, recurrent).chunk(4, -1)
             memory = f.sigmoid() * memory + i.sigmoid() * g.tanh()
             state = o.sigmoid() * memory.tanh()
             states.append(state)

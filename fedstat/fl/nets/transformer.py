@@ -29,17 +29,18 @@ def transformer(
     blocks: int = 2,
     padding: int | None = 0,
 ) -> Net:
-    """Token and position vectors, pre-norm encoder blocks, mean over the text, dense layer.
+    """Build token and position embeddings, pre-norm encoder blocks, a mean over the text and a dense layer.
 
-    Vaswani et al. (2017), "Attention is all you need", with normalisation before each part, as in
-    ``torch.nn.TransformerEncoderLayer(norm_first=True)``, and after the last block; ReLU, no dropout.
+    Vaswani et al. (2017), "Attention is all you need". Normalization precedes each part, as in
+    ``torch.nn.TransformerEncoderLayer(norm_first=True)``, and follows the last block. Activations are ReLU; there is no
+    dropout.
 
     Parameters
     ----------
     sample : sequence of int
         (length,), number of tokens in a text, with padding.
     outputs : int
-        Classes.
+        Number of classes.
     vocabulary : int
         Number of different tokens, including padding.
     width : float, default 1
@@ -48,16 +49,16 @@ def transformer(
         Size of a token's vector, a multiple of ``heads``; attention heads; hidden units of a block's dense part;
         number of blocks.
     padding : int or None, default 0
-        Token that fills short texts: not attended to, not in the mean. None: no padding.
+        Token that fills short texts; attention and the mean exclude it. None: no padding.
 
     Returns
     -------
     Net
         Layers ``embedding`` (weight: (dimension, token)), ``position`` (dimension, place), for block b
         ``attention<b>`` (weight: (unit, 3, in): a unit's query, key and value), ``project<b>``, ``up<b>``,
-        ``down<b>``, and ``out``. A LayerNorm's ``scale`` and ``shift`` belong to the layer whose sum it normalises:
-        before attention1 to ``embedding``, before up1 to ``project1``, after block 1 to ``down1``.
-        Starting values as in torch.nn.
+        ``down<b>``, and ``out``. A LayerNorm's ``scale`` and ``shift`` belong to the layer whose sum it normalizes:
+        before attention1 to ``embedding``, before up1 to ``project1``, after block 1 to ``down1``. Initial parameters
+        are as in torch.nn.
 
     Raises
     ------
@@ -90,7 +91,7 @@ def transformer(
         for name in ("embedding.weight", "position.weight"):
             params[name] = text.normal(rng, shapes[name])
         for b in numbers:
-            # Xavier's bound, with the query, key and value matrices taken as one.
+            # Xavier's bound for one matrix of queries, keys and values, as in torch.
             weight = f"attention{b}.weight"
             params |= dense.uniform(rng, {weight: shapes[weight]}, math.sqrt(6 / (3 * dim + dim)))
             params |= dense.draw_parameters(dense_of[b], rng) | {f"project{b}.bias": torch.zeros(dim)}
@@ -100,12 +101,12 @@ def transformer(
         if x.shape[2] != length:
             raise ValueError(f"the network takes texts of {length} tokens, but got {x.shape[2]}")
         real = text.is_real(x, padding)
-        # A text of padding alone attends to itself; its mean is still 0.
-        seen = (real | ~real.any(-1, keepdim=True)).view(-1, 1, 1, length)
+        # A text of padding alone attends to its padding, because attention to no token is NaN; its mean is still 0.
+        attended = (real | ~real.any(-1, keepdim=True)).view(-1, 1, 1, length)
         h = functional.embedding(text.rows(x, vocabulary), params["embedding.weight"].mT.flatten(0, 1))
         h = (h + params["position.weight"].mT.unsqueeze(1)).flatten(1, 2)
         for b in numbers:
-            h = _block(params, b, h, seen, heads)
+            h = _block(params, b, h, attended, heads)
         h = dense.layer_norm(params, f"down{numbers[-1]}", h).view(*x.shape, dim)
         return (text.mean_weights(real, h.dtype).unsqueeze(2) @ h).squeeze(2)
 
@@ -113,20 +114,20 @@ def transformer(
     return dense.with_head(shapes, init, features, *inner, "out")
 
 
-def _block(params: Params, b: int, h: Tensor, seen: Tensor, heads: int) -> Tensor:
-    """Block b: attention and two dense layers, each added to h (client, text and token, unit) after a normalisation."""
-    normalised = dense.layer_norm(params, f"down{b - 1}" if b > 1 else "embedding", h)
-    h = h + dense.linear(params, f"project{b}", _attention(params, f"attention{b}", normalised, seen, heads))
+def _block(params: Params, b: int, h: Tensor, attended: Tensor, heads: int) -> Tensor:
+    """Add attention, then two dense layers, each of the normalized h, to h (client, text and token, unit): block b."""
+    normalized = dense.layer_norm(params, f"down{b - 1}" if b > 1 else "embedding", h)
+    h = h + dense.linear(params, f"project{b}", _attention(params, f"attention{b}", normalized, attended, heads))
     up = dense.linear(params, f"up{b}", dense.layer_norm(params, f"project{b}", h))
     return h + dense.linear(params, f"down{b}", torch.relu(up))
 
 
-def _attention(params: Params, layer: str, h: Tensor, seen: Tensor, heads: int) -> Tensor:
-    """Attention of h (client, text and token, unit) to the tokens that ``seen`` (text, 1, 1, token) marks."""
+def _attention(params: Params, layer: str, h: Tensor, attended: Tensor, heads: int) -> Tensor:
+    """Return the attention of h (client, text and token, unit) to tokens with ``attended`` (text, 1, 1, token)."""
     weight, bias = params[f"{layer}.weight"], params[f"{layer}.bias"]
-    clients, units, length = h.shape[0], h.shape[2], seen.shape[-1]
+    clients, units, length = h.shape[0], h.shape[2], attended.shape[-1]
     by_kind = weight.transpose(1, 2).flatten(1, 2), bias.transpose(1, 2).flatten(1)
-    both = torch.baddbmm(by_kind[1].unsqueeze(1), h, by_kind[0].mT)
-    q, k, v = both.view(-1, length, 3, heads, units // heads).permute(2, 0, 3, 1, 4)
-    mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    qkv = torch.baddbmm(by_kind[1].unsqueeze(1), h, by_kind[0].mT)
+    q, k, v = qkv.view(-1, length, 3, heads, units // heads).permute(2, 0, 3, 1, 4)
+    mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=attended)
     return mixed.transpose(1, 2).reshape(clients, -1, units)
