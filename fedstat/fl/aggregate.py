@@ -1,7 +1,7 @@
 """Aggregators: records of pure functions that can be chained.
 
-An aggregator is a pair ``init``, ``apply``, like optax's gradient transformations: each takes what the one before it
-returned. Clipping clients' updates, a mean, noise on it and a server's optimiser all have this form. A mean without
+An aggregator is a pair ``init``, ``apply``, like optax's gradient transformations: each takes the result of its
+predecessor. Clipping clients' updates, a mean, noise on it and a server's optimizer all have this form. A mean without
 large updates:
 
 >>> def clip(sent):
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """What the active clients have sent in a round, or an aggregator has made of it.
+    """Values that the selected clients sent in a round, or the result of an aggregator.
 
     Attributes
     ----------
     values : Params
-        Parameters with shared entries: (active, ...) as sent, (...) once averaged. Entries that are not shared may
+        Parameters with shared entries: (selected, ...) as sent, (...) once averaged. Entries that are not shared may
         hold anything; results for them are ignored.
     server : Params (...)
-        The server's copy before the round, of the same parameters.
+        These parameters of the global model before the round.
     shared : Mask
-        Which of their entries are shared; broadcasts against (...).
-    sizes : Tensor (active,)
+        True where an entry is shared; broadcasts against (...).
+    sizes : Tensor (selected,)
         Numbers of training samples.
-    weights : Tensor (active,) or None
-        The algorithm's own weights; if their sum is below 1, the server's copy gets the rest.
-    clients : int array (active,)
+    weights : Tensor (selected,) or None
+        Weights that the algorithm defines; if their sum is below 1, the global model gets the rest.
+    clients : int array (selected,)
         Numbers that name the clients' random streams.
     round : int
         From 0.
     seed : int
     expected : float
-        Mean number of clients active in a round.
+        Mean number of clients selected in a round.
     total : callable (Params) -> Params
-        Sums over the processes of a run, if each has only its own clients' values (``needs="sum"``).
+        Sums over the processes of a run, if each process has the values of its clients only (``needs="sum"``).
     """
 
     values: Params
@@ -77,18 +77,18 @@ class Aggregator(NamedTuple):
     Attributes
     ----------
     init : callable (Params) -> state
-        State before the first round, from the server's copy: tensors, in dicts or tuples, which are saved and resumed.
+        State before the first round, from the global model: tensors, in dicts or tuples, which are saved and resumed.
     apply : callable (Sent, state) -> (Sent, state)
         One round. After the last aggregator of a chain ``values`` have no client dimension.
     name : str
-        For the record of a run.
+        Name in the settings of a run.
     privacy : Privacy, optional
-        What it releases of clients, if that is all that it and the algorithm learn of them.
+        The aggregator's releases about clients, if it and the algorithm learn nothing else about them.
     needs : {"clients", "sum"}
-        What it needs where several processes share a run: "clients", the values of all active clients, which every
-        process then holds; "sum", each process its own clients' values, and sums over processes (``Sent.total``).
+        Values that each of several processes needs. "clients": the values of all selected clients, which every process
+        then holds. "sum": the values of this process's clients, and sums over processes (``Sent.total``).
     weighted : bool
-        False if all clients count alike; runs then refuse algorithms whose ``weights`` differ, and those with
+        False if all clients count alike. Runs then refuse algorithms whose ``weights`` differ, and algorithms with
         ``mixing_weights``.
     """
 
@@ -112,27 +112,30 @@ def stateless(name: str, values: Callable[[Sent], Params], *, needs: Needs = "cl
     return Aggregator(lambda _: (), lambda sent, state: (sent._replace(values=values(sent)), state), name, needs=needs)
 
 
-def uniform(_: np.ndarray, active: np.ndarray, __: int) -> np.ndarray:
-    """Weights (active,) of a mean in which all active clients count equally, for ``Algorithm.weights``."""
-    return np.full(len(active), 1 / len(active))
+def uniform(_: np.ndarray, client_ids: np.ndarray, __: int) -> np.ndarray:
+    """Return equal weights (selected,) of all selected clients, for ``Algorithm.weights``."""
+    return np.full(len(client_ids), 1 / len(client_ids))
 
 
 def weighted_mean() -> Aggregator:
-    """Mean weighted by numbers of training samples, or by the algorithm's own weights (FedAvg; FedFac Alg. 1)."""
+    """Average with weights n_k / Σ n_k, or with the weights of the algorithm (FedAvg; FedFac Alg. 1).
+
+    n_k is the number of training samples of client k.
+    """
 
     def mean(sent: Sent) -> Params:
         weights = sent.weights
         if weights is None:
             samples = sent.total({"n": sent.sizes.sum()})["n"]
-            if not samples:  # as Poisson sampling may have it
+            if not samples:  # Poisson sampling may select no client
                 return sent.server
             weights = sent.sizes / samples
-        found = {name: torch.mv(p.flatten(1).T, weights).view(p.shape[1:]) for name, p in sent.values.items()}
-        found = sent.total(found)
-        stays = 0.0
+        means = {name: torch.mv(p.flatten(1).T, weights).view(p.shape[1:]) for name, p in sent.values.items()}
+        means = sent.total(means)
+        rest = 0.0
         if sent.weights is not None:
-            stays = max(0.0, 1 - float(sent.total({"w": weights.sum(dtype=torch.float64)})["w"]))
-        return {name: p.add_(sent.server[name], alpha=stays) for name, p in found.items()} if stays > 1e-6 else found
+            rest = max(0.0, 1 - float(sent.total({"w": weights.sum(dtype=torch.float64)})["w"]))
+        return {name: p.add_(sent.server[name], alpha=rest) for name, p in means.items()} if rest > 1e-6 else means
 
     return stateless("weighted mean", mean, needs="sum")
 
@@ -145,7 +148,7 @@ def median() -> Aggregator:
     split, and the means of other clients that FedAMP and Clustered-FL use, remain sums over clients. A client whose
     parameters are not finite ends a run under every aggregator.
 
-    Values (active, ...) give (...). A round without clients leaves the global model as it is. If masks differ between
+    Values (selected, ...) give (...). A round without clients leaves the global model as it is. If masks differ between
     clients, the median is over all selected clients, as the mean is.
 
     Raises
@@ -156,8 +159,8 @@ def median() -> Aggregator:
     References
     ----------
     Yin, Chen, Ramchandran, Bartlett (2018). Byzantine-robust distributed learning: towards optimal statistical rates.
-    ICML, arXiv:1803.01498, Definition 1, there of gradients. The median of parameters is the global model plus the
-    median of updates.
+    ICML, arXiv:1803.01498, Definition 1, which takes the median of gradients. The median of parameters is the global
+    model plus the median of updates.
 
     Examples
     --------
@@ -170,8 +173,8 @@ def median() -> Aggregator:
 def trimmed_mean(proportion: float) -> Aggregator:
     """Average every entry over n clients, without its ⌊βn⌋ smallest and its ⌊βn⌋ largest values.
 
-    Up to ⌊βn⌋ clients cannot move an entry beyond the range of the other clients' values. The other properties are
-    those of :func:`median`.
+    Up to ⌊βn⌋ clients cannot move an entry beyond the range of the other clients' values. Otherwise it behaves as
+    :func:`median` does.
 
     Parameters
     ----------
@@ -219,7 +222,7 @@ def _middle_mean(name: str, dropped: Callable[[int], int]) -> Aggregator:
     """Average every entry over n clients, without its ``dropped(n)`` smallest and largest values."""
 
     def mean(p: Tensor, server: Tensor) -> Tensor:
-        if not len(p):  # as Poisson sampling may have it
+        if not len(p):  # Poisson sampling may select no client
             return server
         k = dropped(len(p))
         return p.sort(0).values[k : len(p) - k].mean(0)
@@ -236,23 +239,23 @@ def private(
     clip_moments: float = 1.0,
     noise_multiplier_moments: float | None = None,
 ) -> Aggregator:
-    """Sum of clipped updates with Gaussian noise: differential privacy of whole clients (DP-FedAvg).
+    """Add up clipped updates with Gaussian noise: differential privacy of whole clients (DP-FedAvg).
 
-    The server's copy moves by Σ_c Δ_c min(1, clip / ‖Δ_c‖) + noise, over the *expected* number of active clients, where
-    Δ_c is what client c sends minus the server's copy, and the norm is over all shared entries of all layers together.
-    All clients count alike, as weights by their numbers of samples would tell of these. An update becomes smaller, not
-    the denominator, if fewer clients take part than expected; a round without clients is noise alone.
+    The global model moves by Σ_c Δ_c min(1, clip / ‖Δ_c‖) + noise, divided by the *expected* number of selected
+    clients. Δ_c is the upload of client c minus the global model; the norm is over all shared entries of all layers
+    together. All clients count alike: weights by numbers of samples would reveal these numbers. If fewer clients take
+    part than expected, the update becomes smaller, not the denominator. A round without clients is noise alone.
 
-    What FedFac's split is decided from, moments of the clients' weights, is a release of its own in every round (static
-    FedFac: once, of all clients), see :func:`fedstat.fl.privacy.noised_moments`. The algorithm learns nothing else of
-    clients: one that needs more is refused before the first round. What comes after it in a :func:`chain`, such as a
-    server's optimiser, works on what was released, as do ``server_lr`` and the split.
+    FedFac decides its split from moments of the clients' weights. These are a separate release in every round (static
+    FedFac: once, of all clients), see :func:`fedstat.fl.privacy.noised_moments`. The algorithm learns nothing else
+    about clients: one that needs more is refused before the first round. Later aggregators of a :func:`chain`, such as
+    a server's optimizer, work on the released values, as do ``server_lr`` and the split.
 
-    Clients send their moments first, and clip their updates once they know the split. The record of a run has ε after
-    every round in ``/metrics``, see :func:`fedstat.fl.accountant.epsilon`: for neighbours that differ by one client,
-    with a server that is trusted to add the noise; the number of clients is public. Everything else in the record
-    (accuracies, losses, clients' own weights, probes) is for the researcher and not private, nor is what came before
-    training, such as inputs that are standardised, or settings tuned, on all clients' data.
+    Clients send their moments first, and clip their updates once they know the split. A run stores ε after every round
+    in ``/metrics``, see :func:`fedstat.fl.accountant.epsilon`. ε holds for neighbors that differ by one client, if the
+    server is trusted to add the noise; the number of clients is public. Everything else that a run stores (accuracies,
+    losses, clients' weights, probes) is for the researcher and not private. Neither is the work before training, such
+    as inputs standardized, or settings tuned, on all clients' data.
 
     Parameters
     ----------
@@ -263,21 +266,21 @@ def private(
     delta : float in (0, 1)
         Probability with which ε may fail; well below 1 / (number of clients).
     clip_moments : float
-        Largest norm of a client's moments, in units of that of the server's own copy. Updates (``on="updates"``) are
-        much smaller than weights, and so are their moments: choose it accordingly.
+        Largest norm of a client's moments, in units of the norm of the global model's moments. Updates
+        (``on="updates"``) are much smaller than weights, and so are their moments: choose it accordingly.
     noise_multiplier_moments : float, optional
-        As ``noise_multiplier``, of the moments; by default the same.
+        Noise multiplier of the moments, by default ``noise_multiplier``.
 
     Raises
     ------
     ValueError
-        If a number is out of range. Before training: if clients are not sampled as the accountant assumes, or all
-        active; if the method, or the network's running statistics, would release more.
+        If a number is out of range. Before training: if clients are neither sampled as the accountant assumes nor all
+        selected; if the algorithm, or the network's running statistics, would release more.
 
     Notes
     -----
-    For research, not for deployment: noise comes from named streams, so that runs repeat, and who knows the seed can
-    take it off; and Gaussian noise in floating point is not exactly Gaussian (Mironov 2012, CCS).
+    For research, not for deployment: noise comes from named streams, so that runs repeat, and anybody who knows the
+    seed can remove it. Gaussian noise in floating point is not exactly Gaussian (Mironov 2012, CCS).
 
     References
     ----------
@@ -289,18 +292,18 @@ def private(
     >>> private(0.5, 1.2).name
     'private(clip=0.5, noise_multiplier=1.2, delta=1e-05, clip_moments=1.0, noise_multiplier_moments=1.2)'
     """
-    of_moments = noise_multiplier if noise_multiplier_moments is None else noise_multiplier_moments
-    privacy = Privacy(clip, noise_multiplier, delta, clip_moments, of_moments).checked()
+    moments_multiplier = noise_multiplier if noise_multiplier_moments is None else noise_multiplier_moments
+    privacy = Privacy(clip, noise_multiplier, delta, clip_moments, moments_multiplier).checked()
 
     def apply(sent: Sent, state: Any) -> tuple[Sent, Any]:
-        away = {name: (p - sent.server[name]) * sent.shared[name] for name, p in sent.values.items()}
+        updates = {name: (p - sent.server[name]) * sent.shared[name] for name, p in sent.values.items()}
 
         def stream(name: str) -> np.random.Generator:
             return streams.generator(sent.seed, "privacy", "updates", sent.round, name)
 
-        moves = mean_update(away, privacy, sent.expected, stream)
-        values = {name: sent.server[name] + p for name, p in moves.items()}
-        # What follows sees what is released, and no sizes and numbers of clients.
+        mean = mean_update(updates, privacy, sent.expected, stream)
+        values = {name: sent.server[name] + p for name, p in mean.items()}
+        # Later aggregators get the released values alone, without sizes and numbers of clients.
         return sent._replace(values=values, sizes=sent.sizes[:0], weights=None, clients=sent.clients[:0]), state
 
     settings = ", ".join(f"{name}={value}" for name, value in privacy._asdict().items())
@@ -308,9 +311,14 @@ def private(
 
 
 def chain(*aggregators: Aggregator) -> Aggregator:
-    """One aggregator after the other; :func:`private` may only be the first.
+    """Apply one aggregator after the other; :func:`private` may only be the first.
 
-    It needs all clients if one of its parts does: declare ``needs="sum"`` for parts that come after the mean.
+    A chain needs all clients if one of its parts does: declare ``needs="sum"`` for parts that come after the mean.
+
+    Raises
+    ------
+    ValueError
+        If :func:`private` is not the first aggregator.
 
     Examples
     --------
@@ -318,20 +326,20 @@ def chain(*aggregators: Aggregator) -> Aggregator:
     >>> chain(weighted_mean(), halved).name
     'weighted mean, halved'
     """
-    if late := [one.name for one in aggregators[1:] if one.privacy]:
-        raise ValueError(f"{late[0]} must come first in a chain: what is before it would see single clients")
+    if late := [aggregator.name for aggregator in aggregators[1:] if aggregator.privacy]:
+        raise ValueError(f"{late[0]} must come first in a chain: an aggregator before it would see single clients")
 
     def init(server: Params) -> tuple[Any, ...]:
-        return tuple(one.init(server) for one in aggregators)
+        return tuple(aggregator.init(server) for aggregator in aggregators)
 
     def apply(sent: Sent, states: tuple[Any, ...]) -> tuple[Sent, tuple[Any, ...]]:
         after = []
-        for one, state in zip(aggregators, states, strict=True):
-            sent, state = one.apply(sent, state)
+        for aggregator, state in zip(aggregators, states, strict=True):
+            sent, state = aggregator.apply(sent, state)
             after.append(state)
         return sent, tuple(after)
 
-    name = ", ".join(one.name for one in aggregators)
-    needs: Needs = "clients" if any(one.needs == "clients" for one in aggregators) else "sum"
-    weighted = all(one.weighted for one in aggregators)
+    name = ", ".join(aggregator.name for aggregator in aggregators)
+    needs: Needs = "clients" if any(aggregator.needs == "clients" for aggregator in aggregators) else "sum"
+    weighted = all(aggregator.weighted for aggregator in aggregators)
     return Aggregator(init, apply, name, aggregators[0].privacy if aggregators else None, needs, weighted)

@@ -1,7 +1,8 @@
 """Algorithm: a record of pure functions (hooks) that the trainer calls.
 
-An algorithm says which entries are shared, how that may change after local training, which parameters a client trains
-in which phase, and what is added to its loss. The trainer does the rest. Kinds of algorithms, and the hooks they use:
+An algorithm says which entries are shared and how the mask may change after local training. It also says which
+parameters a client trains in which phase, and which penalty its loss gets. The trainer does the rest. Kinds of
+algorithms, and the hooks they use:
 
 - masks (FedPer, LG-FedAvg, FedBN, FedSplit): ``init_mask``;
 - masks that change (dynamic FedFac, FedCAC, random-redrawn): ``update_mask``;
@@ -38,7 +39,7 @@ Mask = dict[str, "Tensor"]
 """For every parameter a bool Tensor that broadcasts against (client, *shape): True where an entry is shared.
 
 For example (unit, 1) by unit, (1, column) by column, (unit, column) by entry, () for the whole parameter. If masks
-differ between clients, the first axis has one row per client, by number, active or not. The global model's entry
+differ between clients, the first axis has one row per client, by number, selected or not. The global model's entry
 moves to the mean over *all* selected clients if *any* client shares it; a client downloads the entries that it shares.
 """
 
@@ -61,7 +62,7 @@ class SharedMask(NamedTuple):
     icc : mapping from layer to array (unit,)
         ICC2 over clients; empty if agreement decided nothing.
     decided : mapping from layer to bool array (unit,)
-        Of a test: units that it shows to be shared or to be personal. Empty without one.
+        True for units that a test shows to be shared or to be personal; empty without a test.
     """
 
     shared: Mask
@@ -76,7 +77,7 @@ class AlgorithmState(NamedTuple):
     Attributes
     ----------
     clients : Params (client, ...)
-        One row for each client; a hook that gets some clients gets their rows.
+        One row for each client; hooks get the rows of their clients.
     server : Params
         Arrays of the server, of any shape.
     """
@@ -96,12 +97,13 @@ class InitContext(NamedTuple):
     seed : int
     device : torch.device
     pretrain : callable (epochs or None) -> Params
-        Every client's parameters (client, ...) after that many local epochs (None: the run's number) from the common
-        start, with nothing shared.
+        Parameters (client, ...) of every client after ``epochs`` local epochs (None: ``local_epochs`` of the run) from
+        the common initial parameters, with nothing shared.
     halves : callable (epochs or None) -> Params (client, 2, ...), array (client,) or None
-        The same on each half of the samples of clients with two or more; see :func:`fedstat.fl.split_halves.trained`.
+        Parameters trained in this way on each half of a client's samples, of clients with two samples or more; see
+        :func:`fedstat.fl.split_halves.trained`.
     moments : callable (epochs or None) -> mapping from str to sums
-        The algorithm's ``moments`` of these models, over all clients.
+        The algorithm's ``moments`` of the models of ``pretrain``, over all clients.
     """
 
     net: Net
@@ -114,7 +116,9 @@ class InitContext(NamedTuple):
 
 
 class RoundContext:
-    """The state of a round after local training, as hooks see it. A part that concerns clients is made when it is read.
+    """The state of a round after local training, as hooks see it.
+
+    Parts that concern clients are made when a hook reads them.
 
     Attributes
     ----------
@@ -123,15 +127,15 @@ class RoundContext:
         From 0.
     seed : int
     mask : SharedMask
-        The mask under which the clients downloaded. If it has rows of clients, these are all clients, by number; so are
-        the rows of the mask that ``update_mask`` returns.
+        The mask under which the clients downloaded. If it has rows of clients, these are all clients, by number. This
+        also holds for the rows of the mask that ``update_mask`` returns.
     global_params : Params
         Parameters of the server before the round, every entry.
     server_lr : float
         η_g of the run.
     clients : int array (client,)
-        Numbers of the selected clients, by descending number of training samples. Of several processes each has only
-        its own clients if neither a hook nor the aggregator looks at single clients.
+        Numbers of the selected clients, by descending number of training samples. With several processes, each has
+        only the clients that it holds if neither a hook nor the aggregator looks at single clients.
     weights : Tensor (client,)
         n_k / Σ n_k; the sum is over the clients of all processes.
     before, after : Params (client, ...)
@@ -140,8 +144,8 @@ class RoundContext:
         Of these clients and the server.
     evaluate : callable (Params (model, ...), int array (client,), which=None) -> Tensor (client, model)
         Mean loss of every model on the validation samples of these clients, given by number. With
-        ``which``, int array (client, k), each client evaluates only its own k models: Tensor (client, k). Parameters
-        that the models lack are the clients' own, as trained.
+        ``which``, int array (client, k), each client evaluates only the k models that its row names: Tensor
+        (client, k). Parameters that the models lack are taken from the client, as trained.
     moments : mapping from str to sums
         The algorithm's ``moments`` over the selected clients.
 
@@ -191,7 +195,7 @@ class RoundContext:
         raise AttributeError(f"a RoundContext is for reading: {name!r} cannot be set")
 
     def free(self, name: str) -> None:
-        """Free the memory of a part; reading it makes it again."""
+        """Free the memory of a part; the next reading makes it again."""
         vars(self).pop(name, None)
 
     def with_parts(self, parts: Mapping[str, Callable[[], Any]]) -> RoundContext:
@@ -200,7 +204,7 @@ class RoundContext:
         return RoundContext(*fixed, {**self._parts, **parts})
 
     def once(self, function: Callable[[RoundContext], Any]) -> Any:
-        """``function(self)``, computed once however many of the algorithm's hooks ask for it in a round."""
+        """Return ``function(self)``, computed once in a round, however many hooks call it."""
         if function not in self._results:
             self._results[function] = function(self)
         return self._results[function]
@@ -217,7 +221,7 @@ class DownloadContext(NamedTuple):
     global_params : Params
         Parameters of the server, every entry.
     shared : Mask
-        With rows of these clients, if masks differ between clients.
+        Has rows of these clients if masks differ between clients.
     state : AlgorithmState
         Of these clients and the server.
     """
@@ -245,46 +249,46 @@ class Samples(NamedTuple):
 
 
 BatchGradient = Callable[..., Params]
-"""``gradient(params, part=0, of=1)``: gradient of a batch's loss at ``params``, or of every ``of``-th sample's.
+"""``gradient(params, part=0, of=1)``: gradient at ``params`` of a batch's loss, over every ``of``-th sample.
 
-A client whose batch has none of these gives one of its others.
+The samples are counted from ``part``. A client whose batch has no such sample takes another sample of the batch.
 """
 
 
 class Phase(NamedTuple):
-    """One stretch of local training.
+    """One part of local training.
 
     Functions get parameters with a leading client dimension: the clients that still have batches.
 
     Attributes
     ----------
     epochs : int, None or callable (int) -> int
-        None: the run's ``local_epochs``; a function gets these.
+        None: ``local_epochs`` of the run, which a function gets as its argument.
     is_trainable : callable (name) -> bool
         True for parameters that move.
     penalty : callable (params, anchor) -> Tensor or Params, optional
-        What is added to each client's loss: a Tensor (client,), or its sum over clients, to be differentiated; or its
-        gradients (client, ...), which is faster. A client's penalty must not depend on other clients.
+        Term added to each client's loss. It returns a Tensor (client,), or its sum over clients, to be differentiated;
+        or the term's gradients (client, ...), which is faster. A client's penalty must not depend on other clients.
     sample_weights : callable (net, params, Samples, AlgorithmState) -> Tensor (client, sample, ...) or None, optional
-        Called once before the phase with all training samples of the clients. It may change ``params`` in place; the
-        gradient of the algorithm's ``loss`` gets its result, if any, sample by sample, as fourth argument.
+        Called once before the phase with all training samples of the clients. It may change ``params`` in place. The
+        gradient of the algorithm's ``loss`` gets the result, if any, sample by sample, as fourth argument.
     layers : callable (Net) -> sequence of str, optional
         Layers to which ``is_trainable`` is limited, if they depend on the network: FedRep's head.
     lr : float
-        Multiplies the run's local learning rate.
+        Factor of the run's local learning rate.
     anchor : {"phase", "download"} or callable (Params, AlgorithmState) -> Params
         The anchor of ``penalty`` and ``post_step``: parameters at the start of the phase, at the start of local
         training, or a function of the latter and of the algorithm's state.
     gradient : callable (gradient, params, lr) -> Params, optional
         The gradient that the optimizer gets, for every name that moves; see :data:`BatchGradient`.
     post_step : callable (params, anchor, lr, step) -> None, optional
-        Changes ``params`` in place after every step (numbered from 0): a proximal operator, a moving average.
+        Changes ``params`` in place after every step, numbered from 0: a proximal operator, a moving average.
     steps : int, optional
         Number of batches, instead of epochs.
     repeats : int
         Number of steps on every batch.
     optimizer : Optimizer, optional
-        In place of the run's; it starts anew in every phase.
+        Optimizer of this phase in place of the run's; its state starts anew in every phase.
     """
 
     epochs: int | Callable[[int], int] | None = None
@@ -301,26 +305,26 @@ class Phase(NamedTuple):
     optimizer: Optimizer | None = None
 
     def length(self, local_epochs: int) -> int:
-        """Epochs in a run with so many local epochs."""
+        """Return the epochs of the phase in a run with ``local_epochs``."""
         epochs = local_epochs if self.epochs is None else self.epochs
         return epochs(local_epochs) if callable(epochs) else epochs
 
     def moves(self, net: Net) -> list[str]:
-        """Parameters that move in this phase."""
+        """Return the parameters that move in this phase."""
         among = layers(net) if self.layers is None else self.layers(net)
         names = (name for name in net.shapes if name not in net.buffers and layer_of(name) in among)
         return [name for name in names if self.is_trainable(name)]
 
 
 class Measure(NamedTuple):
-    """Something that a method measures in every round, stored in the group ``measures``.
+    """A measurement that an algorithm makes in every round, stored in the group ``measures``.
 
     Attributes
     ----------
     value : callable (RoundContext) -> array (dims...)
-        Along ``"client"`` are the selected clients, in the order of ``RoundContext.clients``.
+        The dim ``"client"`` holds the selected clients, in the order of ``RoundContext.clients``.
     dims : tuple of str
-        Of ``value``: "client", "other" (also clients: columns of a matrix), "layer", or any dim in ``sizes``.
+        Dims of ``value``: "client", "other" (also clients: columns of a matrix), "layer", or any dim in ``sizes``.
     sizes : mapping from dim to int
     long_name, units : str
     """
@@ -333,9 +337,9 @@ class Measure(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A choice made before clients predict, on data that the models were not trained on.
+    """Selection of a fine-tuning before clients predict, on data that the models were not trained on.
 
-    The candidates are W + B (W' − W) for every fine-tuning and every B, where W is what a client has downloaded and W'
+    The candidates are W + B (W' − W) for every fine-tuning and every B. W is the model that a client has downloaded, W'
     its fine-tuned copy.
 
     Attributes
@@ -343,14 +347,15 @@ class Choice(NamedTuple):
     steps : tuple of float
         Values of B: 0 is the downloaded model, 1 the fine-tuned one.
     finetunings : tuple of tuple of Phase
-        In place of the algorithm's single ``finetune``.
+        Fine-tunings in place of the algorithm's single ``finetune``.
     by : {"pooled", "client", "layer"}
         "pooled": one candidate for all clients, with the least total loss over the held-out samples of the round's
-        selected clients; "client": each client's own best; "layer": no candidates, B of each layer is the share of the
-        selected clients' differences that is their own (:func:`fedstat.stats.variance_components.components`).
+        selected clients. "client": the best candidate for each client. "layer": no candidates; B of each layer is the
+        reliability of the selected clients' differences (:func:`fedstat.stats.variance_components.components`).
     held_out : {"validation", "halves"} or None
-        Samples to choose on: the validation samples; or each half of a client's training samples, for a model
-        fine-tuned on the other half (two-fold cross-fitting). None: validation samples if there are any, else halves.
+        Samples to select on. "validation": the validation samples. "halves": each half of a client's training samples,
+        for a model fine-tuned on the other half (two-fold cross-fitting). None: validation samples if there are any,
+        else halves.
     """
 
     steps: tuple[float, ...] = (1.0,)
@@ -360,18 +365,18 @@ class Choice(NamedTuple):
 
 
 class About(NamedTuple):
-    """How a method is shown in tables and lists.
+    """Description of an algorithm in tables and lists.
 
     Attributes
     ----------
     title : str
-        In tables and figures, as "FedFac dynamic"; empty: the algorithm's name.
+        Name in tables and figures, such as "FedFac dynamic"; empty: the algorithm's name.
     keys : tuple of str
-        Its sources, by their keys in ``fedstat/reporting/references.bib``.
+        Sources, by their keys in ``fedstat/reporting/references.bib``.
     shared, personal : str
-        What is shared, and what each client keeps.
+        Parts that are shared, and parts that each client keeps.
     new_clients : tuple of str
-        How clients that did not train predict: some of :data:`fedstat.fl.probes.variants.RULES`; tables show each.
+        Prediction rules of unseen clients, from :data:`fedstat.fl.probes.variants.RULES`; tables show each.
     """
 
     title: str = ""
@@ -381,7 +386,7 @@ class About(NamedTuple):
     new_clients: tuple[str, ...] = ("local_train", "ensemble")
 
     def citing(self, *keys: str) -> About:
-        """Return the row with further sources, each once."""
+        """Return the description with further sources, each once."""
         return self._replace(keys=tuple(dict.fromkeys((*self.keys, *keys))))
 
 
@@ -398,47 +403,49 @@ class Algorithm(NamedTuple):
     phases : tuple of Phase
         Phases of 0 epochs are skipped, unless they weigh samples.
     settings : mapping
-        Its arguments, for the record of a run.
+        Arguments of the algorithm, which a run stores.
     wrap : callable (Net) -> Net, optional
         The network that is actually trained.
     mixing_weights : callable (RoundContext) -> Tensor (client, client), optional
-        The mixing matrix: row i holds the weights with which client i averages the shared entries of the active
+        The mixing matrix: row i holds the weights with which client i averages the shared entries of the selected
         clients, in place of their common mean.
     finetune : tuple of Phase
-        Local training that turns the download into the model a client predicts with, which is then discarded.
+        Local training that turns the download into the model a client predicts with. This model is then discarded.
     loss : callable (Loss, Net) -> Loss, optional
         The loss of the wrapped network, made from the loss of plain outputs and this network.
     personal_params : callable (Net) -> sequence of str, optional
         Parameters that may ever have personal entries under ``update_mask`` or ``on_download``: clients keep them; by
-        default all. With ``mixing_weights`` clients keep all; with none of the three, the entries personal at first.
+        default all. With ``mixing_weights`` clients keep all. With none of the three hooks they keep the entries that
+        the first mask makes personal.
     upload_mask : callable (Net, SharedMask) -> Mask, optional
         Entries that a client sends after local training, under the round's new mask; by default those that any
         client shares.
     choice : Choice, optional
-        How far clients follow their fine-tuning, or which of several they take.
+        Selection of a fine-tuning, and of how far clients follow it.
     encode : callable (RoundContext) -> Params (client, ...), optional
-        What is averaged or mixed in place of ``RoundContext.after``, for any parameters with shared entries.
+        Values to average or mix in place of ``RoundContext.after``, for any parameters with shared entries.
     weights : callable (sizes, active, clients) -> array (client,), optional
-        Weights of the mean, at least 0; if their sum is below 1, the server's copy gets the rest. ``sizes`` (client,)
-        are numbers of training samples, ``active`` the clients' numbers, of ``clients`` in all. n_k / Σ n_k by default.
+        Weights of the mean, at least 0; by default n_k / Σ n_k. If their sum is below 1, the global model gets the
+        rest. ``sizes`` (client,) are numbers of training samples, ``active`` (client,) the numbers of the selected
+        clients, and ``clients`` is the number of all clients.
     init_state : callable (InitContext) -> AlgorithmState, optional
-        What lasts between rounds besides models, before the first round.
+        The state that lasts between rounds besides models, before the first round.
     update_state : callable (RoundContext) -> AlgorithmState, optional
         The state after a round, of the selected clients (in their order) and the server.
     on_download : callable (DownloadContext) -> Params (client, ...), optional
-        Model from which clients train, and with which they predict unless they fine-tune; by default the server's copy
-        of shared entries and the client's own of the others, also of parameters that it does not return.
+        Model from which clients train, and with which they predict unless they fine-tune. By default, and for
+        parameters that the hook does not return, shared entries are the server's and personal ones the client's.
     measures : mapping from str to Measure
     sparse : callable (name) -> bool, optional
-        Parameters sent as their non-zero entries, and one bit per entry to say where they are.
+        True for parameters sent as their non-zero entries and one bit per entry, which gives their positions.
     moments : callable (Net, before, after) -> mapping from str to sums, optional
-        What ``init_mask`` and ``update_mask`` learn of clients' models, if that is no more than sums over clients,
-        such as :class:`fedstat.stats.moments.Moments`, which ``+`` joins: of clients with parameters ``after``, Params
-        (client, ...), and ``before()`` as downloaded. Called for some of the clients at a time, perhaps on several
-        threads. Nothing else of single clients then reaches the server.
+        Sums over clients that ``+`` joins, such as :class:`fedstat.stats.moments.Moments`, if ``init_mask`` and
+        ``update_mask`` learn nothing else from clients' models. ``after`` and ``before()`` are the parameters
+        (client, ...) of clients as trained and as downloaded. Called for some of the clients at a time, perhaps on
+        several threads. Nothing else of single clients then reaches the server.
     about : About
     downloads : callable (RoundContext) -> int array (client,), optional
-        How many models each client downloads, to mix them itself; by default one, as the server has made it.
+        Number of models that each client downloads, to mix them itself; by default one.
     """
 
     name: str

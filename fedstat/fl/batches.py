@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 1 << 24  # bytes that are read at a time
-_MAPPED = 1 << 26  # bytes read of a memory map before its pages are given back
-_AROUND = 1 << 21  # bytes that the system may map for one: a huge page
-_PAGEOUT = 21  # Linux's MADV_PAGEOUT, which loses nothing that was written to a private map
+_MAPPED = 1 << 26  # bytes read of a memory map before its pages are released
+_HUGE_PAGE = 1 << 21  # bytes that the system may map in order to read one: a huge page
+_PAGEOUT = 21  # Linux's MADV_PAGEOUT, which keeps what was written to a private map
 
 
 class Images:
-    """Rows of images that are scaled when asked for, as :attr:`fedstat.fl.batches.Rows.x`.
+    """Rows of images that are scaled when read, as :attr:`fedstat.fl.batches.Rows.x`.
 
-    They take a quarter of the memory of float32, and give the same numbers.
+    They take a quarter of the memory of float32 images, and give equal numbers.
 
     Parameters
     ----------
@@ -45,147 +45,152 @@ class Images:
         return len(self.values)
 
     def __getitem__(self, rows: Any) -> Tensor:
-        return _scaled(self.values[rows], self._scaling)
+        return _scale(self.values[rows], self._scaling)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
-        """As that of a tensor."""
-        return _scaled(self.values.index_select(dim, rows), self._scaling)
+        """Return scaled rows, as ``Tensor.index_select`` does."""
+        return _scale(self.values.index_select(dim, rows), self._scaling)
 
     def part(self, rows: Any) -> Images:
-        """Only some rows, unscaled."""
+        """Return some rows, unscaled."""
         return Images(self.values[rows], self._scaling)
 
     def blocks(self) -> Iterator[Tensor]:
-        """All rows in turn."""
+        """Yield all rows, block by block."""
         step = max(1, _BLOCK // (4 * math.prod(self.shape[1:])))
         for low in range(0, len(self), step):
             yield self[low : low + step]
 
 
 class Stored:
-    """Rows of samples that are read when asked for, as :attr:`fedstat.fl.batches.Rows.x`.
+    """Rows of samples that are read from their source on demand, as :attr:`fedstat.fl.batches.Rows.x`.
 
     Parameters
     ----------
     source : Variable (client, sample, ...) or (sample, ...)
     lead : int
         Number of dims that count samples.
-    at : int array (row,)
-        Place of each row among the source's samples, flat.
+    index : int array (row,)
+        Flat position of each row among the source's samples.
     device : torch.device
-        Where samples are wanted.
+        Device of the samples that are read.
     """
 
-    def __init__(self, source: xr.Variable, lead: int, at: np.ndarray, device: torch.device) -> None:
-        self._source, self._lead, self.at, self.device = source, lead, at, device
+    def __init__(self, source: xr.Variable, lead: int, index: np.ndarray, device: torch.device) -> None:
+        self._source, self._lead, self.index, self.device = source, lead, index, device
         self._scaling = _scaling(source, source.ndim - lead, torch.device("cpu"))
         self._pages = _Pages(source)
-        self.shape = torch.Size((len(at), *source.shape[lead:]))
+        self.shape = torch.Size((len(index), *source.shape[lead:]))
 
     def __len__(self) -> int:
-        return len(self.at)
+        return len(self.index)
 
     def __getitem__(self, rows: Any) -> Tensor:
-        """Samples of one row, a slice, or an array of rows of any shape; ValueError if they are not finite."""
-        at = self.at[rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows]
-        found = _scaled(_tensor(self._values(at.reshape(-1))), self._scaling)
-        return found.view(*at.shape, *self.shape[1:]).to(self.device)
+        """Read samples of one row, a slice, or an array of rows of any shape; ValueError if they are not finite."""
+        index = self.index[rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows]
+        samples = _scale(_as_tensor(self._values(index.reshape(-1))), self._scaling)
+        return samples.view(*index.shape, *self.shape[1:]).to(self.device)
 
     def part(self, rows: np.ndarray) -> Stored:
-        """Only some rows, unread."""
-        found = copy(self)
-        found.at, found.shape = self.at[rows], torch.Size((len(rows), *self.shape[1:]))
-        return found
+        """Return some rows, unread."""
+        selected = copy(self)
+        selected.index, selected.shape = self.index[rows], torch.Size((len(rows), *self.shape[1:]))
+        return selected
 
     def blocks(self) -> Iterator[Tensor]:
-        """All rows in turn."""
+        """Yield all rows, block by block."""
         step = max(1, _BLOCK // max(1, int(np.prod(self.shape[1:])) * self._source.dtype.itemsize))
         for low in range(0, len(self), step):
             yield self[low : low + step]
 
-    def _values(self, at: np.ndarray) -> np.ndarray:
-        if not len(at):
+    def _values(self, index: np.ndarray) -> np.ndarray:
+        if not len(index):
             return np.empty((0, *self.shape[1:]), self._source.dtype)
-        places = np.unravel_index(at, self._source.shape[: self._lead])
-        wanted, where = zip(*(np.unique(place, return_inverse=True) for place in places), strict=True)
-        block = self._source[tuple(span(numbers) for numbers in wanted)].to_numpy()
-        values = block[where]
+        places = np.unravel_index(index, self._source.shape[: self._lead])
+        by_dim, positions = zip(*(np.unique(place, return_inverse=True) for place in places), strict=True)
+        block = self._source[tuple(span(numbers) for numbers in by_dim)].to_numpy()
+        values = block[positions]
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))[0])
             dims = zip(self._source.dims, places, strict=False)
-            found = ", ".join(f"{dim} {place[bad]}" for dim, place in dims)
-            raise ValueError(f"x must be finite, but at {found} of the data (counted from 0) it is not")
-        self._pages.read(wanted[0])
+            where = ", ".join(f"{dim} {place[bad]}" for dim, place in dims)
+            raise ValueError(f"x must be finite, but at {where} of the data (counted from 0) it is not")
+        self._pages.read(by_dim[0])
         return values
 
 
 class _Pages:
-    """Pages of a memory map that were read, and count as this process's memory until they are given back."""
+    """Pages of a memory map that were read; they count as this process's memory until they are released."""
 
     def __init__(self, source: xr.Variable) -> None:
-        self._map, self._size = _map_of(source), 0
-        self._each = source.nbytes // len(source)
+        self._map, self._size = _find_map(source), 0
+        self._sample_bytes = source.nbytes // len(source)
 
     def read(self, numbers: np.ndarray) -> None:
-        """Note which places along the first dim were read: whole, as the system maps what is around."""
-        self._size += len(numbers) * (self._each if isinstance(span(numbers), slice) else max(self._each, _AROUND))
+        """Count the bytes of ``numbers``, read along the first dim, and release the pages if there are many.
+
+        The system maps neighboring pages too: scattered numbers count a huge page each, or more.
+        """
+        scattered = not isinstance(span(numbers), slice)
+        self._size += len(numbers) * (max(self._sample_bytes, _HUGE_PAGE) if scattered else self._sample_bytes)
         if self._map is not None and self._size > _MAPPED:
             self._size = 0
             self._map[0].madvise(self._map[1])
 
 
 def on_disk(x: xr.DataArray) -> bool:
-    """Whether samples are not in memory but in a store, or in a memory map."""
-    return not x.variable._in_memory or _map_of(x.variable) is not None
+    """Return True if samples are in a store or a memory map, not in memory."""
+    return not x.variable._in_memory or _find_map(x.variable) is not None
 
 
 def in_memory(values: np.ndarray, source: xr.DataArray, device: torch.device) -> Tensor | Images:
-    """Samples of a source as networks take them: float32, or integers as they are; not copied if they are that already.
+    """Return samples of a source as networks take them: float32, or integers unchanged.
 
-    Images of bytes with a known mean and standard deviation stay bytes, except on a GPU.
+    Samples of these types are not copied. Images of bytes with a known mean and standard deviation stay bytes, except
+    on a GPU.
     """
-    found, scaling = _tensor(values).to(device), _scaling(source, values.ndim - 1, device)
+    samples, scaling = _as_tensor(values).to(device), _scaling(source, values.ndim - 1, device)
     if scaling is None:
-        return found
-    return Images(found, scaling) if device.type == "cpu" else _scaled(found, scaling)
+        return samples
+    return Images(samples, scaling) if device.type == "cpu" else _scale(samples, scaling)
 
 
-def taken(x: Any, rows: Tensor) -> Tensor:
-    """Samples, in memory, of rows of any shape."""
-    return x.index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1:])  # faster than by an index
+def take_rows(x: Any, rows: Tensor) -> Tensor:
+    """Return samples, in memory, for an array of rows of any shape."""
+    return x.index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1:])  # faster than x[rows]
 
 
-def some_samples(x: Any, rows: Any) -> Any:
-    """Samples of some rows, which stay what they are."""
+def select_samples(x: Any, rows: Any) -> Any:
+    """Return samples of some rows, in their present form: Tensor, Images or Stored."""
     return x[rows] if isinstance(x, torch.Tensor) else x.part(rows)
 
 
-def _tensor(values: np.ndarray) -> Tensor:
-    found = torch.from_numpy(np.require(values, requirements=("C", "W")))
-    return found.float() if found.is_floating_point() else found
+def _as_tensor(values: np.ndarray) -> Tensor:
+    tensor = torch.from_numpy(np.require(values, requirements=("C", "W")))
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _scaling(source: xr.DataArray | xr.Variable, ndim: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """How images of bytes, of ``ndim`` dims each, are standardised; None for other samples."""
+    """Return factor and shift that standardize images of bytes with ``ndim`` dims each; None for other samples."""
     if source.dtype != np.uint8 or ndim < 2 or not {"mean", "sd"} <= source.attrs.keys():
         return None
     factor, shift = arrays.scaling(source)
     return torch.from_numpy(factor).to(device), torch.from_numpy(shift).to(device)
 
 
-def _scaled(values: Tensor, scaling: tuple[Tensor, Tensor] | None) -> Tensor:
+def _scale(values: Tensor, scaling: tuple[Tensor, Tensor] | None) -> Tensor:
     return values if scaling is None else values.float().mul_(scaling[0]).sub_(scaling[1])
 
 
 def span(numbers: np.ndarray) -> slice | np.ndarray:
-    """Numbers without repeats, as a slice if they are consecutive and ascend."""
+    """Return numbers without repeats, as a slice if they are consecutive and ascending."""
     if len(numbers) and (np.diff(numbers) == 1).all():
         return slice(int(numbers[0]), int(numbers[-1]) + 1)
     return numbers
 
 
-def _map_of(source: xr.Variable) -> tuple[mmap.mmap, int] | None:
-    """The memory map that holds a variable, and how to give back its pages."""
+def _find_map(source: xr.Variable) -> tuple[mmap.mmap, int] | None:
+    """Return the memory map that holds a variable, and the advice (madvise) that releases its pages."""
     values = source.data if source._in_memory else None
     shared = True
     while isinstance(values, np.ndarray):
@@ -207,7 +212,7 @@ class Rows(NamedTuple):
     start : int array (client + 1,)
         Client c holds rows start[c] to start[c + 1].
     numbers : int array (client,), optional
-        The clients' numbers among all clients, if these are only some.
+        The clients' numbers among all clients, if the rows are those of some clients only.
     """
 
     x: Any
@@ -227,34 +232,34 @@ class Rows(NamedTuple):
 
 
 def part(data: Rows, clients: np.ndarray) -> Rows:
-    """Samples of some clients, with the numbers that name their random streams unchanged."""
+    """Return samples of some clients, with the numbers that name their random streams unchanged."""
     rows = np.concatenate([np.arange(data.start[c], data.start[c + 1]) for c in clients])
     start = np.concatenate([[0], np.cumsum(data.sizes[clients])])
-    return Rows(some_samples(data.x, rows), data.y[rows], start, data.ids[clients])
+    return Rows(select_samples(data.x, rows), data.y[rows], start, data.ids[clients])
 
 
-def loaded(data: Rows, clients: np.ndarray) -> tuple[Rows, np.ndarray]:
-    """Samples of some clients in memory, and the clients' positions there: the data as they are, unless on disk."""
+def load_clients(data: Rows, clients: np.ndarray) -> tuple[Rows, np.ndarray]:
+    """Load samples of some clients; return them and the clients' rows in them. Data in memory stay as they are."""
     if not isinstance(data.x, Stored):
         return data, clients
-    own = part(data, clients)
-    return own._replace(x=own.x[:]), np.arange(len(clients))
+    selected = part(data, clients)
+    return selected._replace(x=selected.x[:]), np.arange(len(clients))
 
 
 def digest(*parts: Rows) -> str:
-    """Fingerprint of data sets, by which a run recognises its data."""
-    found = sha256()
+    """Return a fingerprint of data sets, by which a run recognizes its data."""
+    fingerprint = sha256()
     for rows in parts:
         for a in (rows.x, rows.y, rows.start):
-            found.update(str(tuple(a.shape)).encode())
+            fingerprint.update(str(tuple(a.shape)).encode())
             for block in a.blocks() if isinstance(a, Stored | Images) else (a,):
                 values = block.cpu().numpy() if isinstance(block, torch.Tensor) else block
-                found.update(np.ascontiguousarray(values).data)
-    return found.hexdigest()[:16]
+                fingerprint.update(np.ascontiguousarray(values).data)
+    return fingerprint.hexdigest()[:16]
 
 
 class Schedule(NamedTuple):
-    """Batches of some clients, by descending number of samples, so that step s concerns the first ``live[s]`` of them.
+    """Batches of some clients, by descending number of samples: step s concerns the first ``live[s]`` clients.
 
     Attributes
     ----------
@@ -272,7 +277,7 @@ class Schedule(NamedTuple):
 
 
 def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool = False) -> Rows:
-    """Samples of one subset ("train", "test", ...) of a federated data set.
+    """Return samples of one subset ("train", "test", ...) of a federated data set.
 
     Parameters
     ----------
@@ -282,7 +287,7 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
     subset : str
     device : torch.device
     stored : bool
-        Leave x on disk, to be read for the clients at work.
+        Leave x on disk, to be read when clients train.
 
     Raises
     ------
@@ -305,12 +310,12 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
     lead = tuple(dim for dim in ("client", "sample") if dim in source.dims)
     if "client" in source.dims:
         start = np.arange(len(names) + 1) * len(places)
-        at = (np.arange(len(names))[:, None] * source.sizes["sample"] + places).reshape(-1)
+        index = (np.arange(len(names))[:, None] * source.sizes["sample"] + places).reshape(-1)
     else:
         code = np.searchsorted(names, data["client"].to_numpy())
         order = span(np.argsort(code, kind="stable"))
         start = np.concatenate([[0], np.cumsum(np.bincount(code, minlength=len(names)))])
-        at = places[order]
+        index = places[order]
     y = labels.classes("y", data["y"], lead)
     y_rows = torch.from_numpy(_numbers(y.reshape(-1) if order is None else y[order])).to(device)
     empty = np.flatnonzero(np.diff(start) == 0)
@@ -320,7 +325,7 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
             f"every client needs {subset} samples, but client(s) {names[empty][:5].tolist()} have none.{nobody}"
         )
     if stored:
-        return Rows(Stored(source.transpose(*lead, ...).variable, len(lead), at, device), y_rows, start)
+        return Rows(Stored(source.transpose(*lead, ...).variable, len(lead), index, device), y_rows, start)
     x = data["x"].transpose(*lead, ...).to_numpy()
     x_rows = x.reshape(-1, *x.shape[2:]) if order is None else x[order]
     if np.issubdtype(x_rows.dtype, np.floating) and not np.isfinite(x_rows).all():
@@ -331,7 +336,7 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
 
 
 def _clients(data: xr.Dataset) -> np.ndarray:
-    """Labels of the clients, sorted if the data are sample-major."""
+    """Return labels of the clients, sorted if the data are sample-major."""
     if "client" in data["x"].dims:
         return labels.complete("client", data["client"], "client")
     if "client" not in data.coords or data["client"].dims != ("sample",):
@@ -344,7 +349,7 @@ def _clients(data: xr.Dataset) -> np.ndarray:
 
 
 def _numbers(y: np.ndarray) -> np.ndarray:
-    """Class numbers as int64; ValueError for names."""
+    """Return class numbers as int64; ValueError for names."""
     if y.dtype.kind not in "iubf":
         raise ValueError(f"y must hold class numbers 0, 1, ..., but got {y.flat[0]!r}. Number the classes.")
     return y.astype(np.int64)
@@ -380,15 +385,15 @@ def schedule(
     """
     sizes = data.sizes[np.asarray(clients)]
     size = np.minimum(sizes if batch_size is None else batch_size, sizes)
-    each = -(-sizes // size)  # batches per epoch
-    repeats = np.full(len(sizes), epochs) if steps is None else -(-steps // each)
-    n = repeats * each if steps is None else np.full(len(sizes), steps)
+    per_epoch = -(-sizes // size)  # batches per epoch
+    repeats = np.full(len(sizes), epochs) if steps is None else -(-steps // per_epoch)
+    n = repeats * per_epoch if steps is None else np.full(len(sizes), steps)
     rows = np.full((len(sizes), n.max(), size.max()), -1)
     ids = data.ids
     for i, c in enumerate(clients):
         rng = streams.generator(seed, *key, int(ids[c]))
         shuffled = rng.permuted(np.tile(np.arange(data.start[c], data.start[c + 1]), (repeats[i], 1)), axis=1)
-        full = each[i] * size[i]
+        full = per_epoch[i] * size[i]
         if full > sizes[i]:
             shuffled = np.pad(shuffled, ((0, 0), (0, full - sizes[i])), constant_values=-1)
         rows[i, : n[i], : size[i]] = shuffled.reshape(-1, size[i])[: n[i]]
@@ -403,10 +408,10 @@ def schedule(
     )
 
 
-def whole(data: Rows, clients: np.ndarray) -> tuple[Tensor, Tensor]:
-    """All rows of some clients, padded with each one's last row: rows and bool ``live``, each (client, sample)."""
+def pad_rows(data: Rows, clients: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return all rows of some clients, padded with each client's last row: rows and bool ``live`` (client, sample)."""
     sizes, first = data.sizes[clients], data.start[clients]
-    at = np.arange(sizes.max())
-    rows = first[:, None] + np.minimum(at, sizes[:, None] - 1)
+    index = np.arange(sizes.max())
+    rows = first[:, None] + np.minimum(index, sizes[:, None] - 1)
     device = data.x.device
-    return torch.from_numpy(rows).to(device), torch.from_numpy(at < sizes[:, None]).to(device)
+    return torch.from_numpy(rows).to(device), torch.from_numpy(index < sizes[:, None]).to(device)

@@ -24,7 +24,7 @@ from fedstat.fl.state import State
 Result = TypeVar("Result")
 # A chunk's parameters and one batch with its activations should stay in a core's cache between forward and backward.
 _CHUNK_BYTES = 3.5e6
-# On a GPU a chunk's parameters, gradients, optimiser state and activations get this share of the free memory.
+# On a GPU a chunk's parameters, gradients, optimizer state and activations get this fraction of the free memory.
 _GPU_SHARE = 0.5
 
 
@@ -43,7 +43,7 @@ def each_chunk(job: Job, n: int, work: Callable[[slice], None]) -> None:
 
 
 def map_parallel(job: Job, spans: Sequence[slice], work: Callable[[slice], Result]) -> list[Result]:
-    """What the work gives for every span, in their order; one span per thread."""
+    """Map work over spans, one span per thread; return the results in the order of the spans."""
     if job.threads == 1 or len(spans) <= 1:
         return [work(span) for span in spans]
     with ThreadPoolExecutor(job.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -61,7 +61,8 @@ def _within_memory(job: Job, n: int, work: Callable[[slice], None]) -> None:
                 raise
             torch.cuda.empty_cache()
             if "client_chunk" not in job.limits:
-                check.warn(f"the GPU's memory does not hold {size} clients at a time: taking fewer")
+                half = max(1, size // 2)
+                check.warn(f"{size} clients do not fit in GPU memory; retrying with {half}. Set client_chunk={half}.")
             job.limits["client_chunk"] = size = max(1, size // 2)
             continue
         low += size
@@ -75,25 +76,26 @@ def chunks(job: Job, n: int) -> Iterator[slice]:
     if size is None:
         largest = job.train.sizes.max()
         batch = min(job.batch_size or largest, largest)
-        each = job.train.x[0].numel() + (job.net.activations or sum(nets.layers(job.net).values()))
+        sample_size = job.train.x[0].numel() + (job.net.activations or sum(nets.layers(job.net).values()))
         weights = sum(math.prod(shape) for shape in job.net.shapes.values())
         if job.device.type == "cpu":
-            cuts = math.ceil(n / max(1.0, _CHUNK_BYTES / (4 * (weights + batch * each))) / job.threads) * job.threads
+            client_bytes = 4 * (weights + batch * sample_size)
+            cuts = math.ceil(n / max(1.0, _CHUNK_BYTES / client_bytes) / job.threads) * job.threads
             ends = [n * i // min(n, cuts) for i in range(min(n, cuts) + 1)]
             return (slice(low, high) for low, high in pairwise(ends))
         # Besides the parameters: gradient, two moments of Adam; activations once forward and once backward.
         free = torch.cuda.mem_get_info(job.device)[0]
-        size = max(1, int(_GPU_SHARE * free / (4 * (4 * weights + 2 * batch * each))))
+        size = max(1, int(_GPU_SHARE * free / (4 * (4 * weights + 2 * batch * sample_size))))
     return (slice(low, min(low + size, n)) for low in range(0, n, size))
 
 
-# Clients are summed in parts of at least so many entries of models, 1, 2, 4, 8 ..., whatever the number of threads, so
-# that the same sums are joined; larger parts come first, so that threads end together.
+# Sums over clients are made in 1, 2, 4, 8 ... parts of at least this many entries of models. The number of parts does
+# not depend on the number of threads, so that sums do not either. Larger parts come first: threads end together.
 _PART = 1_000_000
 
 
 def over_clients(job: Job, before: Callable[[slice], Params], after: Params) -> Mapping[str, Any]:
-    """Return the algorithm's ``moments`` over clients of this process; none if it asks for none.
+    """Return the algorithm's ``moments`` over clients of this process; {} if it has no such hook.
 
     Parameters
     ----------
@@ -104,7 +106,7 @@ def over_clients(job: Job, before: Callable[[slice], Params], after: Params) -> 
         As trained.
     """
 
-    def some(span: slice) -> Mapping[str, Any]:
+    def moments(span: slice) -> Mapping[str, Any]:
         return job.hooks.moments(lambda: before(span), {name: p[span] for name, p in after.items()})
 
     n = len(next(iter(after.values())))
@@ -112,103 +114,105 @@ def over_clients(job: Job, before: Callable[[slice], Params], after: Params) -> 
     parts = 1 << (entries // _PART).bit_length() - 1 if entries > _PART and job.device.type == "cpu" else 1
     cut = np.array_split(np.arange(n), parts)
     spans = [slice(int(part[0]), int(part[-1]) + 1) for part in cut if len(part)]
-    return joined(map_parallel(job, spans, some))
+    return joined(map_parallel(job, spans, moments))
 
 
-_MODELS = 4  # copies of the active clients' models in a round: trained, sent, aggregated or mixed, and kept
-_OF_CLIENT = 400  # bytes that a run holds of every client, active or not: scores of rounds not yet written, numbers
-_BESIDE = 100_000_000  # bytes of what grows with nothing
+_MODELS = 4  # copies of the selected clients' models in a round: trained, sent, aggregated or mixed, and stored
+_OF_CLIENT = 400  # bytes that a run holds of every client, selected or not: scores of rounds not yet written, numbers
+_FIXED = 100_000_000  # bytes that do not grow with clients, rounds or models
 
 
 def samples_stay(data: xr.Dataset, memory: str | int | None) -> bool:
-    """Whether x is on disk and would take more than half of what the budget leaves, in reading it."""
+    """Return True if x is on disk and reading it would take more than half of the rest of the memory budget."""
     if memory is None or "x" not in data or not batches.on_disk(data["x"]):
         return False
-    return 4 * 4 * data["x"].size > check.in_bytes("memory", memory) - _held(torch.device("cpu"))
+    return 4 * 4 * data["x"].size > check.in_bytes("memory", memory) - _held_bytes(torch.device("cpu"))
 
 
 def remaining_bytes(job: Job, memory: str | int) -> int:
-    """Bytes of the budget that a round leaves.
+    """Return the bytes of the memory budget that a round leaves.
 
     Raises
     ------
     ValueError
-        If it leaves none.
+        If a round takes more than the budget.
     """
-    budget, there = check.in_bytes("memory", memory), _held(job.device)
-    k, model = _most_active(job), _model(job.net)
+    budget, held = check.in_bytes("memory", memory), _held_bytes(job.device)
+    k, model = _max_selected(job), _model_bytes(job.net)
     matrices = 16 * job.clients**2 if job.algorithm.mixing_weights else 0
     x = job.train.x
     read = k * int(job.train.sizes.max()) * 4 * math.prod(x.shape[1:]) if isinstance(x, batches.Stored) else 0
     at_once = min(job.compute.client_chunk or 0, job.clients)
-    needed = (_MODELS * k + 2 * at_once) * model + read + _OF_CLIENT * job.clients + matrices + _BESIDE
-    if there + needed > budget:
-        what = f"a round of {k} active clients takes about {_said(needed)}"
+    needed = (_MODELS * k + 2 * at_once) * model + read + _OF_CLIENT * job.clients + matrices + _FIXED
+    if held + needed > budget:
+        what = f"a round of {k} selected clients takes about {_format_bytes(needed)}"
         if matrices:
-            what += f", of which {_said(matrices)} for the matrix of all clients' weights in each other's mixtures"
+            what += f", {_format_bytes(matrices)} of it for the mixing matrix of all clients"
         raise ValueError(
-            f"memory={memory!r} is too small: the process holds {_said(there)} already, data among it, and {what}. "
-            f"Give at least {_said(there + needed)}, or take fewer clients a round (participation) or at a time "
-            "(client_chunk), smaller models, or data that stay on disk (xarray.open_zarr, fedstat.data.open_folder)."
+            f"memory={memory!r} is too small: the process already holds {_format_bytes(held)}, including the data, and "
+            f"{what}. Give at least {_format_bytes(held + needed)}, or take fewer clients per round (participation) or "
+            "at a time (client_chunk), smaller models, or data that stay on disk (xarray.open_zarr, "
+            "fedstat.data.open_folder)."
         )
-    return budget - there - needed
+    return budget - held - needed
 
 
 def blocks(job: Job) -> list[np.ndarray]:
-    """All clients, as many at a time as there is room for their trained models: all, if nothing limits it."""
-    step = job.clients if job.room is None else max(1, job.room // (2 * _model(job.net)))
+    """Divide all clients into blocks whose trained models fit into the memory budget; one block without a budget."""
+    step = job.clients if job.room is None else max(1, job.room // (2 * _model_bytes(job.net)))
     return [np.arange(low, min(low + step, job.clients)) for low in range(0, job.clients, step)]
 
 
 def require_for_all(job: Job) -> None:
-    """ValueError if models of all clients at once do not fit in what the budget leaves."""
-    if job.room is not None and (needed := job.clients * _model(job.net)) > job.room:
+    """Raise ValueError if models of all clients together do not fit into the rest of the memory budget."""
+    if job.room is not None and (needed := job.clients * _model_bytes(job.net)) > job.room:
         raise ValueError(
-            f"method {job.algorithm.name!r} looks at models of all {job.clients} clients before the first round, which "
-            f"takes {_said(needed)}, and memory leaves {_said(max(job.room, 0))}. Give it more, or take a method that "
-            "needs their sums alone, such as fedfac with another tau than 'test'."
+            f"method {job.algorithm.name!r} looks at models of all {job.clients} clients before the first round. They "
+            f"take {_format_bytes(needed)}, but memory leaves {_format_bytes(max(job.room, 0))}. Raise memory, or "
+            "take a method that needs only sums over clients, such as fedfac with another tau than 'test'."
         )
 
 
 def require_disk(job: Job, state: State, checkpoints: Sequence[int], layers: Sequence[str], path: Path) -> None:
-    """ValueError if a new run's clients have more entries of their own to store than the disk has room for."""
+    """Raise ValueError if the personal entries that a new run will store do not fit on the disk."""
     if state.round:
         return
-    own: dict[str, int] = {name: 4 * math.prod(_shape(state, name)) for name in state.personal_units}
-    took = [min(job.clients, at * _most_active(job)) for at in checkpoints]
-    stored = sum(took) * sum(size for name, size in own.items() if nets.layer_of(name) in layers)
-    rows = took[-1] * sum(part.disk_bytes for part in state.rows)
+    sizes: dict[str, int] = {name: 4 * math.prod(_personal_shape(state, name)) for name in state.personal_units}
+    clients = [min(job.clients, number * _max_selected(job)) for number in checkpoints]
+    stored = sum(clients) * sum(size for name, size in sizes.items() if nets.layer_of(name) in layers)
+    rows = clients[-1] * sum(part.disk_bytes for part in state.rows)
     free = shutil.disk_usage(path).free
     if stored + rows > free:
         raise ValueError(
-            f"the run would write {_said(stored)} of clients' own weights ({len(checkpoints)} checkpoint(s), up to "
-            f"{took[-1]} clients) and {_said(rows)} to continue from, and the disk of {path} has {_said(free)} free. "
-            f"Store fewer layers (keep_weights=[{list(own)[-1].rpartition('.')[0]!r}], or keep_weights=[] for none) or "
-            "fewer checkpoints, or choose another disk."
+            f"the run would write {_format_bytes(stored)} of clients' personal weights ({len(checkpoints)} "
+            f"checkpoint(s), up to {clients[-1]} clients) and {_format_bytes(rows)} to resume from, but the disk of "
+            f"{path} has {_format_bytes(free)} free. Store fewer layers "
+            f"(keep_weights=[{list(sizes)[-1].rpartition('.')[0]!r}], or keep_weights=[] for none) or fewer "
+            "checkpoints, or choose another disk."
         )
 
 
-def _shape(state: State, name: str) -> tuple[int, ...]:
+def _personal_shape(state: State, name: str) -> tuple[int, ...]:
     units = state.personal_units[name]
     shape = tuple(state.global_params[name].shape)
     return shape if units is None else (len(units), *shape[1:])
 
 
-def _most_active(job: Job) -> int:
+def _max_selected(job: Job) -> int:
     share = job.participation
     return max(1, math.ceil((share[1] if isinstance(share, tuple) else share) * job.clients))
 
 
-def _model(net: Net) -> int:
+def _model_bytes(net: Net) -> int:
     return 4 * sum(math.prod(shape) for shape in net.shapes.values())
 
 
-def _held(device: torch.device) -> int:
-    """Bytes that the process holds: resident, or on the GPU."""
+def _held_bytes(device: torch.device) -> int:
+    """Return the bytes that the process holds: resident, or on the GPU."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device)
     return machine.held()
 
 
-def _said(size: float) -> str:
+def _format_bytes(size: float) -> str:
     return f"{size / 2**30:.3g} GiB" if size > 1e8 else f"{size / 2**20:.3g} MiB"

@@ -37,10 +37,13 @@ class ClientRows(Protocol):
         """Copy rows (client, ...) of some clients, which the caller may change."""
 
     def updated(self, clients: np.ndarray, rows: Params) -> ClientRows:
-        """Return a version with new rows (client, ...) of some clients; it may keep these tensors, so leave them be."""
+        """Return a version with new rows (client, ...) of some clients.
+
+        The version may keep these tensors: do not change them afterwards.
+        """
 
     def saved(self) -> object:
-        """Return what the file of a state holds of the rows; flush rows that are on disk."""
+        """Return the part of the rows that the file of a state holds; flush rows that are on disk."""
 
     def commit(self) -> None:
         """Protect rows on disk, which a committed state names, until another version is committed."""
@@ -54,7 +57,7 @@ def create(job: Job, rows: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Clie
     ----------
     job : Job
     rows : mapping from str to Params (client, ...)
-        By the name of their file. Expand a row that all clients have: it is then stored once.
+        Rows by the name of their file. Expand a row that all clients have: it is then stored once.
     """
     size = sum(p[0].nbytes for params in rows.values() for p in params.values())
     folder = job.rows_folder if job.room is not None and 2 * job.clients * size > job.room else None
@@ -65,7 +68,7 @@ def create(job: Job, rows: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Clie
 
 
 def restore(job: Job, saved: Mapping[str, Any], folder: Path) -> dict[str, ClientRows]:
-    """Restore what :meth:`ClientRows.saved` returned, by the name of the file in a folder.
+    """Restore rows from what :meth:`ClientRows.saved` returned, by the name of the file in a folder.
 
     Rows in memory move to the disk if they do not fit into the memory budget.
 
@@ -117,7 +120,7 @@ class StackedRows(ClientRows):
 
 
 class SlotRows(ClientRows):
-    """Client rows in slots of memory: versions share the rows that they have in common.
+    """Client rows in slots of memory: versions share the slots of rows that are equal.
 
     Parameters
     ----------
@@ -139,7 +142,7 @@ class SlotRows(ClientRows):
 
     @classmethod
     def of(cls, params: Mapping[str, Tensor], n_clients: int) -> SlotRows:
-        """Copy stacked rows into slots; rows that are one row, expanded, take one slot."""
+        """Copy stacked rows into slots; a row expanded to all clients takes one slot."""
         if is_expanded(params):
             first = {name: p[:1] for name, p in params.items()}
             return cls(_Slots(first, 2 * n_clients), np.zeros(n_clients, np.int64))

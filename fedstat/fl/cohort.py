@@ -1,4 +1,4 @@
-"""The clients of a round, over all processes: who takes part, and how rows and sums of them are exchanged."""
+"""The clients of a round, over all processes: their selection, and the exchange of their rows and sums."""
 
 from __future__ import annotations
 
@@ -19,52 +19,53 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_ONE_BY_ONE = 5000  # a draw of each client's own takes 20 microseconds
+_INDIVIDUAL_DRAWS = 5000  # clients up to which each has a random stream, which takes 20 microseconds
 
 
-def drawn(job: Job, number: int) -> np.ndarray:
-    """Numbers of all clients that take part in a round, ascending: a fixed number, those with the smallest draws.
+def selected_clients(job: Job, number: int) -> np.ndarray:
+    """Return the ascending numbers of all clients selected in a round.
 
-    Their share is ``participation`` or, if that is a range, drawn from it uniformly in every round. With Poisson
-    sampling each client takes part with that probability, whatever the others do: there may be none. Of
-    more than 5000 clients they are drawn at once, which takes no time for the others.
+    The participation rate is ``participation`` or, if that is a range, is drawn from it uniformly in every round. With
+    fixed sampling a fixed number is selected: the clients with the smallest draws. With Poisson sampling each client is
+    selected with that probability, independently of the others: a round may have no client. More than 5000 clients
+    share one random stream, so that clients that are not selected take no time.
     """
-    everyone, share = job.everyone or job.clients, _share(job, number)
-    poisson, k = job.sampling == "poisson", round(share * everyone)
-    if share == 1 or (k == everyone and not poisson):
+    everyone, rate = job.everyone or job.clients, _participation_rate(job, number)
+    poisson, k = job.sampling == "poisson", round(rate * everyone)
+    if rate == 1 or (k == everyone and not poisson):
         return np.arange(everyone)
-    if everyone > _ONE_BY_ONE:
+    if everyone > _INDIVIDUAL_DRAWS:
         rng = streams.generator(job.seed, "participation", number, "at once")
-        return np.sort(rng.choice(everyone, rng.binomial(everyone, share) if poisson else k, replace=False))
+        return np.sort(rng.choice(everyone, rng.binomial(everyone, rate) if poisson else k, replace=False))
     draws = np.array([streams.generator(job.seed, "participation", number, c).random() for c in range(everyone)])
-    return np.flatnonzero(draws < share) if poisson else np.sort(np.argsort(draws, kind="stable")[:k])
+    return np.flatnonzero(draws < rate) if poisson else np.sort(np.argsort(draws, kind="stable")[:k])
 
 
 def expected(job: Job) -> float:
-    """Mean number of clients that take part in a round, over all parts of a run."""
+    """Return the mean number of clients selected in a round, over all processes."""
     ends = job.participation if isinstance(job.participation, tuple) else (job.participation,)
     return float(np.mean(ends)) * (job.everyone or job.clients)
 
 
-def checked(given: Any) -> Participation:
-    """The given share of the clients or range of shares; ValueError if it is neither."""
-    several = isinstance(given, tuple | list)
-    ends = tuple(given) if several and len(given) > 1 else (given[0] if several and given else given,)
+def checked(participation: Any) -> Participation:
+    """Return a participation rate or a range of rates; ValueError if it is neither."""
+    is_range = isinstance(participation, tuple | list) and participation
+    ends = tuple(participation) if is_range else (participation,)
     for end in ends:
         check.real("participation", end, low=0, open_low=True, high=1)
     if len(ends) > 2 or ends[0] > ends[-1]:
-        raise ValueError(f"participation must be a share of the clients or a range (low, high), but got {given!r}")
+        raise ValueError(f"participation must be a rate or a range of rates (low, high), but got {participation!r}")
     return (ends[0], ends[1]) if len(ends) == 2 else ends[0]
 
 
 def fewest(participation: Participation, clients: int, sampling: Sampling = "fixed") -> int:
-    """Least number of clients that take part in a round."""
+    """Return the least number of clients selected in a round."""
     if sampling == "poisson" and participation != 1:
         return 0
     return round((participation if isinstance(participation, float | int) else participation[0]) * clients)
 
 
-def _share(job: Job, number: int) -> float:
+def _participation_rate(job: Job, number: int) -> float:
     if not isinstance(job.participation, tuple):
         return job.participation
     return float(streams.generator(job.seed, "participation", number).uniform(*job.participation))
@@ -79,8 +80,8 @@ def by_size(data: Rows, clients: np.ndarray) -> np.ndarray:
 class Cohort:
     """Clients, by descending number of training samples, so that chunks hold clients of like sizes.
 
-    This class is for the clients of one process, which communicates with no other. :class:`_Distributed` overrides what
-    several processes do together.
+    This class is for the clients of one process, which communicates with no other. :class:`_Distributed` overrides the
+    methods by which several processes communicate.
 
     Attributes
     ----------
@@ -113,7 +114,7 @@ class Cohort:
         enough = self.sizes >= n
         return Cohort(self.ids[enough], self.sizes[enough], self.local[enough])
 
-    # --- what processes do together; the identity for one
+    # --- communication between processes; the identity for one process
 
     def gather(self, rows: Mapping[str, Tensor], ids: np.ndarray | None = None) -> Params:  # noqa: ARG002
         """Return rows of the clients of all processes (or of ``ids``), from the rows of this process's clients."""
@@ -132,13 +133,13 @@ class Cohort:
         return values
 
     def join(self, sums: Mapping[str, Any], device: torch.device) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return sums that ``+`` joins, over processes in order."""
+        """Return sums over processes in order, of values that ``+`` joins."""
         return sums
 
 
 @dataclass(frozen=True)
 class _Distributed(Cohort):
-    """Clients of whom each process holds some."""
+    """Clients that several processes hold, each some of them."""
 
     group: ProcessGroup
 
@@ -178,8 +179,8 @@ class _Distributed(Cohort):
 
 
 def of_round(job: Job, number: int) -> Cohort:
-    """Return the clients that take part in round ``number``."""
-    return _of(job, drawn(job, number))
+    """Return the clients selected in round ``number``."""
+    return _of(job, selected_clients(job, number))
 
 
 def of_all(job: Job) -> Cohort:
@@ -188,13 +189,13 @@ def of_all(job: Job) -> Cohort:
 
 
 def of_local(job: Job, rows: np.ndarray) -> Cohort:
-    """Return some clients of this process, given by their rows in the job's data, and no others."""
+    """Return clients of this process, from their rows in the job's data."""
     local = by_size(job.train, rows)
     return Cohort(job.ids(local), job.train.sizes[local], local)
 
 
 def _of(job: Job, ids: np.ndarray) -> Cohort:
-    """Return the clients of these ascending numbers."""
+    """Return the clients with these ascending numbers."""
     local = of_local(job, ids if job.train.numbers is None else np.flatnonzero(np.isin(job.train.ids, ids)))
     if not job.process_group.several:
         return local

@@ -51,12 +51,12 @@ class Upload(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a round, and all that observers get of it.
+    """The result of a round, which observers get.
 
     Attributes
     ----------
     before, state : State
-        Before and after the round.
+        State before and after the round.
     cohort : Cohort
     trained : Trained
         Has rows only for the clients that this process trains.
@@ -76,13 +76,13 @@ class Outcome(NamedTuple):
 
 
 def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
-    """One communication round: download, local training, upload, aggregation.
+    """Run one communication round: download, local training, upload, aggregation.
 
     Raises
     ------
     ValueError
-        If the new mask omits a parameter, or makes an entry personal that ``client_params`` lacks; if what a hook
-        returns has a wrong type, name or shape.
+        If the new mask omits a parameter, or makes an entry personal that ``client_params`` lacks; if the result of a
+        hook has a wrong type, name or shape.
     FloatingPointError
         If a client's loss or parameters are no longer finite after local training.
     """
@@ -92,7 +92,7 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     trained.require_finite(cohort.local_ids, state.round + 1)
     context = round_context(job, download, cohort, trained.params)
     mask = hooks.update_mask(context, state.personal_units)
-    upload = encode(hooks, context, mask, seen_by_hooks(job, cohort))
+    upload = encode(hooks, context, mask, visible_to_hooks(job, cohort))
     means, aggregator = aggregate(job, hooks, state, cohort, upload)
     global_params = update_global(state.global_params, means, state.mask, mask, job.server_lr)
     mixing = hooks.mixing_weights(context)
@@ -103,11 +103,11 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     return Outcome(state, new, cohort, trained._replace(optimizer={}), context, upload, mixing)
 
 
-def seen_by_hooks(job: Job, cohort: Cohort) -> Cohort:
+def visible_to_hooks(job: Job, cohort: Cohort) -> Cohort:
     """Return the clients whose rows hooks get.
 
-    These are the clients of all processes if a hook or the aggregator looks at single clients, as all algorithms that
-    mix do; else the clients of this process.
+    These are the clients of all processes if a hook or the aggregator looks at single clients, as in all algorithms
+    that mix; else the clients of this process.
     """
     looks = job.hooks.looks_at_clients or job.aggregator.needs == "clients"
     return cohort if looks else cohort.of_this_process()
@@ -115,36 +115,36 @@ def seen_by_hooks(job: Job, cohort: Cohort) -> Cohort:
 
 def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -> RoundContext:
     """Return the context that hooks read; ``after`` (local, ...) holds this process's models after local training."""
-    state, seen = download.state, seen_by_hooks(job, cohort)
+    state, visible = download.state, visible_to_hooks(job, cohort)
 
     def weights() -> Tensor:
-        sizes, total = (torch.as_tensor(n, dtype=torch.float32) for n in (seen.sizes, cohort.sizes.sum()))
+        sizes, total = (torch.as_tensor(n, dtype=torch.float32) for n in (visible.sizes, cohort.sizes.sum()))
         return (sizes / total).to(job.device)
 
     def algorithm_state() -> AlgorithmState:
         local = download.algorithm_state(cohort.local)
-        return local._replace(clients=seen.gather(local.clients))
+        return local._replace(clients=visible.gather(local.clients))
 
     def evaluate(models: Params, clients: np.ndarray, which: np.ndarray | None = None) -> Tensor:
-        """Let each process evaluate on its clients, and gather the losses; see ``RoundContext.evaluate``."""
+        """Evaluate in each process on its clients, and gather the losses; see ``RoundContext.evaluate``."""
         clients = np.asarray(clients)
-        held = seen.held(clients)  # positions of the clients that this process holds
+        held = visible.held(clients)  # positions of the clients that this process holds
         row = {int(c): i for i, c in enumerate(cohort.local_ids)}
         rows = np.array([row[int(c)] for c in clients[held]], int)
         lacking = {name: p[rows] for name, p in after.items() if name not in models}
         chosen = which if which is None else which[held]
         losses = scores.losses_of(job, models, cohort.local[rows], chosen, lacking)
-        return seen.gather({"loss": losses}, clients)["loss"]
+        return visible.gather({"loss": losses}, clients)["loss"]
 
     def moments() -> Any:
         local = chunks.over_clients(job, lambda span: download.models(cohort.local[span]), after)
         return cohort.join(local, job.device)
 
     parts = {
-        "clients": lambda: seen.ids,
+        "clients": lambda: visible.ids,
         "weights": weights,
-        "before": lambda: seen.gather(download.models(cohort.local)),
-        "after": lambda: seen.gather(after),
+        "before": lambda: visible.gather(download.models(cohort.local)),
+        "after": lambda: visible.gather(after),
         "state": algorithm_state,
         "evaluate": lambda: evaluate,
         "moments": moments,
@@ -158,7 +158,7 @@ def encode(hooks: Hooks, context: RoundContext, mask: SharedMask, cohort: Cohort
 
 
 def aggregate(job: Job, hooks: Hooks, state: State, cohort: Cohort, upload: Upload) -> tuple[Params, Any]:
-    """Aggregate every parameter that has a shared entry; return these means and the aggregator's new state."""
+    """Aggregate every parameter that has a shared entry; return the means and the aggregator's new state."""
     shared = {name: masks.by_some(upload.mask.shared[name], p.ndim) for name, p in state.global_params.items()}
     values = {name: p for name, p in upload.values.items() if bool(shared[name].any())}
     rows = upload.cohort
@@ -179,18 +179,19 @@ def aggregate(job: Job, hooks: Hooks, state: State, cohort: Cohort, upload: Uplo
 
 
 def update_global(params: Params, means: Params, before: SharedMask, after: SharedMask, lr: float) -> Params:
-    """Return the server's parameters after a round: the old ones, W, moved to the clients' means.
+    """Return the global model after a round: move it from its old parameters W to the clients' means.
 
     An entry that stays shared becomes W + η_g (mean − W). An entry that becomes shared becomes the mean. Any other
-    entry keeps W. If masks differ between clients, one client that shares an entry suffices; the mean is over all
-    selected clients, also those that keep the entry.
+    entry keeps W. If masks differ between clients, one client that shares an entry suffices. The mean is over all
+    selected clients, including clients that keep the entry.
 
     Parameters
     ----------
     params : Params (...)
     means : Params (...)
-        Of parameters with shared entries. Entries that are not shared are ignored.
+        Means of parameters with shared entries. Entries that are not shared are ignored.
     before, after : SharedMask
+        The mask before and after the round.
     lr : float
         η_g.
     """
@@ -204,8 +205,8 @@ def update_global(params: Params, means: Params, before: SharedMask, after: Shar
 def mix(download: Download, cohort: Cohort, after: Params, upload: Upload, mixing: Tensor) -> Params:
     """Return models (local, ...) of a mixing server.
 
-    Where entries are shared, each client takes a step of length η_g from its download to its own weighted mean of what
-    all clients sent. Elsewhere it keeps what it trained.
+    Where entries are shared, each client takes a step of length η_g from its download to its weighted mean of all
+    uploads. Elsewhere it keeps its trained entries.
     """
     models, lr = dict(after), download.job.server_lr
     before = download.models(cohort.local) if lr != 1 else {}

@@ -1,4 +1,4 @@
-"""Client rows on disk: a run reads and writes those of the selected clients."""
+"""Client rows on disk: a run reads and writes only rows of the selected clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BLOCK = 256  # clients whose rows are compared at a time
 class DiskRows:
     """Client rows on disk, see :class:`~fedstat.fl.client_rows.ClientRows`.
 
-    A client without a slot has the row that all clients began with.
+    A client without a slot has the initial row of all clients.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class DiskRows:
 
     @classmethod
     def reopen(cls, path: Path, saved: tuple[Tensor, Tensor, Params], device: torch.device) -> DiskRows:
-        """Reopen the rows of a state, which holds what :meth:`saved` returned.
+        """Reopen the rows of a state from what :meth:`saved` returned.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class SlotFile:
     ----------
     path : Path
     like : Params (...)
-        A row.
+        A row, for names, types and shapes.
     new : bool
         Create the file, or empty it.
     """
@@ -195,7 +195,7 @@ class SlotFile:
 
 
 def unused_slots(versions: Iterable[Any], number: int) -> np.ndarray:
-    """Return those of a number of slots that no version has in its ``slot`` (client,); −1 there is no slot."""
+    """Return the slots below ``number`` that no version names in its ``slot`` (client,), where −1 means no slot."""
     used = np.zeros(number, bool)
     for version in versions:
         used[version.slot[version.slot >= 0]] = True

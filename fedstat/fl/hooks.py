@@ -1,4 +1,4 @@
-"""The functions of an algorithm and an aggregator as the trainer calls them: with defaults, and checks of results."""
+"""Functions of algorithms and aggregators as the trainer calls them, with defaults and validated results."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Hooks:
     """The functions (hooks) of an algorithm, under the names that :class:`fedstat.fl.algorithm.Algorithm` gives them.
 
-    A hook that the algorithm lacks has a default. What a hook returns is validated, by :data:`CHECKS` and
-    :data:`fedstat.fl.checks.PHASE_CHECKS`: ValueError if it does not fit. Neither job nor data are held.
+    A hook that the algorithm lacks has a default. Results of hooks are validated by :data:`CHECKS` and
+    :data:`fedstat.fl.checks.PHASE_CHECKS`: ValueError if they do not fit. Neither job nor data are held.
 
     Attributes
     ----------
@@ -48,11 +48,11 @@ class Hooks:
     device : torch.device
     local_epochs : int
     several : bool
-        Whether several processes share the run.
+        True if several processes share the run.
     own_labels : bool
-        Whether clients number their classes differently, so that no entry of an output layer may be shared.
+        True if clients number their classes differently, so that no entry of an output layer may be shared.
     private : bool
-        Whether the aggregator releases noised sums over clients alone.
+        True if the aggregator releases only noised sums over clients.
     """
 
     algorithm: Algorithm
@@ -75,14 +75,14 @@ class Hooks:
     @property
     def looks_at_clients(self) -> bool:
         """True if a hook sees single clients after local training, not only sums over clients."""
-        of = self.algorithm
+        algorithm = self.algorithm
         looks = (
-            of.mixing_weights
-            or of.encode
-            or of.update_state
-            or of.measures
-            or of.downloads
-            or (of.update_mask and not of.moments)
+            algorithm.mixing_weights
+            or algorithm.encode
+            or algorithm.update_state
+            or algorithm.measures
+            or algorithm.downloads
+            or (algorithm.update_mask and not algorithm.moments)
         )
         return bool(looks)
 
@@ -95,31 +95,31 @@ class Hooks:
 
     def wrap(self) -> Net:
         """Return the network that is trained, where ``net`` is as users specify it."""
-        return self._found("wrap", self.net, default=self.net)
+        return self._call_hook("wrap", self.net, default=self.net)
 
     def loss(self, loss: Loss) -> Loss:
-        """Return the loss that is trained, made from that of plain outputs."""
-        return self._found("loss", loss, self.net, default=loss)
+        """Return the loss that is trained, made from the loss of plain outputs."""
+        return self._call_hook("loss", loss, self.net, default=loss)
 
     def init_mask(self, context: InitContext) -> SharedMask:
         """Return the mask before the first round; by default all entries are shared."""
         arguments, check = CHECKS["init_mask"]
-        with checks.known(self.net, f"method {self.algorithm.name!r}: init_mask({arguments})"):
+        with checks.name_errors(self.net, f"method {self.algorithm.name!r}: init_mask({arguments})"):
             function = partial(masks.initial, self.algorithm)
-            return self._called(function, f"init_mask({arguments})", check, context, hooks=self)
+            return self._call(function, f"init_mask({arguments})", check, context, hooks=self)
 
     def init_state(self, context: InitContext) -> AlgorithmState:
         """Return the algorithm's state before the first round; empty by default."""
-        return self._found("init_state", context, default=AlgorithmState())
+        return self._call_hook("init_state", context, default=AlgorithmState())
 
     def personal_params(self, mask: SharedMask) -> dict[str, Tensor | None]:
         """Return the parameters that clients keep, and the units of each; None for all units."""
-        of = self.algorithm
-        if of.mixing_weights or (of.on_download and not of.personal_params):  # also of shared entries
+        algorithm = self.algorithm
+        if algorithm.mixing_weights or (algorithm.on_download and not algorithm.personal_params):  # shared entries, too
             return dict.fromkeys(self.net.shapes)
-        if of.update_mask or of.on_download:
-            names = dict.fromkeys(self._found("personal_params", self.net, default=self.net.shapes))
-            _require_kept(mask, names, self.algorithm.name)
+        if algorithm.update_mask or algorithm.on_download:
+            names = dict.fromkeys(self._call_hook("personal_params", self.net, default=self.net.shapes))
+            _require_named(mask, names, self.algorithm.name)
             return names
         personal = {name: shared for name, shared in mask.shared.items() if not bool(shared.all())}
         return {name: _personal_units(shared, self.net.shapes[name]) for name, shared in personal.items()}
@@ -134,61 +134,67 @@ class Hooks:
         if self.algorithm.on_download is None:
             return
         context = make_context()
-        models = self._found("on_download", context)
+        models = self._call_hook("on_download", context)
         for name, p in context.client_params.items():
             if name in models:
                 p.copy_(models[name])
             elif not self.algorithm.mixing_weights:  # a mixture is in place already
                 torch.where(context.shared[name], context.global_params[name], p, out=p)
 
-    def update_mask(self, context: RoundContext, own: Collection[str]) -> SharedMask:
-        """Return the mask after local training, where clients keep ``own`` parameters; by default the one before."""
-        return self._found("update_mask", context, default=context.mask, hooks=self, own=own)
+    def update_mask(self, context: RoundContext, personal: Collection[str]) -> SharedMask:
+        """Return the mask after local training; by default the previous one.
+
+        Only parameters in ``personal`` may have personal entries.
+        """
+        return self._call_hook("update_mask", context, default=context.mask, hooks=self, personal=personal)
 
     def encode(self, context: RoundContext, mask: SharedMask) -> Params:
-        """Return what is averaged or mixed under the new mask; by default what was trained."""
-        return {**context.after, **self._found("encode", context, default={}, mask=mask)}
+        """Return the values to average or mix under the new mask; by default the trained parameters."""
+        return {**context.after, **self._call_hook("encode", context, default={}, mask=mask)}
 
     def upload_mask(self, mask: SharedMask) -> Mask:
-        """Return the entries that a client sends; by default those that any client shares."""
-        some = {name: masks.by_some(mask.shared[name], len(shape)) for name, shape in self.net.shapes.items()}
-        return self._found("upload_mask", self.net, mask, default=some, hooks=self)
+        """Return the entries that a client sends; by default all entries that any client shares."""
+        shared_by_any = {name: masks.by_some(mask.shared[name], len(shape)) for name, shape in self.net.shapes.items()}
+        return self._call_hook("upload_mask", self.net, mask, default=shared_by_any, hooks=self)
 
     def sparse(self) -> list[str]:
         """Return the parameters that are sent as their non-zero entries; none by default."""
         return [name for name in self.net.shapes if self.algorithm.sparse and self.algorithm.sparse(name)]
 
-    def weights(self, clients: np.ndarray, given: Callable[[], tuple[np.ndarray, np.ndarray, int]]) -> Tensor | None:
+    def weights(
+        self, clients: np.ndarray, make_arguments: Callable[[], tuple[np.ndarray, np.ndarray, int]]
+    ) -> Tensor | None:
         """Return the weights of clients, given by number, in the mean; None, the default, for n_k / Σ n_k.
 
-        ``given`` returns the hook's arguments: sizes and numbers of all active clients, and the number of clients.
+        ``make_arguments`` returns the arguments of the hook: sizes and numbers of all selected clients, and the number
+        of all clients.
         """
         if self.algorithm.weights is None:
             return None
-        sizes, active, n = given()
-        return self._found("weights", sizes, active, n, device=self.device)[np.isin(active, clients)]
+        sizes, selected, n = make_arguments()
+        return self._call_hook("weights", sizes, selected, n, device=self.device)[np.isin(selected, clients)]
 
     def mixing_weights(self, context: RoundContext) -> Tensor | None:
-        """Return the mixing matrix (active, active); None, the default, for a common mean."""
-        return self._found("mixing_weights", context)
+        """Return the mixing matrix (selected, selected); None, the default, for a common mean."""
+        return self._call_hook("mixing_weights", context)
 
     def update_state(self, context: RoundContext) -> AlgorithmState | None:
-        """Return the algorithm's state after a round; None, the default, for the one before it."""
-        return self._found("update_state", context)
+        """Return the algorithm's state after a round; None, the default, if it does not change."""
+        return self._call_hook("update_state", context)
 
     def moments(self, before: Callable[[], Params], after: Params) -> Mapping[str, Any]:
         """Return the sums over clients that the algorithm learns; none by default."""
-        return self._found("moments", self.net, before, after, default={})
+        return self._call_hook("moments", self.net, before, after, default={})
 
     def downloads(self, context: RoundContext, clients: np.ndarray) -> np.ndarray:
         """Return the number of models that clients, given by number, download; by default one."""
-        found = self._found("downloads", context)
-        return np.ones(len(clients), int) if found is None else found[np.isin(context.clients, clients)]
+        numbers = self._call_hook("downloads", context)
+        return np.ones(len(clients), int) if numbers is None else numbers[np.isin(context.clients, clients)]
 
     def measures(self, context: RoundContext) -> dict[str, Any]:
         """Return the values of all measures of the algorithm."""
         return {
-            name: self._called(measure.value, f"its measure {name!r}", checks.measured, context, measure=measure)
+            name: self._call(measure.value, f"its measure {name!r}", checks.measured, context, measure=measure)
             for name, measure in self.algorithm.measures.items()
         }
 
@@ -196,9 +202,9 @@ class Hooks:
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases that do something; one of 0 epochs must not rename the others' random streams."""
-        every = checks.phases_checked(self.algorithm.phases, self.net, self.algorithm.name)
-        return tuple(phase for phase in every if phase.length(self.local_epochs) != 0 or phase.sample_weights)
+        """Phases that change something; a phase of 0 epochs must not rename the random streams of other phases."""
+        all_phases = checks.phases_checked(self.algorithm.phases, self.net, self.algorithm.name)
+        return tuple(phase for phase in all_phases if phase.length(self.local_epochs) != 0 or phase.sample_weights)
 
     @cached_property
     def finetune(self) -> tuple[Phase, ...]:
@@ -207,14 +213,15 @@ class Hooks:
 
     @cached_property
     def finetunings(self) -> tuple[tuple[Phase, ...], ...]:
-        """Fine-tunings among which clients choose; by default one."""
-        given = self.algorithm.choice.finetunings if self.algorithm.choice else ()
-        return tuple(checks.phases_checked(one, self.net, self.algorithm.name) for one in given) or (self.finetune,)
+        """Fine-tunings among which clients select; by default one."""
+        finetunings = self.algorithm.choice.finetunings if self.algorithm.choice else ()
+        validate = partial(checks.phases_checked, net=self.net, method=self.algorithm.name)
+        return tuple(map(validate, finetunings)) or (self.finetune,)
 
     # --- checks before the first round
 
     def try_out(self, context: RoundContext, mask: SharedMask, mean: tuple[np.ndarray, np.ndarray, int]) -> None:
-        """Call the hooks of a round once before the first, so that errors show at once.
+        """Call the hooks of a round once before round 1, so that errors show at once.
 
         Parameters
         ----------
@@ -228,67 +235,67 @@ class Hooks:
             if phase.penalty and not callable(phase.anchor):
                 params, anchor = ({n: p.clone() for n, p in context.after.items()} for _ in range(2))
                 where = f"method {self.algorithm.name!r}: penalty(params, anchor) of phase {i + 1}"
-                with checks.known(self.net, where):
-                    found = phase.penalty(params, anchor)
-                checks.is_loss(found, params, where)
+                with checks.name_errors(self.net, where):
+                    result = phase.penalty(params, anchor)
+                checks.is_loss(result, params, where)
         self.encode(context, mask)
         self.weights(context.clients, lambda: mean)
         self.update_state(context)
         self.measures(context)
-        if self.private:  # it may ask for what is not released
+        if self.private:  # the hook may read values that are not released
             self.update_mask(context, self.personal_params(mask))
         self.upload_mask(mask)
 
     # --- calls
 
-    def _found(self, name: str, *given: Any, default: Any = None, **context: Any) -> Any:
+    def _call_hook(self, name: str, *hook_arguments: Any, default: Any = None, **context: Any) -> Any:
         """Call a hook and validate its result; return the default if the algorithm lacks it."""
         if (function := getattr(self.algorithm, name)) is None:
             return default
         arguments, check = CHECKS[name]
-        return self._called(function, f"{name}({arguments})", check, *given, **context)
+        return self._call(function, f"{name}({arguments})", check, *hook_arguments, **context)
 
-    def _called(self, function: Callable[..., Any], call: str, check: Check, *given: Any, **context: Any) -> Any:
+    def _call(self, function: Callable[..., Any], call: str, check: Check, *arguments: Any, **context: Any) -> Any:
         """Call a function and validate its result; raise ValueError if it changes its arguments in place."""
         where = f"method {self.algorithm.name!r}: {call}"
-        with checks.unchanged(given[0], where):
-            found = function(*given)
-        return check(found, where, *given, **context)
+        with checks.unchanged(arguments[0], where):
+            result = function(*arguments)
+        return check(result, where, *arguments, **context)
 
 
-# --- what hooks may return: (found, where, *given, and what else it depends on) -> found, or ValueError
+# --- results of hooks: (result, where, *arguments, and further dependencies) -> result, or ValueError
 
 
-def _shared_mask(
-    found: Any, where: str, _: InitContext | RoundContext, *, hooks: Hooks, own: Collection[str] | None = None
+def _require_shared_mask(
+    mask: Any, where: str, _: InitContext | RoundContext, *, hooks: Hooks, personal: Collection[str] | None = None
 ) -> SharedMask:
     """Require a mask that fits for every parameter, and personal entries only where clients have copies."""
     net, method = hooks.net, hooks.algorithm.name
-    checks.instance(SharedMask, found, where, hint=", such as SharedMask(mask)")
-    masks.require(net, found.shared, hooks.clients, f"method {method!r}")
-    if hooks.several and any(m.ndim > len(net.shapes[name]) and len(m) > 1 for name, m in found.shared.items()):
+    checks.instance(SharedMask, mask, where, hint=", such as SharedMask(mask)")
+    masks.require(net, mask.shared, hooks.clients, f"method {method!r}")
+    if hooks.several and any(m.ndim > len(net.shapes[name]) and len(m) > 1 for name, m in mask.shared.items()):
         raise ValueError(
-            f"method {method!r} has masks that differ between clients, which several processes do not share out. Run "
-            "it in one."
+            f"method {method!r} has masks that differ between clients, which several processes cannot divide. Run "
+            "it in one process."
         )
     heads = nets.head_parameters(net) if hooks.own_labels else []
-    if shared := [name for name in heads if bool(found.shared[name].any())]:
+    if shared := [name for name in heads if bool(mask.shared[name].any())]:
         raise ValueError(
             f"{where} shares entries of {shared[0]!r}, of an output layer, but clients number their classes "
             "differently (permuted labels, domains), so that output layers cannot be averaged. Take "
             f"private_head(algorithm), by name {private_name(method)!r}."
         )
-    if own is not None:
-        _require_kept(found, own, method)
-    return found
+    if personal is not None:
+        _require_named(mask, personal, method)
+    return mask
 
 
-def _require_kept(mask: SharedMask, own: Collection[str], method: str) -> None:
+def _require_named(mask: SharedMask, personal: Collection[str], method: str) -> None:
     for name, shared in mask.shared.items():
-        if name not in own and not bool(shared.all()):
+        if name not in personal and not bool(shared.all()):
             raise ValueError(
                 f"method {method!r} makes entries of {name!r} personal, but its personal_params(net) names only "
-                f"{list(own)}. Name every parameter that may become personal, or leave personal_params out."
+                f"{list(personal)}. Name every parameter that may become personal, or leave personal_params out."
             )
 
 
@@ -298,20 +305,20 @@ def _personal_units(mask: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     return torch.nonzero(~mask.flatten()).squeeze(1) if by_unit else None
 
 
-def _mask(found: Any, where: str, net: Net, __: SharedMask, *, hooks: Hooks) -> Mask:
-    masks.require(net, found, hooks.clients, where)
-    return found
+def _require_mask(mask: Any, where: str, net: Net, __: SharedMask, *, hooks: Hooks) -> Mask:
+    masks.require(net, mask, hooks.clients, where)
+    return mask
 
 
 Check = Callable[..., Any]
 CHECKS: dict[str, tuple[str, Check]] = {
-    "init_mask": ("context", _shared_mask),
-    "update_mask": ("context", _shared_mask),
+    "init_mask": ("context", _require_shared_mask),
+    "update_mask": ("context", _require_shared_mask),
     "wrap": ("net", partial(checks.instance, Net)),
     "mixing_weights": ("context", checks.mixing_matrix),
     "loss": ("loss, net", partial(checks.instance, Loss)),
     "personal_params": ("net", checks.parameter_names),
-    "upload_mask": ("net, mask", _mask),
+    "upload_mask": ("net, mask", _require_mask),
     "encode": ("context", checks.encoded),
     "weights": ("sizes, active, clients", checks.weights),
     "init_state": ("context", checks.initial_state),
@@ -320,9 +327,9 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "moments": ("net, before, after", partial(checks.instance, Mapping)),
     "downloads": ("context", checks.downloads),
 }
-"""For every hook of an algorithm: its arguments, as messages show them, and the check of what it returns."""
+"""For every hook of an algorithm: its arguments, as messages show them, and the check of its result."""
 UNCHECKED = ("name", "phases", "settings", "finetune", "choice", "measures", "sparse", "about")
-"""Fields of an algorithm that are no hooks, hold several with checks of their own, or return what is not checked."""
+"""Fields of an algorithm that are no hooks, that hold several hooks with separate checks, or that are not checked."""
 
 
 # --- aggregators
@@ -341,25 +348,25 @@ def aggregated(aggregator: Aggregator, sent: Sent, state: Any, group: ProcessGro
     Raises
     ------
     ValueError
-        Unless the values are of every entry that was sent, without clients, and the same in all processes.
+        If values lack a parameter that was sent, have a client dimension, or differ between processes.
     """
-    found, state = aggregator.apply(sent, state)
-    checks.every_entry(getattr(found, "values", found), sent.server, f"the aggregator {aggregator.name!r}")
-    _require_agreement(aggregator, found.values, sent.shared, group)
-    return found.values, state
+    result, state = aggregator.apply(sent, state)
+    checks.every_entry(getattr(result, "values", result), sent.server, f"the aggregator {aggregator.name!r}")
+    _require_agreement(aggregator, result.values, sent.shared, group)
+    return result.values, state
 
 
 def _require_agreement(aggregator: Aggregator, values: Params, shared: Mask, group: ProcessGroup) -> None:
-    """Raise ValueError unless all processes of a run have aggregated the same shared entries, up to rounding."""
+    """Raise ValueError if aggregated shared entries differ between processes by more than rounding."""
     if not group.several or not values:
         return
     parts = [(p * shared[name]).double() for name, p in values.items()]
-    every = np.array(group.each([(float(p.sum()), float(p.norm())) for p in parts]))  # (rank, parameter, 2)
-    apart = np.abs(every - every[0]).max(axis=2) > 1e-4 * every[0, :, 1]
-    if apart.any():
-        rank, at = np.argwhere(apart)[0]
+    by_rank = np.array(group.each([(float(p.sum()), float(p.norm())) for p in parts]))  # (rank, parameter, 2)
+    differs = np.abs(by_rank - by_rank[0]).max(axis=2) > 1e-4 * by_rank[0, :, 1]
+    if differs.any():
+        rank, index = np.argwhere(differs)[0]
         raise ValueError(
             f"the aggregator {aggregator.name!r} says that it needs only sums over clients, but processes 0 and {rank} "
-            f"have different values of {list(values)[at]!r}. Add what is summed over clients by Sent.total, or make it "
-            "with needs='clients'."
+            f"have different values of {list(values)[index]!r}. Add up sums over clients with Sent.total, or set "
+            "needs='clients'."
         )

@@ -32,12 +32,12 @@ class Trained(NamedTuple):
 
     Attributes
     ----------
-    params : Params (active, ...)
-    optimizer : Params (active, ...)
-        Optimiser state; empty if it does not last.
-    loss : Tensor (active,)
+    params : Params (client, ...)
+    optimizer : Params (client, ...)
+        Optimizer state; empty if it does not last.
+    loss : Tensor (client,)
         Mean loss of a client's batches, each before its step; 0 unless the job tracks losses.
-    finite : bool array (active,)
+    finite : bool array (client,)
         False for all clients of a chunk that has a parameter that is not finite.
     """
 
@@ -56,7 +56,7 @@ class Trained(NamedTuple):
 
 
 def train_locally(job: Job, download: Download, clients: np.ndarray, phases: tuple[Phase, ...]) -> Trained:
-    """Train clients from what they download.
+    """Train clients from the models that they download.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def train_locally(job: Job, download: Download, clients: np.ndarray, phases: tup
             job, params, clients[span], phases, key=("batches", state.round), optimizer=moments,
             state=download.algorithm_state(clients[span]),
         )  # fmt: skip
-        ends = torch.stack([end for p in params.values() for end in torch.aminmax(p)])  # in the core's cache
+        ends = torch.stack([end for p in params.values() for end in torch.aminmax(p)])  # while they are in cache
         finite[span] = bool(torch.isfinite(ends).all())
 
     each_chunk(job, len(clients), work)
@@ -99,7 +99,7 @@ class _Chunk(NamedTuple):
     Attributes
     ----------
     params, optimizer, download : Params (client, ...)
-        Present parameters, optimiser state, and parameters before training (empty if no phase needs them).
+        Current parameters, optimizer state, and parameters before training (empty if no phase needs them).
     clients : int array (client,)
     state : AlgorithmState
     held : mapping from name to (bool Tensor, Tensor (client, ...))
@@ -135,38 +135,38 @@ def train_chunk(
     job : Job
     params : Params (client, ...)
     clients : int array (client,)
-        In any order.
+        Rows in the job's data, in any order.
     phases : tuple of Phase
     key : tuple
         Names the random stream of the batches.
     optimizer : Params, optional
-        Optimiser state to continue from; changed in place.
+        Optimizer state to continue from; changed in place.
     frozen : Mask, optional
         Entries that do not move; without rows of clients.
     state : AlgorithmState
-        Of these clients.
+        State of these clients and the server.
     """
-    train, clients = batches.loaded(job.train, clients)
+    train, clients = batches.load_clients(job.train, clients)
     job = job if train is job.train else replace(job, train=train)
     largest_first = np.argsort(-train.sizes[clients], kind="stable")
     if (np.diff(largest_first) != 1).any():
         return _train_reordered(
             job, params, clients, phases, largest_first, key=key, optimizer=optimizer, frozen=frozen, state=state
         )
-    asked = any(phase.anchor != "phase" for phase in phases)
+    has_anchor = any(phase.anchor != "phase" for phase in phases)
     chunk = _Chunk(
         params,
         optimizer or job.optimizer.init(params),
-        _copy(params) if asked else {},
+        _copy(params) if has_anchor else {},
         clients,
         state,
         {name: (mask, params[name].clone()) for name, mask in (frozen or {}).items() if bool(mask.any())},
         torch.zeros(len(clients), device=job.device),
     )
-    seen = np.zeros(len(clients))
+    n_batches = np.zeros(len(clients))
     for position, phase in enumerate(phases):
-        seen += _run_phase(job, phase, chunk, (*key, position))
-    return chunk.loss / torch.from_numpy(np.maximum(seen, 1)).to(chunk.loss)
+        n_batches += _run_phase(job, phase, chunk, (*key, position))
+    return chunk.loss / torch.from_numpy(np.maximum(n_batches, 1)).to(chunk.loss)
 
 
 def _train_reordered(
@@ -180,7 +180,7 @@ def _train_reordered(
     state: AlgorithmState,
     **options: Any,
 ) -> Tensor:
-    """:func:`train_chunk` on a copy of the chunk in another order of its clients."""
+    """Train a copy of the chunk with its clients in another order, see :func:`train_chunk`."""
     rows = torch.from_numpy(order).to(job.device)
     copies = {name: p[rows] for name, p in params.items()}
     moments = None if optimizer is None else {name: p[rows] for name, p in optimizer.items()}
@@ -195,7 +195,7 @@ def _train_reordered(
 def _run_phase(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) -> np.ndarray:
     """Run one phase; return the number of batches (client,)."""
     train, clients = job.train, chunk.clients
-    own = None if phase.sample_weights is None else _weigh(job, phase, chunk)
+    sample_weights = None if phase.sample_weights is None else _weigh(job, phase, chunk)
     epochs, trained = phase.length(job.local_epochs), phase.moves(job.net)
     if not trained or (epochs == 0 and phase.steps is None):
         return np.zeros(len(clients))
@@ -207,9 +207,9 @@ def _run_phase(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]
 
     def batch_of(number: int, k: int) -> _Batch:
         rows = schedule.rows[number, :k]
-        extra = () if own is None else (_of_rows(own[:k], rows, first[:k]),)
+        extra = () if sample_weights is None else (_take_values(sample_weights[:k], rows, first[:k]),)
         draws = {name: p[number, :k] for name, p in noise.items()} if noise else {}
-        return _Batch(batches.taken(train.x, rows), y[number, :k], schedule.weight[number, :k], extra, draws)
+        return _Batch(batches.take_rows(train.x, rows), y[number, :k], schedule.weight[number, :k], extra, draws)
 
     step, live = all_clients, 0
     for number, k in enumerate(schedule.live):
@@ -231,20 +231,20 @@ class _Batch(NamedTuple):
     noise: Params
 
     def part(self, first: int, of: int) -> _Batch:
-        """Every ``of``-th sample, with weights that again sum to 1; one other for a client that has none of these."""
+        """Return every ``of``-th sample, with weights that sum to 1; another sample for a client that has none."""
         n = (self.weight > 0).sum(1, keepdim=True)
-        at = torch.arange(first, max(self.weight.shape[1], first + 1), of, device=n.device).expand(len(n), -1)
-        at = torch.where(at[:, :1] < n, at.clamp(max=self.weight.shape[1] - 1), first % n)
-        weight = self.weight.gather(1, at)
+        positions = torch.arange(first, max(self.weight.shape[1], first + 1), of, device=n.device).expand(len(n), -1)
+        positions = torch.where(positions[:, :1] < n, positions.clamp(max=self.weight.shape[1] - 1), first % n)
+        weight = self.weight.gather(1, positions)
         weight[:, 1:] *= first < n
         weight /= weight.sum(1, keepdim=True)
-        rows = torch.arange(len(n), device=n.device)[:, None], at
+        rows = torch.arange(len(n), device=n.device)[:, None], positions
         extra, noise = tuple(e[rows] for e in self.extra), {name: p[rows] for name, p in self.noise.items()}
         return _Batch(self.x[rows], self.y[rows], weight, extra, noise)
 
 
 class _Step(NamedTuple):
-    """What the steps of a phase read and change: clients of a chunk, the first ones when others have no more batches.
+    """Tensors that the steps of a phase read and change, of the clients of a chunk that still have batches.
 
     Attributes
     ----------
@@ -253,10 +253,10 @@ class _Step(NamedTuple):
     rule : Optimizer
     lr : float, optional
         Learning rate of steps that the network takes while it differentiates, without a gradient in memory.
-    params, seen, anchor, moments : Params (client, ...)
-        Present parameters, these and the network's constants, the phase's anchor, and the optimiser state.
+    params, inputs, anchor, moments : Params (client, ...)
+        Current parameters; parameters with the network's constants; the phase's anchor; optimizer state.
     into : Params (client, ...)
-        Gradients of what is trained; with ``lr`` what is trained itself.
+        Gradients of the trained parameters; with ``lr`` the trained parameters themselves.
     held : mapping from name to (bool Tensor, Tensor (client, ...))
     loss : Tensor (client,), optional
         As in :class:`_Chunk`, if losses are tracked.
@@ -267,7 +267,7 @@ class _Step(NamedTuple):
     rule: Optimizer
     lr: float | None
     params: Params
-    seen: Params
+    inputs: Params
     anchor: Params
     moments: Params
     into: Params
@@ -277,46 +277,46 @@ class _Step(NamedTuple):
     @classmethod
     def of_chunk(cls, job: Job, phase: Phase, chunk: _Chunk, trained: Sequence[str]) -> _Step:
         """Return the step of all clients of a chunk."""
-        params, rule = chunk.params, _scaled(phase.optimizer or job.optimizer, phase.lr)
+        params, rule = chunk.params, _scale_lr(phase.optimizer or job.optimizer, phase.lr)
         lr = None if phase.penalty or phase.gradient else rule.plain_lr
         into = {name: params[name] if lr is not None else torch.zeros_like(params[name]) for name in trained}
         moments = rule.init({name: params[name] for name in trained}) if phase.optimizer else chunk.optimizer
-        # ``post_step`` may also change what does not train.
+        # ``post_step`` may also change parameters that do not train.
         constants = job.net.constants(params, trained) if job.net.constants and not phase.post_step else {}
-        seen, anchor, loss = {**params, **constants}, _anchor(phase, chunk), chunk.loss if job.track else None
-        return cls(job, phase, rule, lr, params, seen, anchor, moments, into, chunk.held, loss)
+        inputs, anchor, loss = {**params, **constants}, _anchor(phase, chunk), chunk.loss if job.track else None
+        return cls(job, phase, rule, lr, params, inputs, anchor, moments, into, chunk.held, loss)
 
     def of_first(self, k: int) -> _Step:
         """Return the step of the first k clients, with views of the tensors."""
-        seen, anchor, moments = _first(self.seen, k), _first(self.anchor, k), _first(self.moments, k)
-        params = {name: seen[name] for name in self.params}
-        into = _first(self.into, k) if self.lr is None else {name: seen[name] for name in self.into}
+        inputs, anchor, moments = _first_rows(self.inputs, k), _first_rows(self.anchor, k), _first_rows(self.moments, k)
+        params = {name: inputs[name] for name in self.params}
+        into = _first_rows(self.into, k) if self.lr is None else {name: inputs[name] for name in self.into}
         held = {name: (mask, fixed[:k]) for name, (mask, fixed) in self.held.items()}
         loss = None if self.loss is None else self.loss[:k]
-        return _Step(self.job, self.phase, self.rule, self.lr, params, seen, anchor, moments, into, held, loss)
+        return _Step(self.job, self.phase, self.rule, self.lr, params, inputs, anchor, moments, into, held, loss)
 
     def take(self, batch: _Batch, number: int, loss: Tensor | None) -> None:
         """Take one step, in place; add the batch's mean loss to ``loss`` (client,), if given."""
         if self.lr is not None:
-            _accumulate(self.job, self.seen, batch, self.into, 1.0, -self.lr, loss)
+            _accumulate(self.job, self.inputs, batch, self.into, 1.0, -self.lr, loss)
         else:
             self._differentiate(batch, loss)
             self.rule.step(self.params, self.into, self.moments)
         if self.held:
             self._hold()
         if self.phase.post_step:
-            self.phase.post_step(self.params, self.anchor, _rate(self.rule), number)
+            self.phase.post_step(self.params, self.anchor, _learning_rate(self.rule), number)
             self._hold()
 
     def _differentiate(self, batch: _Batch, loss: Tensor | None) -> None:
-        """Into ← gradient for the optimiser: of the loss, or the phase's own, plus that of the penalty."""
+        """Set ``into`` to the optimizer's gradient: of the loss, or by the phase's hook, plus the penalty's."""
         if self.phase.gradient is None:
-            _accumulate(self.job, self.seen, batch, self.into, 0.0, 1.0, loss)
+            _accumulate(self.job, self.inputs, batch, self.into, 0.0, 1.0, loss)
         else:
             if loss is not None:
                 loss += _loss(self.job, self.params, batch)
-            own = self.phase.gradient(partial(self._gradient, batch), self.params, _rate(self.rule))
-            for name, p in own.items():
+            grads = self.phase.gradient(partial(self._gradient, batch), self.params, _learning_rate(self.rule))
+            for name, p in grads.items():
                 self.into[name].copy_(p)
         if self.phase.penalty:
             gradients: Any = self.phase.penalty(self.params, self.anchor)  # no loss: see Hooks.phases
@@ -325,10 +325,10 @@ class _Step(NamedTuple):
                     self.into[name].add_(p)
 
     def _gradient(self, batch: _Batch, params: Params, part: int = 0, of: int = 1) -> Params:
-        """Gradient of the loss at any parameters, on every ``of``-th sample of a batch."""
-        found = {name: torch.zeros_like(p) for name, p in self.into.items()}
-        _accumulate(self.job, params, batch.part(part, of) if of > 1 else batch, found, 0.0, 1.0, None)
-        return found
+        """Return the gradient of the loss at any parameters, on every ``of``-th sample of a batch."""
+        gradients = {name: torch.zeros_like(p) for name, p in self.into.items()}
+        _accumulate(self.job, params, batch.part(part, of) if of > 1 else batch, gradients, 0.0, 1.0, None)
+        return gradients
 
     def _hold(self) -> None:
         """Put back the entries that do not move."""
@@ -346,69 +346,69 @@ def _anchor(phase: Phase, chunk: _Chunk) -> Params:
     return phase.anchor(chunk.download, chunk.state)
 
 
-def _rate(rule: Optimizer) -> float:
+def _learning_rate(rule: Optimizer) -> float:
     if rule.lr is None:
         raise ValueError(
-            f"a phase of the method asks for the learning rate, but the optimizer {rule.name!r} has no 'lr'. Give it "
-            "one, or use optim.sgd or optim.adam."
+            f"a phase of the method needs the learning rate, but the optimizer {rule.name!r} has no 'lr'. Add it, or "
+            "use optim.sgd or optim.adam."
         )
     return rule.lr
 
 
-def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
+def _scale_lr(optimizer: Optimizer, factor: float) -> Optimizer:
     if factor == 1:
         return optimizer
     if optimizer.scaled is None:
         raise ValueError(
             f"a phase of the method trains at {factor:g} times the learning rate, but the optimizer {optimizer.name!r} "
-            "has no 'scaled'. Give it one, or use optim.sgd or optim.adam."
+            "has no 'scaled'. Add it, or use optim.sgd or optim.adam."
         )
     return optimizer.scaled(factor)
 
 
 def _noise(job: Job, schedule: Schedule, clients: np.ndarray, key: tuple[int | str, ...]) -> Params:
-    """U(0, 1) draws for a network with noise: (step, client, batch, ...), each client's from its own stream."""
-    found: Params = {}
+    """Draw U(0, 1) noise (step, client, batch, ...) for a network with noise, each client's from a separate stream."""
+    noise: Params = {}
     steps, _, size = schedule.rows.shape
     for name, shape in job.net.noise.items():
         draws = np.zeros((steps, len(clients), size, *shape), np.float32)
         for i, c in enumerate(job.train.ids[clients]):
-            own = int((schedule.live > i).sum())
+            n_steps = int((schedule.live > i).sum())
             width = int((schedule.weight[0, i] > 0).sum())  # no batch is larger than the first
             rng = streams.generator(job.seed, "noise", name, *key, int(c))
-            draws[:own, i, :width] = rng.random((own, width, *shape), dtype=np.float32)
-        found[name] = torch.from_numpy(draws).to(job.device)
-    return found
+            draws[:n_steps, i, :width] = rng.random((n_steps, width, *shape), dtype=np.float32)
+        noise[name] = torch.from_numpy(draws).to(job.device)
+    return noise
 
 
-def _gradient(loss: Loss, batch: _Batch, total: Tensor | None, out: Tensor) -> Tensor:
-    """Derivative at the outputs; adds the batch's mean loss to ``total`` (client,), if given."""
+def _loss_gradient(loss: Loss, batch: _Batch, total: Tensor | None, out: Tensor) -> Tensor:
+    """Return the derivative at the outputs; add the batch's mean loss to ``total`` (client,), if given."""
     if total is not None:
         total += (loss.value(out, batch.y) * batch.weight).sum(1)
     return loss.gradient(out, batch.y, batch.weight, *batch.extra)
 
 
 def _loss(job: Job, params: Params, batch: _Batch) -> Tensor:
-    """Mean loss (client,) of a batch."""
+    """Return the mean loss (client,) of a batch."""
     with torch.no_grad():
         out = job.net.apply(params, batch.x, **({"noise": batch.noise} if job.net.noise else {}))
         return (job.loss.value(out.float(), batch.y) * batch.weight).sum(1)
 
 
 def _weigh(job: Job, phase: Phase, chunk: _Chunk) -> Tensor | None:
-    """Result of ``Phase.weigh`` on whole training sets, padded."""
+    """Return the result of ``Phase.sample_weights`` on complete training sets, padded."""
     assert phase.sample_weights is not None  # noqa: S101
-    rows, live = batches.whole(job.train, chunk.clients)
+    rows, live = batches.pad_rows(job.train, chunk.clients)
     return phase.sample_weights(job.net, chunk.params, Samples(job.train.x[rows], job.train.y[rows], live), chunk.state)
 
 
-def _of_rows(own: Tensor, rows: Tensor, first: np.ndarray) -> Tensor:
-    """Entries (client, batch, ...) of ``own`` (client, sample, ...) for rows of the data."""
-    at = (rows - torch.from_numpy(first).to(rows.device)[:, None]).clamp_(min=0)
-    return own[torch.arange(len(own), device=rows.device)[:, None], at.clamp_(max=own.shape[1] - 1)]
+def _take_values(values: Tensor, rows: Tensor, first: np.ndarray) -> Tensor:
+    """Return entries (client, batch, ...) of ``values`` (client, sample, ...) for rows of the data."""
+    positions = (rows - torch.from_numpy(first).to(rows.device)[:, None]).clamp_(min=0)
+    return values[torch.arange(len(values), device=rows.device)[:, None], positions.clamp_(max=values.shape[1] - 1)]
 
 
-def _first(params: Params, k: int) -> Params:
+def _first_rows(params: Params, k: int) -> Params:
     return {name: p[:k] for name, p in params.items()}
 
 
@@ -419,9 +419,9 @@ def _copy(params: Params) -> Params:
 def _accumulate(
     job: Job, params: Params, batch: _Batch, into: Params, beta: float, alpha: float, total: Tensor | None
 ) -> None:
-    """Into ← beta·into + alpha·∂loss, by the network's own derivative or by autograd."""
-    net, gradient = job.net, partial(_gradient, job.loss, batch, total)
-    given = in_training(net, batch.weight, batch.noise)
+    """Set ``into`` to beta·into + alpha·∂loss, by the network's derivative or by autograd."""
+    net, gradient = job.net, partial(_loss_gradient, job.loss, batch, total)
+    options = in_training(net, batch.weight, batch.noise)
     # A context that changes nothing would take microseconds of every step.
     reduced: AbstractContextManager[object] = nullcontext()
     at_outputs: Callable[[Tensor], Tensor] = gradient
@@ -429,16 +429,16 @@ def _accumulate(
         reduced = torch.autocast(job.device.type, torch.bfloat16)
 
         def at_outputs(out: Tensor) -> Tensor:
-            with torch.autocast(job.device.type, enabled=False):  # losses may take products of their own
+            with torch.autocast(job.device.type, enabled=False):  # losses may compute products, too
                 return gradient(out.float())
 
     if net.accumulate:
         with reduced:
-            net.accumulate(params, batch.x, at_outputs, into, beta, alpha, **given)
+            net.accumulate(params, batch.x, at_outputs, into, beta, alpha, **options)
         return
 
-    def apply(leaves: Params, x: Tensor, **given: Any) -> Tensor:
+    def apply(leaves: Params, x: Tensor, **options: Any) -> Tensor:
         with reduced:
-            return net.apply(leaves, x, **given)
+            return net.apply(leaves, x, **options)
 
-    accumulate_by_autograd(apply, params, batch.x, gradient, into, beta, alpha, **given)
+    accumulate_by_autograd(apply, params, batch.x, gradient, into, beta, alpha, **options)

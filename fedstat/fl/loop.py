@@ -1,4 +1,4 @@
-"""The initial state, the loop over rounds, and the ledger that commits them to the store."""
+"""The initial state, the loop over rounds, and the ledger that commits rounds to the store."""
 
 from __future__ import annotations
 
@@ -25,82 +25,81 @@ from fedstat.store import Target
 
 
 def start(job: Job) -> State:
-    """Return the state before the first round: the same parameters for all clients.
+    """Return the state before the first round, in which all clients have equal parameters.
 
     Raises
     ------
     ValueError
-        If a parameter has no bool mask that broadcasts against (client, *shape), or a hook returns something that does
-        not fit.
+        If a parameter has no bool mask that broadcasts against (client, *shape), or the result of a hook does not fit.
     """
     params = {name: p.to(job.device) for name, p in job.net.init(streams.generator(job.seed, "start")).items()}
-    before = InitContext(job.net, job.sizes, job.seed, job.device, *_pretraining(job, params))
-    mask = job.hooks.init_mask(before)
+    context = InitContext(job.net, job.sizes, job.seed, job.device, *_pretraining_functions(job, params))
+    mask = job.hooks.init_mask(context)
     personal_units = job.hooks.personal_params(mask)
-    own = {name: (params[name] if at is None else params[name][at]) for name, at in personal_units.items()}
+    personal = {name: params[name] if units is None else params[name][units] for name, units in personal_units.items()}
     optimizer: Params = {}
     if job.optimizer_state == "keep":
         optimizer = job.optimizer.init({name: p.unsqueeze(0) for name, p in params.items()})
         optimizer = {name: p[0] for name, p in optimizer.items()}
-    algorithm_state = job.hooks.init_state(before)
+    algorithm_state = job.hooks.init_state(context)
     if job.process_group.several:
         local = {name: p[job.train.ids] for name, p in algorithm_state.clients.items()}
         algorithm_state = algorithm_state._replace(clients=local)
-    of_aggregator = aggregator_state(job.aggregator, params)
-    equal = {"params": _expanded(own, job.clients), "optimizer": _expanded(optimizer, job.clients)}
-    rows = client_rows.create(job, {**equal, "memory": algorithm_state.clients})
-    stored = AlgorithmRows(rows["memory"], algorithm_state.server)
-    state = State(0, rows["params"], personal_units, params, mask, rows["optimizer"], stored, of_aggregator)
+    aggregator = aggregator_state(job.aggregator, params)
+    initial = {"params": _expand(personal, job.clients), "optimizer": _expand(optimizer, job.clients)}
+    rows = client_rows.create(job, {**initial, "memory": algorithm_state.clients})
+    algorithm_rows = AlgorithmRows(rows["memory"], algorithm_state.server)
+    state = State(0, rows["params"], personal_units, params, mask, rows["optimizer"], algorithm_rows, aggregator)
     _try_out(job, state)
     return state
 
 
 def pretrain(job: Job, params: Params, epochs: int | None, clients: np.ndarray | None = None) -> Params:
-    """Train clients, by default all, from the server's parameters with nothing shared; Params (client, ...)."""
-    some = cohort.of_local(job, np.arange(job.clients) if clients is None else clients)
-    trained = train_locally(*_alone(job, params), some.local, (Phase(epochs),)).params
-    return {name: p[np.argsort(some.local)] for name, p in trained.items()}
+    """Train clients, by default all, from the server's parameters with nothing shared; return Params (client, ...)."""
+    selected = cohort.of_local(job, np.arange(job.clients) if clients is None else clients)
+    trained = train_locally(*_isolate(job, params), selected.local, (Phase(epochs),)).params
+    return {name: p[np.argsort(selected.local)] for name, p in trained.items()}
 
 
-def _pretraining(job: Job, params: Params) -> tuple[Any, Any, Any]:
+def _pretraining_functions(job: Job, params: Params) -> tuple[Any, Any, Any]:
     """Return the functions ``pretrain``, ``halves`` and ``moments`` of :class:`~fedstat.fl.algorithm.InitContext`."""
 
     def models(epochs: int | None) -> Params:
         chunks.require_for_all(job)
         return job.process_group.clients(pretrain(job, params, epochs))
 
-    def of_halves(epochs: int | None) -> tuple[Params, np.ndarray | None]:
+    def halves(epochs: int | None) -> tuple[Params, np.ndarray | None]:
         chunks.require_for_all(job)
-        return split_halves.trained(*_alone(job, params), cohort.of_all(job).at_least(2), (Phase(epochs),))
+        return split_halves.trained(*_isolate(job, params), cohort.of_all(job).at_least(2), (Phase(epochs),))
 
     def moments(epochs: int | None) -> Mapping[str, Any]:
         def before(span: slice) -> Params:
-            return _expanded(params, span.stop - span.start)
+            return _expand(params, span.stop - span.start)
 
-        each = (
+        sums = (
             chunks.over_clients(job, before, pretrain(job, params, epochs, clients)) for clients in chunks.blocks(job)
         )
-        return cohort.of_all(job).join(joined(each), job.device)
+        return cohort.of_all(job).join(joined(sums), job.device)
 
-    return models, of_halves, moments
+    return models, halves, moments
 
 
-def _expanded(params: Params, n_clients: int) -> Params:
+def _expand(params: Params, n_clients: int) -> Params:
     return {name: p.expand(n_clients, *p.shape) for name, p in params.items()}
 
 
-def _alone(job: Job, params: Params) -> tuple[Job, Download]:
-    """Return the job in which every client trains alone, and what it downloads."""
-    alone = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(on_download=None))
-    none = client_rows.StackedRows()
-    state = State(-1, none, {}, params, SharedMask(masks.share_none(job.net, job.device)), none)
-    return alone, Download(alone, state)
+def _isolate(job: Job, params: Params) -> tuple[Job, Download]:
+    """Return the job in which every client trains alone, and its download."""
+    isolated = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(on_download=None))
+    no_rows = client_rows.StackedRows()
+    state = State(-1, no_rows, {}, params, SharedMask(masks.share_none(job.net, job.device)), no_rows)
+    return isolated, Download(isolated, state)
 
 
 def _try_out(job: Job, state: State) -> None:
     """Call the hooks of a round with two clients of this process that have not trained, so that errors show at once."""
-    some = cohort.of_round(job, 0).local
-    two = cohort.of_local(job, (some if len(some) else np.arange(job.clients))[:2])
+    selected = cohort.of_round(job, 0).local
+    two = cohort.of_local(job, (selected if len(selected) else np.arange(job.clients))[:2])
     download = Download(job, state)
     context = round_context(job, download, two, download.models(two.local))
     job.hooks.try_out(context, state.mask, (two.sizes, two.ids, job.everyone or job.clients))
@@ -134,31 +133,31 @@ class Buffer:
     def flush(self) -> None:
         """Write the rounds added since the last flush."""
         for name, rows in self._rows.items():
-            for first, values in _stretches(rows):
+            for first, values in _consecutive(rows):
                 self._writer.write(name, (*self._where, slice(first, first + len(values))), np.stack(values))
         self._rows = {}
 
 
-def _stretches(rows: list[tuple[int, Any]]) -> list[tuple[int, list[Any]]]:
-    """Return stretches of consecutive rounds: the first round of each, and the values."""
-    stretches: list[tuple[int, list[Any]]] = []
+def _consecutive(rows: list[tuple[int, Any]]) -> list[tuple[int, list[Any]]]:
+    """Divide rounds into blocks of consecutive rounds; return each block's first round and its values."""
+    blocks: list[tuple[int, list[Any]]] = []
     for number, value in rows:
-        if stretches and stretches[-1][0] + len(stretches[-1][1]) == number:
-            stretches[-1][1].append(value)
+        if blocks and blocks[-1][0] + len(blocks[-1][1]) == number:
+            blocks[-1][1].append(value)
         else:
-            stretches.append((number, [value]))
-    return stretches
+            blocks.append((number, [value]))
+    return blocks
 
 
 class Ledger:
-    """The store of one run, which rounds are added to and committed in.
+    """The store of one run: rounds are added to a buffer and committed to the store.
 
     Parameters
     ----------
     writer : Relay
     job : Job
     by_client : set of str
-        Arrays of which each of several processes adds its own clients' part.
+        Arrays of which each of several processes adds the part of its clients.
     """
 
     def __init__(self, writer: Relay, job: Job, by_client: frozenset[str]) -> None:
@@ -170,7 +169,7 @@ class Ledger:
     def add(self, number: int, values: Mapping[str, Any]) -> None:
         """Add the values of a round."""
         group, values = self._job.process_group, dict(values)
-        for name in sorted(self._by_client & values.keys()) if group.several else ():  # in one order everywhere
+        for name in sorted(self._by_client & values.keys()) if group.several else ():  # in equal order in all processes
             values[name] = group.of_all(values[name])
         if self._writer.first:
             self._buffer.add(number, values)
@@ -187,12 +186,15 @@ class Ledger:
                 self._patience = max(_SAVE_SECONDS, (self._committed - now) / _SAVE_FRACTION)
 
     def interrupt(self, state: State) -> None:
-        """Commit what is there, with the state; one of several processes does not, as the others may wait elsewhere."""
+        """Commit the finished rounds, with the state.
+
+        One of several processes does not commit, as the other processes may be waiting elsewhere.
+        """
         if state.round and not self._job.process_group.several:
             self._commit(state)
 
     def finish(self, state: State, values: Mapping[str, Any]) -> None:
-        """Write arrays that have no dim of rounds, and the state, so that the run can be made longer."""
+        """Write arrays that have no dim of rounds, and the state, so that the run can be extended."""
         if self._writer.first:
             self._buffer.flush()
             for name, value in values.items():
@@ -225,7 +227,7 @@ def run(
     ----------
     job : Job
     state : State
-        To begin with; no caller should hold it, as it holds the rows of all clients.
+        The first state. No caller should hold it, as it holds the rows of all clients.
     observers : sequence of Observer
     ledger : Ledger
     rounds : int
@@ -233,7 +235,7 @@ def run(
     evaluate_every : int
         Rounds between evaluations; the last round is always evaluated.
     tick : callable (int)
-        Called with the rounds done before, and with 1 after each round.
+        Called with the number of rounds already done, and with 1 after each round.
     """
     tick(state.round)
     try:
@@ -242,7 +244,7 @@ def run(
             evaluated = number % evaluate_every == 0 or number == rounds
             new, values = observed_round(job, state, observers, evaluated=evaluated)
             ledger.add(number, values)
-            state = new  # only now: a run that stops before this repeats the round
+            state = new  # only now: a run that stops earlier repeats the round
             del new
             tick(1)
             ledger.commit_if_due(state)
@@ -256,22 +258,22 @@ def run(
 def observed_round(
     job: Job, state: State, observers: Sequence[Observer], *, evaluated: bool = True
 ) -> tuple[State, Values]:
-    """Run a round with the clients drawn for it, and return what observers measure, and ``metrics/seconds``.
+    """Run a round with its selected clients; return the values of observers, and ``metrics/seconds``.
 
     The seconds are the wall time of the round itself.
     """
     if job.everyone is not None and not job.process_group.several:
         raise ValueError(
-            f"a round needs the data of all {job.everyone} clients, but this job has {job.clients}. Take the whole job."
+            f"a round needs the data of all {job.everyone} clients, but the job has {job.clients}. Use the whole job."
         )
     cohort, values = of_round(job, state.round), Values()
-    watching = [one for one in observers if evaluated or not one.only_evaluated]
+    watching = [observer for observer in observers if evaluated or not observer.only_evaluated]
     for observer in watching:
         if observer.on_round_start:
             values |= observer.on_round_start(job, state, cohort)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     outcome = run_round(job, state, cohort)
-    values["metrics/seconds"] = np.asarray(time.perf_counter() - begun)
+    values["metrics/seconds"] = np.asarray(time.perf_counter() - started)
     for observer in watching:
         if observer.on_round_end:
             values |= observer.on_round_end(job, outcome)

@@ -67,7 +67,7 @@ def loss_of_part(inner: Loss, part: Callable[[Tensor], Tensor], gradient: Callab
 
 
 def softened(out: Tensor, temperature: float) -> Tensor:
-    """Class probabilities (client, sample, class) at a temperature; of a single output, of classes 0 and 1.
+    """Return class probabilities (client, sample, class) at a temperature; for a single output, of classes 0 and 1.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def softened(out: Tensor, temperature: float) -> Tensor:
 
 
 def distilled(inner: Loss, lam: float, *, temperature: float = 1.0, of_loss: float = 1.0) -> Loss:
-    """A loss and, in training, the distance of predictions from those of a teacher.
+    """Add to a loss, in training, the distance of predictions from a teacher's predictions.
 
     Hinton, Vinyals and Dean (2015), "Distilling the knowledge in a neural network", arXiv:1503.02531, §2.
 
@@ -90,25 +90,25 @@ def distilled(inner: Loss, lam: float, *, temperature: float = 1.0, of_loss: flo
         Weight of −Σ_c q_c log p_c, with p = softmax(outputs / temperature); its derivative is that of KL(q ‖ p).
     temperature : float
     of_loss : float
-        Weight of the inner loss beside it.
+        Weight of the inner loss.
 
     Returns
     -------
     Loss
-        The gradient's fourth argument is q (client, sample, class); rows of 0 have no teacher. Without it, and in
-        value, the loss is the inner one.
+        The gradient's fourth argument is q (client, sample, class); rows of 0 have no teacher. Without this argument,
+        and in ``value``, the loss is the inner loss.
     """
 
     def gradient(out: Tensor, y: Tensor, weight: Tensor, teacher: Tensor | None = None) -> Tensor:
         if teacher is None:
             return inner.gradient(out, y, weight)
-        away = softened(out, temperature).mul_(teacher.sum(-1, keepdim=True)).sub_(teacher)[..., -out.shape[-1] :]
-        away.mul_(lam / temperature * weight.unsqueeze(-1))
-        return inner.gradient(out, y, weight).mul_(of_loss).add_(away)
+        difference = softened(out, temperature).mul_(teacher.sum(-1, keepdim=True)).sub_(teacher)[..., -out.shape[-1] :]
+        difference.mul_(lam / temperature * weight.unsqueeze(-1))
+        return inner.gradient(out, y, weight).mul_(of_loss).add_(difference)
 
     return inner._replace(gradient=gradient)
 
 
 def for_outputs(n_outputs: int) -> Loss:
-    """Loss that fits a classifier's number of outputs: logistic for one, cross-entropy for more."""
+    """Return the loss for a classifier's number of outputs: logistic for one, cross-entropy for more."""
     return logistic if n_outputs == 1 else cross_entropy

@@ -1,7 +1,7 @@
 """Masks: one boolean tensor per parameter, True where an entry is shared, that is averaged over clients.
 
-Algorithms decide which entries these are: FedFac shares the units that the other units explain or, with
-``estimator="icc"``, those on which clients agree.
+Algorithms make the masks: FedFac shares units that other units explain or, with ``estimator="icc"``, units on which
+clients agree.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ Layers = str | int | Sequence[str | int]
 
 
 def share_all(net: Net, device: torch.device) -> Mask:
-    """Mask that shares every entry but those that no algorithm shares (``net.unshared``)."""
+    """Return a mask that shares every entry, except parameters that no algorithm shares (``net.unshared``)."""
     return {name: torch.tensor(name not in net.unshared, device=device) for name in net.shapes}
 
 
 def share_none(net: Net, device: torch.device) -> Mask:
-    """Mask that shares no entry."""
+    """Return a mask that shares no entry."""
     return {name: torch.tensor(False, device=device) for name in net.shapes}
 
 
 def initial(algorithm: Algorithm, context: InitContext) -> SharedMask:
-    """Return an algorithm's mask before the first round, by default that of :func:`share_all`."""
+    """Return an algorithm's mask before the first round, by default by :func:`share_all`."""
     if algorithm.init_mask is None:
         return SharedMask(share_all(context.net, context.device))
     return algorithm.init_mask(context)
 
 
 def private_layers(net: Net, layers: Sequence[str], device: torch.device) -> Mask:
-    """Mask that shares everything but the given layers."""
+    """Return a mask that shares everything but the given layers."""
     named = [require_layer(net, layer) for layer in layers]
     return units(net, {layer: np.zeros(nets.layers(net)[layer], dtype=bool) for layer in named}, device)
 
 
 def without(mask: Mask, is_personal: Callable[[str], bool]) -> Mask:
-    """Return a mask that also leaves to the clients the parameters for whose names ``is_personal`` returns True."""
+    """Return a mask that also makes personal all parameters whose names ``is_personal`` accepts."""
     return {name: shared.new_zeros(()) if is_personal(name) else shared for name, shared in mask.items()}
 
 
@@ -61,38 +61,39 @@ def keep_parameters(is_personal: Callable[[str], bool]) -> Callable[[InitContext
 
 def by_depth(net: Net) -> list[list[str]]:
     """Layers in the order in which papers count them, each with the shortcut beside it: "shortcut4" beside "conv4"."""
-    every = list(nets.layers(net))
-    beside = {layer.replace("shortcut", "conv"): layer for layer in every if layer.startswith("shortcut")}
-    counted = [layer for layer in every if layer not in beside.values()]
-    return [[layer, beside[layer]] if layer in beside else [layer] for layer in counted]
+    names = list(nets.layers(net))
+    shortcuts = {layer.replace("shortcut", "conv"): layer for layer in names if layer.startswith("shortcut")}
+    counted = [layer for layer in names if layer not in shortcuts.values()]
+    return [[layer, shortcuts[layer]] if layer in shortcuts else [layer] for layer in counted]
 
 
 def last_layers(net: Net, name: str, number: int, *, all_too: bool = False) -> list[str]:
-    """Names of the last ``number`` layers; ValueError, naming the argument ``name``, if no layer is left."""
+    """Return the names of the last ``number`` layers; ValueError, naming the argument ``name``, if none is left."""
     depths = by_depth(net)
-    most = len(depths) - (not all_too)
-    if most == 0:
+    highest = len(depths) - (not all_too)
+    if highest == 0:
         raise ValueError(f"the network's only layer is {depths[0][0]!r}: {name} leaves none to share. Use local().")
-    check.integer(name, number, high=most)
-    return [layer for beside in depths[len(depths) - number :] for layer in beside]
+    check.integer(name, number, high=highest)
+    return [layer for group in depths[len(depths) - number :] for layer in group]
 
 
 def device_of(mask: Mask) -> torch.device:
-    """Device of a mask."""
+    """Return the device of a mask."""
     return next(iter(mask.values())).device
 
 
 def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_only: bool = False) -> Mask:
-    """Mask that shares the given units and everything outside the layers named.
+    """Return a mask that shares the given units, and everything outside the layers of ``shared``.
 
     Parameters
     ----------
     net : Net
     shared : mapping from layer (name, or number from 1) to bool array, Series, DataArray (unit,) or mapping from unit
-        True shares a unit's incoming weights, bias and normalisation parameters, except those in ``net.unshared``.
+        True shares a unit's incoming weights, bias and normalization parameters, except parameters in
+        ``net.unshared``.
     device : torch.device
     weights_only : bool
-        Share no more than incoming weights in these layers; biases and normalisation stay with the client.
+        Share only incoming weights in these layers; biases and normalization parameters stay personal.
 
     Raises
     ------
@@ -118,54 +119,54 @@ def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_
     mask = share_all(net, device)
     for name, shape in net.shapes.items():
         if (layer := nets.layer_of(name)) in shared:
-            given = shared[layer]
-            flags = torch.as_tensor(given if isinstance(given, torch.Tensor) else np.asarray(given), device=device)
+            values = shared[layer]
+            flags = torch.as_tensor(values if isinstance(values, torch.Tensor) else np.asarray(values), device=device)
             if name in net.undivided and flags.any() and not flags.all():
                 raise ValueError(
                     f"layer {layer!r} cannot be split by unit: {name!r}, of shape {shape}, has no axis of units. "
-                    "Share it as a whole or not at all, or split the network without such factors."
+                    "Share all of it or nothing, or split the network without such factors."
                 )
             stays = name in net.unshared or (weights_only and name not in incoming(net, layer))
-            own = torch.zeros_like(flags) if stays else flags
-            mask[name] = own.all() if name in net.undivided else own.view(-1, *(1,) * (len(shape) - 1))
+            by_unit = torch.zeros_like(flags) if stays else flags
+            mask[name] = by_unit.all() if name in net.undivided else by_unit.view(-1, *(1,) * (len(shape) - 1))
     return mask
 
 
 def incoming(net: Net, layer: str) -> list[str]:
-    """Parameters of a layer that hold its units' incoming weights: names that begin with "<layer>.weight"."""
+    """Return a layer's parameters that hold incoming weights of units: names that begin with "<layer>.weight"."""
     return [name for name in net.shapes if name.startswith(f"{layer}.weight")]
 
 
 def of_layers(net: Net, layers: Sequence[str]) -> list[str]:
-    """Parameters of the given layers, and those that no algorithm shares."""
+    """Return the parameters of the given layers, and parameters that no algorithm shares."""
     return [name for name in net.shapes if nets.layer_of(name) in layers or name in net.unshared]
 
 
 def given_layers(layers: Layers | None) -> list[str | int] | None:
-    """Layers as a list without repetition, before the network is known; ValueError if there is none."""
+    """Return layers as a list without repetition, before the network is known; ValueError if the list is empty."""
     if layers is None:
         return None
-    one = isinstance(layers, str) or not isinstance(layers, Iterable)
-    given: list[str | int] = [layers] if one else list(dict.fromkeys(layers))  # type: ignore[list-item, arg-type]
-    if not given:
+    is_single = isinstance(layers, str) or not isinstance(layers, Iterable)
+    unique: list[str | int] = [layers] if is_single else list(dict.fromkeys(layers))  # type: ignore[list-item, arg-type]
+    if not unique:
         raise ValueError("layers must name at least one layer to split, but got none. Without one, use fedavg().")
-    return given
+    return unique
 
 
 def resolve(net: Net, layers: Layers | None) -> list[str]:
-    """Names of the layers that Λ means.
+    """Return the names of the layers in Λ.
 
     Parameters
     ----------
     net : Net
     layers : str, int or sequence of these, optional
-        Names, or numbers from 1 as the paper's Λ, which do not count a ResNet's shortcuts; None is the last hidden
-        layer, the one before the output layer.
+        Names, or numbers from 1 as in the paper's Λ, which do not count a ResNet's shortcuts. None is the last hidden
+        layer, just before the output layer.
 
     Raises
     ------
     ValueError
-        If a layer is not in the network, with the layers that are.
+        If a layer is not in the network; the message names the network's layers.
 
     Examples
     --------
@@ -174,10 +175,10 @@ def resolve(net: Net, layers: Layers | None) -> list[str]:
     >>> resolve(net, (1, "fc3")), resolve(net, None)
     (['fc1', 'fc3'], ['fc2'])
     """
-    given = given_layers(layers)
-    if given is None:
+    unique = given_layers(layers)
+    if unique is None:
         return by_depth(net)[-2:][0][:1]
-    return list(dict.fromkeys(require_layer(net, layer) for layer in given))
+    return list(dict.fromkeys(require_layer(net, layer) for layer in unique))
 
 
 def _boolean(flags: Any) -> bool:
@@ -185,36 +186,36 @@ def _boolean(flags: Any) -> bool:
 
 
 def require_layer(net: Net, layer: str | int) -> str:
-    """Return the layer's name, given it or its number from 1, or raise ValueError."""
-    every, counted = list(nets.layers(net)), by_depth(net)
-    if layer in every:
+    """Return a layer's name, given the name or the number from 1; ValueError if there is no such layer."""
+    names, counted = list(nets.layers(net)), by_depth(net)
+    if layer in names:
         return str(layer)
     if isinstance(layer, int) and not isinstance(layer, bool) and 1 <= layer <= len(counted):
         return counted[layer - 1][0]
     raise ValueError(
-        f"layers to split must be among {every}, but got {layer!r:.200}. They may also be given by number, "
-        f"1 to {len(counted)}.{check.did_you_mean(layer, every)}"
+        f"layers to split must be among {names}, but got {layer!r:.200}. They may also be given by number, "
+        f"1 to {len(counted)}.{check.did_you_mean(layer, names)}"
     )
 
 
 def shared_units(net: Net, mask: Mask, layer: str) -> torch.Tensor:
-    """Which units of a layer are shared: bool (unit,).
+    """Return the shared units of a layer: bool (unit,).
 
-    A unit is shared if all of its incoming weights are, for all clients; in a layer without weights its first parameter
-    decides.
+    A unit is shared if all of its incoming weights are shared by all clients. In a layer without weights the first
+    parameter decides.
     """
     names = incoming(net, layer) or [n for n in net.shapes if nets.layer_of(n) == layer][:1]
     shared = torch.ones(nets.layers(net)[layer], dtype=torch.bool, device=device_of(mask))
     for name in names:
         rank = len(net.shapes[name])
-        own = by_all(mask[name], rank)
-        by_row = own.ndim == rank and name not in net.undivided
-        shared = shared & (own.reshape(len(own), -1).all(1) if by_row else own.all())
+        by_entry = by_all(mask[name], rank)
+        by_row = by_entry.ndim == rank and name not in net.undivided
+        shared = shared & (by_entry.reshape(len(by_entry), -1).all(1) if by_row else by_entry.all())
     return shared
 
 
 def of_clients(mask: torch.Tensor, rank: int, clients: np.ndarray) -> torch.Tensor:
-    """Rows of some clients in one parameter's mask; the mask itself if it is the same for all clients.
+    """Return rows of some clients in one parameter's mask; the mask itself if all clients have one mask.
 
     Parameters
     ----------
@@ -233,12 +234,12 @@ def of_clients(mask: torch.Tensor, rank: int, clients: np.ndarray) -> torch.Tens
 
 
 def by_some(mask: torch.Tensor, rank: int) -> torch.Tensor:
-    """Which entries of a parameter with ``rank`` dims some client shares: broadcasts against its shape."""
+    """Return a mask of entries that at least one client shares; it broadcasts against a shape of ``rank`` dims."""
     return mask.any(0) if mask.ndim > rank else mask
 
 
 def by_all(mask: torch.Tensor, rank: int) -> torch.Tensor:
-    """Which entries of a parameter with ``rank`` dims all clients share: broadcasts against its shape."""
+    """Return a mask of entries that all clients share; it broadcasts against a shape of ``rank`` dims."""
     return mask.all(0) if mask.ndim > rank else mask
 
 
@@ -254,20 +255,20 @@ def require(net: Net, mask: Mask, clients: int, where: str) -> None:
     missing = [name for name in net.shapes if name not in mask]
     for name, shape in net.shapes.items():
         if name in missing:
-            others = f" (nor of {', '.join(map(repr, missing[1:]))})" if len(missing) > 1 else ""
+            nor_of = f" (nor of {', '.join(map(repr, missing[1:]))})" if len(missing) > 1 else ""
             raise ValueError(
-                f"{where} has no mask of {name!r}, of shape {shape}{others}. A mask is needed for every "
-                "parameter: torch.tensor(True) shares one, torch.tensor(False) leaves it to the clients. Begin with "
+                f"{where} has no mask of {name!r}, of shape {shape}{nor_of}. A mask is needed for every "
+                "parameter: torch.tensor(True) shares one, torch.tensor(False) makes it personal. Begin with "
                 "masks.share_all(context.net, context.device), and change some."
             )
-        given, whole = mask[name], (clients, *shape)
-        if not isinstance(given, torch.Tensor) or given.dtype != torch.bool:
-            kind = f"{given.dtype} values" if isinstance(given, torch.Tensor) else type(given).__name__
+        tensor, full_shape = mask[name], (clients, *shape)
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.bool:
+            kind = f"{tensor.dtype} values" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             raise ValueError(f"{where}: the mask of {name!r} must be a bool Tensor, but got {kind}")
-        seen = tuple(given.shape)
-        fits = zip(seen[::-1], whole[::-1], strict=False)
-        if len(seen) > len(whole) or any(n not in (1, size) for n, size in fits):
+        shape_given = tuple(tensor.shape)
+        fits = zip(shape_given[::-1], full_shape[::-1], strict=False)
+        if len(shape_given) > len(full_shape) or any(n not in (1, size) for n, size in fits):
             raise ValueError(
-                f"{where}: the mask of {name!r} must broadcast against (client, *shape) = {whole}, but has "
-                f"shape {seen}. One bool per unit has shape {(shape[0], *(1,) * (len(shape) - 1))}."
+                f"{where}: the mask of {name!r} must broadcast against (client, *shape) = {full_shape}, but has "
+                f"shape {shape_given}. One bool per unit has shape {(shape[0], *(1,) * (len(shape) - 1))}."
             )

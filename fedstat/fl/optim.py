@@ -1,4 +1,4 @@
-"""Optimisers of stacked parameters; each client's arithmetic is that of ``torch.optim`` on its own parameters."""
+"""Optimizers of stacked parameters; each client's arithmetic is that of ``torch.optim`` on its parameters alone."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fedstat.fl.nets import Params
 
 
 class Optimizer(NamedTuple):
-    """An optimiser as pure functions, except that ``step`` updates in place.
+    """An optimizer as pure functions, except that ``step`` updates in place.
 
     Attributes
     ----------
     init : callable (params) -> Params
-        State of stacked tensors, all with the leading client dimension.
+        Initial state: stacked tensors, all with the leading client dimension.
     step : callable (params, grads, state) -> None
         One step in place, for every name in ``grads``.
     plain_lr : float or None
-        Learning rate if the step is just params −= lr·grads, which a network can do while it differentiates.
+        Learning rate if the step is only params −= lr·grads, which a network can do while it differentiates.
     name : str
-        Settings, for the record of a run.
+        Name with settings, which a run stores.
     scaled : callable (factor) -> Optimizer, optional
-        The same optimiser with its learning rate multiplied by that factor.
+        This optimizer with its learning rate multiplied by the factor.
     lr : float, optional
         Learning rate.
     """
@@ -38,7 +38,7 @@ class Optimizer(NamedTuple):
 
 
 def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
-    """Stochastic gradient descent, as ``torch.optim.SGD``.
+    """Make stochastic gradient descent, as ``torch.optim.SGD``.
 
     Robbins and Monro (1951), "A stochastic approximation method", Ann. Math. Statist. 22, 400-407.
 
@@ -47,9 +47,9 @@ def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optim
     lr : float > 0
         Learning rate.
     momentum : float in [0, 1)
-        Share of the last step that the next one keeps.
+        Fraction of a step that is added to the next step.
     weight_decay : float >= 0
-        Times the parameters, added to the gradient.
+        The gradient gets this multiple of the parameters.
     """
     check.real("lr", lr, low=0, open_low=True)
     check.real("momentum", momentum, low=0, high=1, open_high=True)
@@ -78,7 +78,7 @@ def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optim
 def adam(
     lr: float = 1e-3, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
 ) -> Optimizer:
-    """Adam, as ``torch.optim.Adam``; the bias correction counts each client's own steps.
+    """Make Adam, as ``torch.optim.Adam``; the bias correction counts the steps of each client.
 
     Kingma and Ba (2015), "Adam: a method for stochastic optimization", ICLR, arXiv:1412.6980, Algorithm 1.
 
@@ -91,7 +91,7 @@ def adam(
     eps : float > 0
         Added to the root of the squares.
     weight_decay : float >= 0
-        Times the parameters, added to the gradient.
+        The gradient gets this multiple of the parameters.
     """
     from torch.optim.adam import adam as fused_adam
 
@@ -108,11 +108,11 @@ def adam(
         return state
 
     def step(params: Params, grads: Params, state: Params) -> None:
-        # torch's own fused kernel, given every client's parameter as a tensor: one pass over the memory.
+        # torch's fused kernel, with every client's parameter as a tensor: one pass over the memory.
         parts: list[list[torch.Tensor]] = [[], [], [], [], []]
         for name, grad in grads.items():
-            own = (params[name], grad, state[f"{name}.mean"], state[f"{name}.square"], state[f"{name}.steps"])
-            for part, stacked in zip(parts, own, strict=True):
+            tensors = (params[name], grad, state[f"{name}.mean"], state[f"{name}.square"], state[f"{name}.steps"])
+            for part, stacked in zip(parts, tensors, strict=True):
                 part += stacked.unbind()
         values, gradients, means, squares, steps = parts
         fused_adam(

@@ -29,12 +29,12 @@ AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
     "median": median,
     "trimmed-mean:PROPORTION": trimmed_mean,
 }
-"""Aggregators of command lines and grids. A function whose name here has a colon takes a number, and names its
-aggregator by the text that users write."""
+"""Aggregators of command lines and grids. A function whose key has a colon takes a number, and names its aggregator by
+the text that users write."""
 
 
-def aggregator_named(given: str | Aggregator) -> Aggregator:
-    """Return the aggregator that a name of ``AGGREGATORS`` stands for; return an Aggregator unchanged.
+def aggregator_named(aggregator: str | Aggregator) -> Aggregator:
+    """Return the aggregator of a name in ``AGGREGATORS``; return an Aggregator unchanged.
 
     Raises
     ------
@@ -46,75 +46,75 @@ def aggregator_named(given: str | Aggregator) -> Aggregator:
     >>> aggregator_named("trimmed-mean:0.1").name
     'trimmed-mean:0.1'
     """
-    if isinstance(given, Aggregator):
-        return given
-    name, colon, number = str(given).partition(":")
+    if isinstance(aggregator, Aggregator):
+        return aggregator
+    name, colon, number = str(aggregator).partition(":")
     makers = {form.partition(":")[:2]: make for form, make in AGGREGATORS.items()}
     try:
         make, numbers = makers[name, colon], [float(number)] if colon else []
     except (KeyError, ValueError):
         raise ValueError(
             f"aggregator must be one of {', '.join(AGGREGATORS)} (for example trimmed-mean:0.1), but got "
-            f"{given!r:.200}.{check.did_you_mean(given, AGGREGATORS)}"
+            f"{aggregator!r:.200}.{check.did_you_mean(aggregator, AGGREGATORS)}"
         ) from None
     return make(*numbers)
 
 
-def differ(*data: xr.Dataset | None) -> bool:
-    """Whether a label stands for several classes, or a class has several labels, over all clients of some data sets.
+def labels_differ(*data: xr.Dataset | None) -> bool:
+    """Return True if a label stands for several classes, or a class has several labels, over all clients.
 
     Parameters
     ----------
     *data : Dataset or None
-        y, the label, and the coordinate y_true, the class; without the latter the label is the class.
+        Data sets with the label y and the coordinate y_true, the class; without y_true the label is the class.
     """
-    found = [one for one in data if isinstance(one, xr.Dataset) and "y" in one]
-    if not any("y_true" in one.coords for one in found):
+    data_sets = [d for d in data if isinstance(d, xr.Dataset) and "y" in d]
+    if not any("y_true" in d.coords for d in data_sets):
         return False
-    pairs = [np.stack([np.ravel(one[n]) for n in ("y_true" if "y_true" in one.coords else "y", "y")]) for one in found]
+    pairs = [np.stack([np.ravel(d[n]) for n in ("y_true" if "y_true" in d.coords else "y", "y")]) for d in data_sets]
     classes, labels = np.unique(np.concatenate(pairs, axis=1), axis=1)
     return len(classes) > min(len(np.unique(classes)), len(np.unique(labels)))
 
 
 def group(data: xr.Dataset, train: Rows, outputs: int) -> Group:
-    """What is known of the clients' data: ``n_train`` (client, class), and ``label``, ``domain`` where data have them.
+    """Describe the clients' data: ``n_train`` (client, class), and ``label`` and ``domain`` where data have them.
 
     Parameters
     ----------
     data : Dataset
-        As given to :func:`fedstat.fl.train`; with the coordinate y_true (sample), its values are the classes, and
-        ``label`` (client, class) says what a client calls them, −1 for those it has no sample of. The coordinate domain
-        (sample) becomes ``domain`` (client), if it is one for all samples of a client.
+        Data of :func:`fedstat.fl.train`. If they have the coordinate y_true (sample), its values are the classes, and
+        ``label`` (client, class) holds the label that a client gives a class, −1 if it has no sample of the class. The
+        coordinate domain (sample) becomes ``domain`` (client), if all samples of a client have one domain.
     train : Rows
-        Its training samples.
+        Training samples of the data.
     outputs : int
-        Of the network.
+        Number of outputs of the network.
     """
     clients = len(train.sizes)
     count = np.zeros((clients, max(outputs, 2)), dtype=np.int64)
     np.add.at(count, (np.repeat(np.arange(clients), train.sizes), train.y.cpu().numpy()), 1)
-    classes, known = np.arange(count.shape[1]), {}
+    classes, variables = np.arange(count.shape[1]), {}
     per_sample = {name for name in data.coords if data[name].dims == ("sample",)}
     if {"client", "y_true"} <= per_sample:
         table = partition.label_table(data)
         label = table.to_numpy()
         count = np.where(label < 0, 0, np.take_along_axis(count, np.maximum(label, 0), 1))
         classes = table["class"].to_numpy()
-        known["label"] = ("client class", label, table.attrs | {"missing": "-1: no sample"})
-    known["n_train"] = ("client class", count, {"long_name": "training samples of a class"})
+        variables["label"] = ("client class", label, table.attrs | {"missing": "-1: no sample"})
+    variables["n_train"] = ("client class", count, {"long_name": "training samples of a class"})
     if {"client", "domain"} <= per_sample:
         client, values = data["client"].to_numpy(), data["domain"].to_numpy()
         _, first, which = np.unique(client, return_index=True, return_inverse=True)
         if (values == values[first][which]).all():
             names = data["domain"].attrs.get("names")
-            own = values[first] if names is None else np.array(names, object)[values[first]]
-            known["domain"] = ("client", own, {"long_name": "domain of a client's classes"})
-    return store.group({"client": clients, "class": classes}, **known)
+            domains = values[first] if names is None else np.array(names, object)[values[first]]
+            variables["domain"] = ("client", domains, {"long_name": "domain of a client's classes"})
+    return store.group({"client": clients, "class": classes}, **variables)
 
 
-def optimizer_named(given: str | Optimizer, lr: float) -> Optimizer:
-    """The optimiser itself, given it or its name."""
-    return OPTIMIZERS[check.choice("optimizer", given, OPTIMIZERS)](lr) if isinstance(given, str) else given
+def optimizer_named(optimizer: str | Optimizer, lr: float) -> Optimizer:
+    """Return the optimizer of a name in ``OPTIMIZERS``; return an Optimizer unchanged."""
+    return OPTIMIZERS[check.choice("optimizer", optimizer, OPTIMIZERS)](lr) if isinstance(optimizer, str) else optimizer
 
 
 def prepare(
@@ -139,22 +139,22 @@ def prepare(
         raise ValueError(
             f"algorithm must be one of fedstat.fl.algorithms, such as algorithms.fedavg(), but got {algorithm!r}"
         )
-    at = device_named(machine.device)
+    device = device_named(machine.device)
     stored = chunks.samples_stay(data, machine.memory)
-    train_rows, test_rows = (batches.rows_of(data, s, at, stored=stored) for s in ("train", "test"))
-    named = data["split"].to_numpy() if "split" in data.coords else ()
-    validation = batches.rows_of(data, "validation", at, stored=stored) if "validation" in named else None
+    train_rows, test_rows = (batches.rows_of(data, s, device, stored=stored) for s in ("train", "test"))
+    subset_names = data["split"].to_numpy() if "split" in data.coords else ()
+    validation = batches.rows_of(data, "validation", device, stored=stored) if "validation" in subset_names else None
     if len(train_rows.start) != len(test_rows.start):
         raise ValueError(
             f"every client needs train and test samples, but {len(train_rows.start) - 1} clients have train "
             f"and {len(test_rows.start) - 1} test samples"
         )
-    _require_taken(net, train_rows)
+    _require_samples_fit(net, train_rows)
     rows = (train_rows, test_rows, validation)
     for name, subset in zip(("train", "test", "validation"), rows, strict=True):
         if subset is not None:
             require_classes(subset, nets.n_outputs(net), name)
-    return assembled(rows, net, algorithm, training, machine, own_labels=differ(data, new), track=track)
+    return assembled(rows, net, algorithm, training, machine, own_labels=labels_differ(data, new), track=track)
 
 
 def assembled(
@@ -167,10 +167,10 @@ def assembled(
     own_labels: bool = False,
     track: bool = False,
 ) -> Job:
-    """The job of training, test and validation samples that are known to fit the network, its settings checked."""
+    """Make the job from training, test and validation samples that fit the network; validate its settings."""
     train, test, validation = subsets
     loss, clients = losses.for_outputs(nets.n_outputs(net)), len(train.start) - 1
-    checked = _training(training, clients)
+    checked = _validate_training(training, clients)
     require_weights(algorithm, training.aggregator)
     net = nets.require(Hooks(algorithm, net, clients).wrap())
     machine.warn_if_slow()
@@ -190,7 +190,7 @@ def assembled(
     evaluate.require(job)
     if machine.memory is not None:
         job = replace(job, room=chunks.remaining_bytes(job, machine.memory))
-    return job if job.aggregator.privacy is None else _private(job, job.aggregator.privacy)
+    return job if job.aggregator.privacy is None else _make_private(job, job.aggregator.privacy)
 
 
 def require_weights(algorithm: Algorithm, aggregator: Aggregator) -> None:
@@ -205,36 +205,35 @@ def require_weights(algorithm: Algorithm, aggregator: Aggregator) -> None:
         )
 
 
-def _private(job: Job, privacy: Privacy) -> Job:
-    """The job with an algorithm that learns no more than what is released, if the accountant covers the run."""
+def _make_private(job: Job, privacy: Privacy) -> Job:
+    """Return the job with an algorithm that learns only released values, if the accountant covers the run."""
     accountant.require(job)
     return replace(job, algorithm=sealed(job.algorithm, privacy, expected(job)))
 
 
-def _training(given: TrainConfig, clients: int) -> TrainConfig:
-    """The settings, checked in the order in which they are documented."""
-    share = checked(given.participation)
-    check.choice("sampling", given.sampling, ("fixed", "poisson"))
-    if given.sampling == "fixed" and fewest(share, clients) < 1:
-        raise ValueError(f"participation selects no client: {share} of {clients}. Use at least {1 / clients:.2g}.")
-    check.integer("local_epochs", given.local_epochs)
-    if given.batch_size is not None:
-        check.integer("batch_size", given.batch_size)
-    check.real("server_lr", given.server_lr, low=0, open_low=True)
-    check.choice("optimizer_state", given.optimizer_state, ("reset", "keep"))
-    check.integer("seed", given.seed, low=0)
-    return replace(given, participation=share)
+def _validate_training(training: TrainConfig, clients: int) -> TrainConfig:
+    """Return the settings, validated in the order in which they are documented."""
+    rate = checked(training.participation)
+    check.choice("sampling", training.sampling, ("fixed", "poisson"))
+    if training.sampling == "fixed" and fewest(rate, clients) < 1:
+        raise ValueError(f"participation={rate} selects none of {clients} clients. Use at least {1 / clients:.2g}.")
+    check.integer("local_epochs", training.local_epochs)
+    if training.batch_size is not None:
+        check.integer("batch_size", training.batch_size)
+    check.real("server_lr", training.server_lr, low=0, open_low=True)
+    check.choice("optimizer_state", training.optimizer_state, ("reset", "keep"))
+    check.integer("seed", training.seed, low=0)
+    return replace(training, participation=rate)
 
 
-def _require_taken(net: Net, rows: Rows) -> None:
+def _require_samples_fit(net: Net, rows: Rows) -> None:
     first, shape = rows.x[:1], tuple(rows.x.shape[1:])
     if (len(shape) > 1 and first.dtype == torch.uint8) or (len(shape) > 2 and not first.is_floating_point()):
-        kind = "bytes" if first.dtype == torch.uint8 else "whole numbers"
         raise ValueError(
-            f"x holds images of {kind}, {str(first.dtype).removeprefix('torch.')} of shape {shape}, and networks take "
-            "numbers near 0. Scale them: fedstat.data.to_float(data)"
+            f"x must be floating point, but is {str(first.dtype).removeprefix('torch.')} of shape {shape}. Scale it "
+            "with fedstat.data.to_float(data)."
         )
-    zeros = {name: torch.zeros(1, *given, device=rows.x.device) for name, given in net.shapes.items()}
+    zeros = {name: torch.zeros(1, *dims, device=rows.x.device) for name, dims in net.shapes.items()}
     try:
         net.apply(zeros, first.unsqueeze(0))
     except RuntimeError as error:
@@ -247,7 +246,7 @@ def _require_taken(net: Net, rows: Rows) -> None:
 
 
 def require_classes(rows: Rows, outputs: int, name: str) -> None:
-    """ValueError if a subset holds classes that the network has no output for."""
+    """Raise ValueError if a subset holds classes for which the network has no output."""
     low, top, classes = int(rows.y.min()), int(rows.y.max()), max(outputs, 2)
     if low < 0 or top >= classes:
         raise ValueError(
@@ -257,11 +256,11 @@ def require_classes(rows: Rows, outputs: int, name: str) -> None:
 
 
 def unseen(job: Job, new: xr.Dataset | None) -> tuple[Rows, ...]:
-    """Training and test samples of new clients, () if there are none; ValueError if they do not fit the network."""
-    found = () if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test"))
-    for rows in found:
+    """Return training and test samples of unseen clients, () without; ValueError if they do not fit the network."""
+    subsets = () if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test"))
+    for rows in subsets:
         require_classes(rows, nets.n_outputs(job.net), "new clients'")
         if rows.x.shape[1:] != job.train.x.shape[1:]:
-            theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
-            raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")
-    return found
+            actual, shape = (tuple(samples.x.shape[1:]) for samples in (rows, job.train))
+            raise ValueError(f"new clients must have samples of shape {shape}, as in training, but got {actual}")
+    return subsets

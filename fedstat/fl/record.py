@@ -1,4 +1,4 @@
-"""What a run stores: layout, weights and their factors, and the state to resume from."""
+"""Store of a run: layout, weights and their factors, and the state to resume from."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from fedstat.store import Group
 
 GROUP = "parameters"
 STAGES = ("trained", "aggregated")
-"""As local training left them, NaN for clients that were not active; and as a client predicts with them."""
+"""After local training, NaN for clients that were not selected; and as a client predicts with them."""
 
 
 def factors_layout(
     net: Net, layers: Sequence[str], rounds: Sequence[int], clients: int, at_once: int
 ) -> dict[str, Group]:
-    """Groups ``parameters/<layer>``; none where the network is not composed, whose parameters are its weights.
+    """Return groups ``parameters/<layer>``; none if the network is not composed: its parameters are its weights.
 
     Parameters
     ----------
     net : Net
     layers : sequence of str
-        Layers that are kept.
+        Layers that are stored.
     rounds : sequence of int
         Checkpoints.
     clients, at_once : int
-        Clients, and how many of them make a chunk.
+        Number of clients, in all and in a chunk.
 
     Raises
     ------
@@ -57,40 +57,40 @@ def factors_layout(
         }
         lead, chunk = tuple(coords), {"checkpoint": 1, "stage": 1, "client": at_once}
         variables: dict[str, tuple[Any, ...]] = {}
-        for name in _of(net, layer):
-            sizes = _dims(net, name)
+        for name in _layer_params(net, layer):
+            sizes = _value_dims(net, name)
             coords |= sizes
-            _require(name, variables)
+            _require_name(name, variables)
             variables[factor_variable(name)] = ((*lead, *sizes), "float32", {"shape": list(net.shapes[name])})
         groups[f"{GROUP}/{layer}"] = store.group(coords, chunk, **variables)
     return groups
 
 
 def factor_variable(name: str) -> str:
-    """``"fc1.u"`` to ``"u"``, and ``"fc1.weight"`` to ``"w"``, as ``weight`` is a dim."""
+    """Return ``"u"`` for ``"fc1.u"``, and ``"w"`` for ``"fc1.weight"``, as ``weight`` is a dim."""
     kind = name.rpartition(".")[2]
     return "w" if kind == "weight" else kind
 
 
-def _of(net: Net, layer: str) -> list[str]:
+def _layer_params(net: Net, layer: str) -> list[str]:
     return [name for name in net.shapes if nets.layer_of(name) == layer]
 
 
-def _dims(net: Net, name: str) -> dict[str, int]:
-    """Dims of one client's values: (unit, weight) where they are those of the layer's weights, else their own."""
+def _value_dims(net: Net, name: str) -> dict[str, int]:
+    """Return the dims of one client's values: (unit, weight) if they equal the layer's, else separate names."""
     layer, shape, kind = nets.layer_of(name), net.shapes[name], factor_variable(name)
     by_unit = name not in net.undivided
     dims = {"unit" if by_unit else f"{kind}_row": shape[0]}
     if len(shape) > 1:
         base, columns = nets.base_of(net), int(np.prod(shape[1:]))
-        widest = max(int(np.prod(base.shapes[n][1:])) for n in _of(base, layer))
+        widest = max(int(np.prod(base.shapes[n][1:])) for n in _layer_params(base, layer))
         dims["weight" if by_unit and columns == widest else f"{kind}_column"] = columns
     return dims
 
 
-def _require(name: str, others: Collection[str]) -> None:
-    """ValueError if a factor's variable would have the name of another, or of a dim."""
-    if factor_variable(name) in {*others, "checkpoint", "stage", "client", "unit"}:
+def _require_name(name: str, names: Collection[str]) -> None:
+    """Raise ValueError if a factor's variable would have the name of another factor, or of a dim."""
+    if factor_variable(name) in {*names, "checkpoint", "stage", "client", "unit"}:
         raise ValueError(
             f"the factor {name!r} cannot be stored as {factor_variable(name)!r}, which names a dim or another factor "
             "of the layer. Give it another name in its Part."
@@ -100,9 +100,9 @@ def _require(name: str, others: Collection[str]) -> None:
 LAYOUT = 2
 """Version of the store of a run."""
 
-_CHUNK = 4_000_000  # numbers of all clients over rounds that go to one file
+_CHUNK = 4_000_000  # numbers (round, client) in one file
 
-# Names of a state's parts in files, which name the attributes of State as earlier versions did.
+# Names of a state's parts in files, which are names of attributes of State in earlier versions.
 _STORED = {
     "client_params": "params", "personal_units": "own", "global_params": "server", "mask": "sharing",
     "algorithm_state": "memory",
@@ -121,23 +121,23 @@ def layout(
     *,
     tested: bool = False,
 ) -> dict[str, Group]:
-    """Groups ``metrics`` and ``split/<layer>`` of a run, or of many.
+    """Return groups ``metrics`` and ``split/<layer>`` of one run or several runs.
 
     Parameters
     ----------
     lead : mapping from dim to coordinate
-        Dims that tell runs apart, {} for one run; coordinates as in :func:`fedstat.store.group`.
+        Dims that distinguish runs, {} for one run; coordinates as in :func:`fedstat.store.group`.
     n_rounds, n_clients : int
     units : mapping from layer to int
-        Layers whose split is recorded, with their numbers of units.
+        Layers whose split is stored, with their numbers of units.
     also : mapping from name to description
         More metrics (round, client).
     tested : bool
-        Whether splits are by a test, which leaves units undecided.
+        True if splits are by a test, which leaves units inconclusive.
 
     Notes
     -----
-    ``split/<layer>/shared`` is True where all incoming weights of a unit are shared by all clients, which says nothing
+    ``split/<layer>/shared`` is True if all incoming weights of a unit are shared by all clients. This says nothing
     about single entries or clients of a finer mask.
     """
     coords = {**lead, "round": range(1, n_rounds + 1)}
@@ -170,7 +170,7 @@ def layout(
 
 
 class Checkpoints(NamedTuple):
-    """Rounds after which clients' weights are stored, the layers, and whether uploads and factors are stored too."""
+    """Rounds after which clients' weights are stored, the layers, and flags that add uploads and factors."""
 
     rounds: list[int]
     layers: list[str]
@@ -179,7 +179,7 @@ class Checkpoints(NamedTuple):
 
 
 def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Group]:
-    """Groups of the store of one run, except those of probes."""
+    """Return the groups of the store of one run, except groups of probes."""
     also = {
         "accuracy_before": "test accuracy of an active client's model as it leaves local training",
         "train_loss": "mean training loss of an active client's batches",
@@ -199,13 +199,13 @@ def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Gro
     for group in ("weights", *(["uploads"] if checkpoints.uploads else [])):
         groups |= _weights_layout(job, group, checkpoints)
     if checkpoints.parameters:
-        kept = (checkpoints.layers, checkpoints.rounds)
-        groups |= factors_layout(job.net, *kept, job.clients, _clients_at_once(job))
+        layers, rounds_stored = checkpoints.layers, checkpoints.rounds
+        groups |= factors_layout(job.net, layers, rounds_stored, job.clients, _clients_at_once(job))
     return groups
 
 
 def _choice_layout(job: Job, rounds: int) -> dict[str, Group]:
-    """Group ``choice``, if the run has one."""
+    """Return group ``choice``, if the algorithm selects a fine-tuning."""
     if not (dims := evaluate.dims(job)):
         return {}
     coords = {"round": range(1, rounds + 1), "client": job.clients, "layer": [*nets.layers(job.net)]}
@@ -231,37 +231,37 @@ def _write_models(writer: Relay, job: Job, outcome: Outcome, checkpoints: Checkp
         return
     download = Download(job, outcome.state)
     position, few = checkpoints.rounds.index(outcome.state.round), _clients_at_once(job)
-    active, before, ids = outcome.cohort.local, checkpoints.uploads or checkpoints.parameters, job.train.ids
+    selected, before, ids = outcome.cohort.local, checkpoints.uploads or checkpoints.parameters, job.train.ids
 
     def write(params: Params, clients: np.ndarray, group: str, stage: str) -> None:
         """Write weights and factors of clients of one chunk; no weights without a group."""
         weights = nets.whole(job.net, params) if group else {}
-        for name, p in _flat(weights, checkpoints.layers):
+        for name, p in _yield_arrays(weights, checkpoints.layers):
             where = f"{group}/{nets.layer_of(name)}/{variable(name)}"
             _write_rows(writer, where, (position,), clients, p)
         factors = params if checkpoints.parameters and job.net.whole else {}
-        for name, p in _flat(factors, checkpoints.layers):
+        for name, p in _yield_arrays(factors, checkpoints.layers):
             where = f"{GROUP}/{nets.layer_of(name)}/{factor_variable(name)}"
             _write_rows(writer, where, (position, STAGES.index(stage)), clients, p)
 
     for low in range(0, job.clients, few):
         clients = np.arange(low, min(low + few, job.clients))
         write(download.models(clients), ids[clients], "weights", "aggregated")
-        trained, rows, _ = np.intersect1d(active, clients, return_indices=True)
+        trained, rows, _ = np.intersect1d(selected, clients, return_indices=True)
         if before and len(trained):
             models = {name: p[rows] for name, p in outcome.trained.params.items()}
             write(models, ids[trained], "uploads" if checkpoints.uploads else "", "trained")
 
 
-def _flat(params: Params, layers: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Parameters of some layers as arrays (client, ...) of at most three axes."""
+def _yield_arrays(params: Params, layers: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield parameters of some layers as arrays (client, ...) of at most three axes."""
     for name, p in params.items():
         if nets.layer_of(name) in layers:
             yield name, (p.flatten(2) if p.ndim > 2 else p).cpu().numpy()
 
 
 def _write_rows(writer: Relay, name: str, where: tuple[int, ...], clients: np.ndarray, values: np.ndarray) -> None:
-    """Write the rows of clients in ascending order, and NaN for those between them, at once: a chunk is one file."""
+    """Write rows of clients in ascending order, and NaN for clients between them, at once: a chunk is one file."""
     first, rows = int(clients[0]), values
     if len(clients) <= int(clients[-1]) - first:
         rows = np.full((int(clients[-1]) + 1 - first, *values.shape[1:]), np.nan, np.float32)
@@ -270,17 +270,17 @@ def _write_rows(writer: Relay, name: str, where: tuple[int, ...], clients: np.nd
 
 
 def _clients_at_once(job: Job) -> int:
-    """Clients to write at a time, and in one chunk of a store: their models take about 16 MB."""
+    """Return the number of clients to write at a time, one chunk of a store: their models take about 16 MB."""
     return max(1, int(4e6 / sum(np.prod(s) for s in job.net.shapes.values())))
 
 
 def _weights_layout(job: Job, group: str, checkpoints: Checkpoints) -> dict[str, Group]:
-    """Groups ``<group>/<layer>`` of a run."""
+    """Return the groups ``<group>/<layer>`` of a run."""
     groups = {}
     for layer in checkpoints.layers:
         shapes = {variable(n): s for n, s in nets.base_of(job.net).shapes.items() if nets.layer_of(n) == layer}
         wide = {name: int(np.prod(shape[1:])) for name, shape in shapes.items()}
-        # An LSTM's bias has four numbers per unit, and so a dim of its own.
+        # An LSTM's bias has four numbers per unit, and so a separate dim.
         last = {name: "weight" if n == max(wide.values()) else f"{name}_weight" for name, n in wide.items()}
         coords: dict[str, Any] = {
             "checkpoint": ("checkpoint", checkpoints.rounds, {"long_name": "round after which weights were kept"}),
@@ -296,43 +296,49 @@ def _weights_layout(job: Job, group: str, checkpoints: Checkpoints) -> dict[str,
 
 
 def variable(name: str) -> str:
-    """``"fc1.weight"`` to ``"w"`` and ``"fc1.bias"`` to ``"b"``: ``weight`` is a dim, ``weights`` a group."""
+    """Return ``"w"`` for ``"fc1.weight"``, ``"b"`` for ``"fc1.bias"``: ``weight`` is a dim, ``weights`` a group."""
     kind = name.rpartition(".")[2]
     return {"weight": "w", "bias": "b"}.get(kind, kind)
 
 
 def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> None:
-    """Extend the store of a run if the settings ask for more rounds and are otherwise the same.
+    """Extend the store of a run if ``rounds`` is larger and the other settings are equal.
 
-    The store becomes what an uninterrupted run of that many rounds would have begun. Whatever the old last round has
-    only because it was the last is dropped: its weights, unless it is in ``checkpoints``; its evaluation, unless that
-    is due anyway; and the groups ``new``, ``ablation`` and ``readouts``, which are made after the new last round. The
-    run continues from the last state, which a finished store holds: the server's model, clients' own copies of what
-    may be personal, and optimiser states that last.
+    The store becomes the store of an uninterrupted run with the new number of rounds. Values that the old last round
+    has only as the last round are dropped:
+
+    - its weights, unless it is in ``checkpoints``;
+    - its evaluation, unless ``evaluate_every`` includes it;
+    - the groups ``new``, ``ablation`` and ``readouts``, which are made after the new last round.
+
+    The run continues from the last state, which a finished store holds: the global model, clients' personal
+    parameters, and optimizer states that last.
 
     Raises
     ------
     ValueError
-        If fewer rounds are asked for, checkpoints among the rounds done differ, or there is no state to continue from.
+        If ``rounds`` is smaller, checkpoints among the rounds done differ, or there is no state to continue from.
     """
     store.claim(path, attrs["command"], resume=True)
-    if (there := store.attributes(path).get("layout", 1)) != LAYOUT:
+    if (version := store.attributes(path).get("layout", 1)) != LAYOUT:
         raise ValueError(
-            f"{path} has the layout {there} of {store.attributes(path).get('source', 'another fedstat')}, and this "
-            f"fedstat writes layout {LAYOUT}: it can be read, but not continued. Continue with the version that "
-            "began it, or start a new run at another path."
+            f"{path} has the layout {version} of {store.attributes(path).get('source', 'another fedstat')}, but this "
+            f"fedstat writes layout {LAYOUT}: the run can be read, but not continued. Continue with the version that "
+            "started it, or start a new run at another path."
         )
     growth = store.changed(path, config)
     if "rounds" not in growth or growth.keys() - {"rounds", "checkpoints"}:
         return
     before, rounds = growth["rounds"]
     if rounds < before:
-        raise ValueError(f"{path} has {before} rounds: a run can be made longer, not shorter, but got rounds={rounds}")
-    stored, wanted = ([n for n in numbers if n < before] for numbers in growth["checkpoints"])
-    if stored != wanted:
         raise ValueError(
-            f"{path} holds weights after rounds {stored} of the first {before - 1}, but got checkpoints {wanted} "
-            "there. Add only later ones."
+            f"rounds must be at least {before}, as stored in {path}, but got {rounds}. Runs can only be extended."
+        )
+    stored, requested = ([n for n in numbers if n < before] for numbers in growth["checkpoints"])
+    if stored != requested:
+        raise ValueError(
+            f"{path} holds weights after rounds {stored} of the first {before - 1}, but got checkpoints {requested}. "
+            "Add only later checkpoints."
         )
     if "ended" in store.attributes(path) and not store.has_state(path):
         raise ValueError(
@@ -340,7 +346,7 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
             f"{rounds} rounds at another path."
         )
 
-    def taken(name: str, array: xr.DataArray) -> xr.DataArray | None:
+    def keep_array(name: str, array: xr.DataArray) -> xr.DataArray | None:
         if name.startswith(("new/", "ablation/", "readouts/")):
             return None
         if (name in _EVALUATED or name.startswith(("choice/", "probe/"))) and before % config["evaluate_every"]:
@@ -348,29 +354,29 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
         return array
 
     changing = {name: attrs[name] for name in ("title", "config", "about")}
-    store.extend(path, groups, changing, growth, taken=taken)
+    store.extend(path, groups, changing, growth, taken=keep_array)
 
 
-def _rows(parts: Sequence[Params], job: Job) -> Params:
-    """Rows of the job's clients, from those of all clients in several parts."""
-    found = {}
+def _gather_rows(parts: Sequence[Params], job: Job) -> Params:
+    """Return rows of the job's clients, from rows of all clients in several parts."""
+    merged = {}
     for name in parts[0]:
         ends = np.cumsum([0, *(len(part[name]) for part in parts)])
         numbers = [job.train.ids[(job.train.ids >= low) & (job.train.ids < high)] - low for low, high in pairwise(ends)]
         local_rows = [part[name][rows] for part, rows in zip(parts, numbers, strict=True)]
-        found[name] = torch.cat([rows.to(job.device) for rows in local_rows])
-    return found
+        merged[name] = torch.cat([rows.to(job.device) for rows in local_rows])
+    return merged
 
 
 def save_state(writer: Relay, job: Job, state: State) -> None:
-    """Add the state to the writer's next commit, so that run and state are of the same round.
+    """Add the state to the writer's next commit, so that run and state belong to one round.
 
     Each of several processes saves the rows of its clients.
     """
     parts = {_STORED.get(name, name): part for name, part in state._asdict().items()}
     parts |= {name: parts[name].saved() for name in ("params", "optimizer")}
     parts |= {"memory": (state.algorithm_state.clients.saved(), dict(state.algorithm_state.server))}
-    parts |= {"sharing": _saved_mask(state.mask)}
+    parts |= {"sharing": _pack_mask(state.mask)}
     if job.process_group.several:
         parts["of"] = job.process_group.number
     if job.process_group.rank:
@@ -394,25 +400,25 @@ def load_state(files: Sequence[Path], job: Job) -> State | None:
 
 def _read_parts(files: Sequence[Path], job: Job) -> dict[str, Any]:
     """Read the parts of a state, with rows of this process's clients from the files of all that saved it."""
-    parts = _loaded(files[0], map_location=job.device, mmap=job.rows_folder is not None)
+    parts = _load_part(files[0], map_location=job.device, mmap=job.rows_folder is not None)
     number = parts.pop("of", 1)
     if number > 1 or job.process_group.several:
-        all_ranks = [parts, *(_loaded(file, map_location="cpu", mmap=True) for file in files[1:number])]
+        all_ranks = [parts, *(_load_part(file, map_location="cpu", mmap=True) for file in files[1:number])]
         for name in ("params", "optimizer"):
-            parts[name] = _rows([rank[name] for rank in all_ranks], job)
-        parts["memory"] = (_rows([rank["memory"][0] for rank in all_ranks], job), parts["memory"][1])
+            parts[name] = _gather_rows([rank[name] for rank in all_ranks], job)
+        parts["memory"] = (_gather_rows([rank["memory"][0] for rank in all_ranks], job), parts["memory"][1])
     return parts
 
 
-def _saved_mask(mask: SharedMask) -> tuple[Any, ...]:
+def _pack_mask(mask: SharedMask) -> tuple[Any, ...]:
     """Return the parts of a mask as tensors."""
-    fits = {layer: [_tensor(part) for part in fit] for layer, fit in mask.fits.items()}
-    of_units = ({layer: _tensor(values) for layer, values in of.items()} for of in (mask.icc, mask.decided))
+    fits = {layer: [_as_tensor(part) for part in fit] for layer, fit in mask.fits.items()}
+    of_units = ({layer: _as_tensor(values) for layer, values in of.items()} for of in (mask.icc, mask.decided))
     return mask.shared, fits, *of_units
 
 
 def _read_mask(job: Job, shared: Mask, fits: Mapping[str, Any], *of_units: Mapping[str, Any]) -> SharedMask:
-    """Return the mask of the parts that :func:`_saved_mask` made.
+    """Return the mask of the parts that :func:`_pack_mask` made.
 
     Earlier versions did not save the last ones, of units: the agreement of clients, and what a test decided.
     """
@@ -421,15 +427,15 @@ def _read_mask(job: Job, shared: Mask, fits: Mapping[str, Any], *of_units: Mappi
     return SharedMask(shared, read, *({layer: p.cpu().numpy() for layer, p in of.items()} for of in of_units))
 
 
-def _tensor(part: Any) -> torch.Tensor:
+def _as_tensor(part: Any) -> torch.Tensor:
     return part if isinstance(part, torch.Tensor) else torch.from_numpy(np.array(part, order="C"))
 
 
-def _loaded(file: Path, **options: Any) -> dict[str, Any]:
-    """Part of a state, a file that the journal has compared with its checksum."""
+def _load_part(file: Path, **options: Any) -> dict[str, Any]:
+    """Load a part of a state from a file whose checksum the journal has verified."""
     try:
         return dict(torch.load(file, weights_only=True, **options))
-    except Exception as error:  # what a malformed file makes torch raise is not documented
+    except Exception as error:  # torch does not document its errors for malformed files
         raise store.DamageError(
-            f"the state to resume from, {file}, cannot be read ({guard.reason(error)}). Remove the run and run again."
+            f"the state to resume from, {file}, cannot be read ({guard.reason(error)}). Delete the run and train again."
         ) from error

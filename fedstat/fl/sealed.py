@@ -1,4 +1,4 @@
-"""A method whose server learns noised sums over clients, and nothing else of them."""
+"""Algorithms whose server learns only noised sums over clients."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedstat.fl.nets import Net, Params
 from fedstat.fl.privacy import Privacy, noised_moments
 from fedstat.stats.moments import Moments
 
-_OF_START = ("sizes", "pretrain", "halves")
-_OF_CONTEXT = ("clients", "weights", "before", "after", "state", "evaluate")
+_SEALED_AT_START = ("sizes", "pretrain", "halves")
+_SEALED_IN_ROUND = ("clients", "weights", "before", "after", "state", "evaluate")
 _REFUSED = {
-    "mixing_weights": "its server makes each client a mixture of single clients' models",
-    "encode": "it sends something other than what was trained",
+    "mixing_weights": "its server mixes models of single clients",
+    "encode": "it sends other values than trained parameters",
     "update_state": "its state is made from single clients' models",
     "downloads": "it counts the models that single clients download",
     "measures": "it measures single clients' models",
@@ -30,39 +30,39 @@ _REFUSED = {
 
 
 def sealed(algorithm: Algorithm, privacy: Privacy, expected: float) -> Algorithm:
-    """The method, deciding from noised sums over clients.
+    """Return the algorithm, with hooks that get only noised sums over clients.
 
-    Its functions ``init_mask``, ``update_mask`` and ``init_state`` get sums over clients by
-    :func:`fedstat.fl.privacy.noised_moments`; what else is known of single clients raises if they ask for it.
+    The hooks ``init_mask``, ``update_mask`` and ``init_state`` get sums over clients by
+    :func:`fedstat.fl.privacy.noised_moments`. Other values of single clients raise ValueError if a hook reads them.
 
     Parameters
     ----------
     algorithm : Algorithm
     privacy : Privacy
     expected : float
-        Mean number of clients active in a round.
+        Mean number of clients selected in a round.
 
     Raises
     ------
     ValueError
-        If the method can do nothing without single clients' models.
+        If the algorithm needs models of single clients.
     """
     method = f"method {algorithm.name!r} cannot be made private:"
-    for name, why in _REFUSED.items():
+    for name, reason in _REFUSED.items():
         if getattr(algorithm, name) not in (None, {}, uniform):
-            raise ValueError(f"{method} {why} ({name}), which the budget does not cover. {_INSTEAD}")
+            raise ValueError(f"{method} {reason} ({name}), which private(...) does not protect. {_INSTEAD}")
     if algorithm.choice is not None and algorithm.choice.by != "client":
         raise ValueError(
-            f"{method} it chooses by={algorithm.choice.by!r} from clients' held-out losses or models, which the budget "
-            "does not cover. Choose by='client'."
+            f"{method} it selects by={algorithm.choice.by!r} from clients' held-out losses or models, which "
+            "private(...) does not protect. Use by='client'."
         )
     release = _Release(algorithm, privacy, expected)
 
     def init_mask(context: InitContext) -> SharedMask:
-        return _without_statistics(context.net, masks.initial(algorithm, release.start(context, "init_mask(context)")))
+        return _refuse_statistics(context.net, masks.initial(algorithm, release.start(context, "init_mask(context)")))
 
     def update_mask(context: RoundContext) -> SharedMask:
-        return _without_statistics(context.net, algorithm.update_mask(release.context(context)))  # type: ignore[misc]
+        return _refuse_statistics(context.net, algorithm.update_mask(release.context(context)))  # type: ignore[misc]
 
     return algorithm._replace(
         init_mask=init_mask,
@@ -73,77 +73,79 @@ def sealed(algorithm: Algorithm, privacy: Privacy, expected: float) -> Algorithm
     )
 
 
-def _without_statistics(net: Net, found: SharedMask) -> SharedMask:
-    """Return the mask; ValueError if it shares running statistics, of which noise could make a variance negative."""
-    if shared := [name for name in net.buffers if bool(found.shared[name].any())]:
+def _refuse_statistics(net: Net, mask: SharedMask) -> SharedMask:
+    """Return the mask; ValueError if it shares running statistics: noise could make a variance negative."""
+    if shared := [name for name in net.buffers if bool(mask.shared[name].any())]:
         raise ValueError(
             f"private(...) does not average running statistics, such as {shared[0]!r}: noise can make a variance "
-            "negative. Take norm='group', or keep them with the client by statistics='local'."
+            "negative. Use norm='group', or keep statistics personal with statistics='local'."
         )
-    return found
+    return mask
 
 
-_INSTEAD = "Take a method that decides from sums over clients, such as fedavg, fedper or fedfac."
+_INSTEAD = "Use a method that needs only sums over clients, such as fedavg, fedper or fedfac."
 
 
 class _Release(NamedTuple):
-    """What a method's functions see under privacy."""
+    """Contexts of an algorithm's hooks under privacy."""
 
     algorithm: Algorithm
     privacy: Privacy
     expected: float
 
     def start(self, context: InitContext, function: str) -> InitContext:
-        """What is known before the first round, with noised moments of all clients."""
+        """Return the initial context, with noised moments of all clients and no values of single clients."""
 
         def moments(epochs: int | None) -> Mapping[str, Any]:
             if self.algorithm.update_mask:
                 raise ValueError(
-                    f"method {self.algorithm.name!r} cannot be made private: it asks for sums over clients before the "
-                    "first round and in every round, and the accountant counts one of these."
+                    f"method {self.algorithm.name!r} cannot be made private: it reads sums over clients before the "
+                    "first round and in every round, but the accountant counts only one of both."
                 )
             server = {name: p[0] for name, p in context.pretrain(0).items()}
-            own = self._server(context.net, server)
+            server_moments = self._server_moments(context.net, server)
             models = context.pretrain(epochs)
             clients = len(next(iter(models.values())))
             before = {name: p.expand(clients, *p.shape) for name, p in server.items()}
-            each = self._each(context.net, before, models, clients)
-            return self._noised(each, own, clients, context.seed, "start")
+            by_client = self._client_moments(context.net, before, models, clients)
+            return self._add_noise(by_client, server_moments, clients, context.seed, "start")
 
-        known = {name: part for name, part in context._asdict().items() if name not in _OF_START}
+        fields = {name: part for name, part in context._asdict().items() if name not in _SEALED_AT_START}
         where = f"method {self.algorithm.name!r}: {function}"
-        return cast(InitContext, _KnownAtStart(**known | {"moments": moments, "where": where}))
+        return cast(InitContext, _SealedInitContext(**fields | {"moments": moments, "where": where}))
 
     def context(self, context: RoundContext) -> RoundContext:
-        """Return what is known after a round's local training, with noised moments of the selected clients."""
+        """Return the context of a round, with noised moments of selected clients, no values of single clients."""
 
         def moments() -> Mapping[str, Any]:
-            own = self._server(context.net, context.global_params)
+            server_moments = self._server_moments(context.net, context.global_params)
             before = context.before if len(context.clients) else {}
-            each = self._each(context.net, before, context.after, len(context.clients))
-            return self._noised(each, own, self.expected, context.seed, context.round)
+            by_client = self._client_moments(context.net, before, context.after, len(context.clients))
+            return self._add_noise(by_client, server_moments, self.expected, context.seed, context.round)
 
         where = f"method {self.algorithm.name!r}: update_mask(context)"
-        return context.with_parts({"moments": moments} | {name: _refusal(name, where) for name in _OF_CONTEXT})
+        return context.with_parts(
+            {"moments": moments} | {name: _make_refusal(name, where) for name in _SEALED_IN_ROUND}
+        )
 
-    def _server(self, net: Net, server: Params) -> dict[str, Moments]:
-        """Moments of the server's copy as if it were a client's, and its change from 0."""
-        one = {name: p[None] for name, p in server.items()}
-        own = self._of(net, {name: torch.zeros_like(p) for name, p in one.items()}, one)
-        for layer, found in own.items():
-            if not isinstance(found, Moments):
+    def _server_moments(self, net: Net, server: Params) -> dict[str, Moments]:
+        """Return moments of the global model as if it were a client's model, trained from 0."""
+        params = {name: p[None] for name, p in server.items()}
+        moments = self._moments(net, {name: torch.zeros_like(p) for name, p in params.items()}, params)
+        for layer, part in moments.items():
+            if not isinstance(part, Moments):
                 raise ValueError(
-                    f"method {self.algorithm.name!r} cannot be made private: of layer {layer!r} it asks for "
-                    f"{type(found).__module__}.{type(found).__name__}, and only sums of weights and of their products "
-                    "(fedstat.stats.moments.Moments) are clipped and noised. With FedFac take an estimator of the "
+                    f"method {self.algorithm.name!r} cannot be made private: of layer {layer!r} it needs "
+                    f"{type(part).__module__}.{type(part).__name__}, but only sums of weights and of their products "
+                    "(fedstat.stats.moments.Moments) are clipped and noised. With FedFac use an estimator of the "
                     "communality, such as 'pa', in place of 'icc'."
                 )
-        return own
+        return moments
 
-    def _noised(
+    def _add_noise(
         self,
         clients: Iterable[Mapping[str, Moments]],
-        own: Mapping[str, Moments],
+        server_moments: Mapping[str, Moments],
         expected: float,
         seed: int,
         number: int | str,
@@ -151,33 +153,31 @@ class _Release(NamedTuple):
         def stream(layer: str) -> np.random.Generator:
             return streams.generator(seed, "privacy", "moments", number, layer)
 
-        return noised_moments(clients, own, self.privacy, expected, stream)
+        return noised_moments(clients, server_moments, self.privacy, expected, stream)
 
-    def _each(self, net: Net, before: Params, after: Params, clients: int) -> Iterator[Mapping[str, Moments]]:
+    def _client_moments(self, net: Net, before: Params, after: Params, clients: int) -> Iterator[Mapping[str, Moments]]:
         for c in range(clients):
             old, new = ({name: p[c : c + 1] for name, p in of.items()} for of in (before, after))
-            yield self._of(net, old, new)
+            yield self._moments(net, old, new)
 
-    def _of(self, net: Net, before: Params, after: Params) -> dict[str, Any]:
-        of = self.algorithm.moments
-        return dict(of(net, lambda: before, after)) if of else {}
+    def _moments(self, net: Net, before: Params, after: Params) -> dict[str, Any]:
+        hook = self.algorithm.moments
+        return dict(hook(net, lambda: before, after)) if hook else {}
 
 
-class _KnownAtStart(SimpleNamespace):
-    """What an :class:`InitContext` knows that is not of single clients; its other fields raise when they are read."""
+class _SealedInitContext(SimpleNamespace):
+    """Fields of an :class:`InitContext` that tell nothing about single clients; reading another field raises."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name in _OF_START:
-            _refusal(name, self.where)()
+        if name in _SEALED_AT_START:
+            _make_refusal(name, self.where)()
         raise AttributeError(name)
 
 
-def _refusal(name: str, where: str) -> Callable[..., NoReturn]:
-    """Return a function that raises ValueError in place of giving what is not released."""
+def _make_refusal(name: str, where: str) -> Callable[..., NoReturn]:
+    """Return a function that raises ValueError, in place of a value that is not released."""
 
     def refuse(*_: object) -> NoReturn:
-        raise ValueError(
-            f"{where} reads {name!r}, of single clients, which the budget of private(...) does not cover. {_INSTEAD}"
-        )
+        raise ValueError(f"{where} uses {name!r} of single clients, which private(...) does not protect. {_INSTEAD}")
 
     return refuse

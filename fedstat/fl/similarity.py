@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def shared_part(context: RoundContext, params: Params, *, statistics: bool = False) -> Params:
-    """Parameters with shared entries, with running statistics only if asked for."""
+    """Return parameters with shared entries; running statistics only if ``statistics``."""
     shared = {name: p for name, p in params.items() if bool(context.mask.shared[name].any())}
     return {name: p for name, p in shared.items() if statistics or name not in context.net.buffers}
 
 
 def products(params: Params) -> Tensor:
-    """Inner products (client, client), in float64, of clients' parameters (client, ...) as one vector each.
+    """Return inner products (client, client), in float64, of clients' parameters (client, ...) as one vector each.
 
     Examples
     --------
@@ -33,14 +33,14 @@ def products(params: Params) -> Tensor:
 
 
 def squared_distances(params: Params) -> Tensor:
-    """Squared Euclidean distances (client, client), in float64."""
+    """Return squared Euclidean distances (client, client), in float64."""
     inner = products(params)
     square = inner.diagonal()
     return (square[:, None] + square - 2 * inner).clamp(min=0).fill_diagonal_(0)
 
 
 def cosines(params: Params) -> Tensor:
-    """Cosine similarities (client, client), in float64; 0 with a vector of zeros, 1 of every vector with itself."""
+    """Return cosine similarities (client, client), in float64: 0 with a vector of zeros, 1 on the diagonal."""
     inner = products(params)
     norm = inner.diagonal().sqrt()
     floor = torch.finfo(norm.dtype).tiny
@@ -51,7 +51,7 @@ WIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
 def mmd_gradient(h: Tensor, fixed: Tensor, weight: Tensor) -> Tensor:
-    """Derivative at h of the squared maximum mean discrepancy between two samples of features.
+    """Return the derivative at h of the squared maximum mean discrepancy between two samples of features.
 
     MMD² = Σ_ij w_i w_j [k(h_i, h_j) + k(g_i, g_j) − 2 k(h_i, g_j)], with w that sums to 1 the biased V-statistic of
     Gretton, Borgwardt, Rasch, Schölkopf and Smola (2012), "A kernel two-sample test", JMLR 13, eq. (5), and

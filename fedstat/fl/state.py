@@ -41,18 +41,18 @@ class State(NamedTuple):
     Attributes
     ----------
     round : int
-        Rounds done.
-    client_params : ClientRows (client, own unit, ...)
-        Clients' own copies of what may be personal; entries that are shared now are out of date until downloaded.
-    personal_units : mapping from name to int64 Tensor (own unit,) or None
+        Number of rounds done.
+    client_params : ClientRows (client, personal unit, ...)
+        Clients' copies of parameters that may be personal; entries that are shared now are outdated until downloaded.
+    personal_units : mapping from name to int64 Tensor (personal unit,) or None
         Units of each parameter that ``client_params`` holds; None: all. Parameters that are never personal are absent.
     global_params : Params (...)
-        The server's parameters: every entry, shared or not.
+        The global model: every entry, shared or not.
     mask : SharedMask
     optimizer : ClientRows
         Clients' optimizer state; empty unless it lasts between rounds.
     algorithm_state : AlgorithmRows
-        What the algorithm remembers besides models.
+        State of the algorithm besides models.
     aggregator : any
         The aggregator's state.
     """
@@ -69,26 +69,27 @@ class State(NamedTuple):
     def after(
         self, cohort: Cohort, models: Params, optimizer: Params, algorithm_state: AlgorithmState | None, **server: Any
     ) -> State:
-        """Return the state after a round, from what its clients hold and what the server has made.
+        """Return the state after a round, from the models of its clients and the values of the server.
 
         Parameters
         ----------
         models, optimizer : Params (local, ...)
         algorithm_state : AlgorithmState or None
-            Of the clients of all processes that the hooks saw, and of the server; None leaves it as it is.
+            State of the clients that the hooks saw, over all processes, and of the server; None keeps the old state.
         **server
             ``global_params``, ``mask`` and ``aggregator``.
         """
-        own = {name: models[name] if at is None else models[name][:, at] for name, at in self.personal_units.items()}
-        stored = self.algorithm_state
+        units = self.personal_units
+        personal = {name: models[name] if units[name] is None else models[name][:, units[name]] for name in units}
+        algorithm_rows = self.algorithm_state
         if algorithm_state is not None:
-            rows = stored.clients.updated(cohort.local, cohort.local_rows(algorithm_state.clients))
-            stored = AlgorithmRows(rows, dict(algorithm_state.server))
+            rows = algorithm_rows.clients.updated(cohort.local, cohort.local_rows(algorithm_state.clients))
+            algorithm_rows = AlgorithmRows(rows, dict(algorithm_state.server))
         return self._replace(
             round=self.round + 1,
-            client_params=self.client_params.updated(cohort.local, own),
+            client_params=self.client_params.updated(cohort.local, personal),
             optimizer=self.optimizer.updated(cohort.local, optimizer),
-            algorithm_state=stored,
+            algorithm_state=algorithm_rows,
             **server,
         )
 
@@ -100,7 +101,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Download:
-    """What clients download from a state: the only way to a client's model.
+    """Models and states that clients download from a state of the run: the only way to a client's model.
 
     Attributes
     ----------
@@ -112,9 +113,9 @@ class Download:
     state: State
 
     def models(self, clients: np.ndarray | None = None, into: Params | None = None) -> Params:
-        """Return clients' models as they predict with them now: parameters (client, ...).
+        """Return the models with which clients predict now: parameters (client, ...).
 
-        Shared entries are the server's, personal ones the client's own; what the algorithm's ``on_download`` returns
+        Shared entries are the server's, personal entries the client's; the result of the algorithm's ``on_download``
         replaces both.
 
         Parameters
@@ -122,7 +123,7 @@ class Download:
         clients : int array (client,), optional
             Rows of clients in the job's data; all by default.
         into : Params (client, ...), optional
-            Where to write them.
+            Tensors to write the models into.
         """
         job, state = self.job, self.state
         clients = np.arange(job.clients) if clients is None else clients
@@ -136,20 +137,20 @@ class Download:
             elif (units := state.personal_units[name]) is not None:
                 p.copy_(server.expand_as(p))
                 p[:, units] = rows[name]
-            elif job.hooks.downloads_differ:  # already mixed, or for receive to decide
+            elif job.hooks.downloads_differ:  # already mixed, or set by on_download
                 p.copy_(rows[name])
             else:
                 shared = masks.of_clients(state.mask.shared[name], server.ndim, clients)
                 torch.where(shared, server, rows[name], out=p)
 
-        def received() -> DownloadContext:
+        def make_context() -> DownloadContext:
             shared = {
                 name: masks.of_clients(mask, state.global_params[name].ndim, clients)
                 for name, mask in state.mask.shared.items()
             }
             return DownloadContext(job.net, into, state.global_params, shared, self.algorithm_state(clients))
 
-        job.hooks.on_download(received)
+        job.hooks.on_download(make_context)
         return into
 
     def algorithm_state(self, clients: np.ndarray) -> AlgorithmState:

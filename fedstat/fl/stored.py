@@ -1,4 +1,4 @@
-"""Stored runs read: clients' weights, state_dicts, and profiles of personal layers."""
+"""Reading of stored runs: clients' weights, state_dicts, and reliability profiles of layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedstat.labelled.layer_names import is_table
 from fedstat.stats import variance_components
 
 PIECES = "pieces"
-"""Attribute of a run that says how the user's module names its tensors, see :class:`fedstat.fl.nets.Piece`."""
+"""Attribute of a run with the names of tensors in the user's module, see :class:`fedstat.fl.nets.Piece`."""
 
 
 def client_weights(
@@ -32,7 +32,7 @@ def client_weights(
     stage: Literal["trained", "aggregated"] = "aggregated",
     checkpoint: int | None = None,
 ) -> xr.DataArray:
-    """Every client's weights of a layer, or a factor of them, as the statistics take them.
+    """Return every client's weights of a layer, or a factor of them, as statistics take them.
 
     Parameters
     ----------
@@ -40,15 +40,14 @@ def client_weights(
         Result of :func:`fedstat.fl.train` or :func:`fedstat.open_run`.
     layer : str
     parameter : str, optional
-        A parameter of the layer by its own name, such as ``"bias"``, or of a run with ``probe="parameters"`` a factor:
-        ``"u"``, ``"mu"``, ``"weight"`` (which of a composed layer is the factor of this name, as σ in W = σ + BA). By
+        Name of a parameter of the layer, such as ``"bias"``, or of a factor in a run with ``probe="parameters"``:
+        ``"u"``, ``"mu"``, ``"weight"`` (the factor of this name in a composed layer, such as σ in W = σ + BA). By
         default W, the weights that a client predicts with.
     stage : {"trained", "aggregated"}
-        "trained": as local training left them, before aggregation, of the clients that were active in that round
-        alone; needs ``probe="parameters"``, or ``probe="uploads"`` for W. "aggregated": of all clients, as they
-        predict.
+        "trained": after local training, before aggregation, only of the clients selected in that round; needs
+        ``probe="parameters"``, or ``probe="uploads"`` for W. "aggregated": of all clients, as they predict.
     checkpoint : int, optional
-        Round after which weights were kept; the last by default.
+        Round after which weights were stored; the last by default.
 
     Returns
     -------
@@ -57,11 +56,11 @@ def client_weights(
     Raises
     ------
     ValueError
-        If the run does not hold them; the message says with which ``probe`` it would, or what there is.
+        If the run does not hold them; the message names the ``probe`` that stores them, or the stored parameters.
 
     Examples
     --------
-    Factor analysis of what clients have trained, in place of an average that is equal in all of them:
+    Factor analysis of trained weights, in place of the average, which is equal in all clients:
 
     >>> import fedstat
     >>> from fedstat.fl import algorithms, nets
@@ -73,26 +72,26 @@ def client_weights(
     >>> fedstat.fa(fedstat.layer_matrix(trained), kappa=0.7).n_factors
     3
 
-    Where weights are composed, ``client_weights(run, "fc1", "weight", stage="trained")`` is σ_i of W = σ + BA, and
-    ``client_weights(run, "fc1", "u")`` is u of W = u vᵀ + μ. Factorized-FL's has rows for a layer's inputs and as many
-    columns as the rank: ``fedstat.fa`` takes ``u.isel(u_column=0).rename(u_row="unit")``, clients as rows.
+    If weights are composed, ``client_weights(run, "fc1", "weight", stage="trained")`` is σ_i of W = σ + BA, and
+    ``client_weights(run, "fc1", "u")`` is u of W = u vᵀ + μ. Factorized-FL's u has rows for a layer's inputs, and its
+    number of columns is the rank: ``fedstat.fa`` takes ``u.isel(u_column=0).rename(u_row="unit")``, clients as rows.
     """
     check.choice("stage", stage, record.STAGES)
-    found = _variable(run, layer, parameter, stage)
-    rounds = found["checkpoint"].values.tolist()
-    found = found.sel(checkpoint=rounds[-1] if checkpoint is None else check.choice("checkpoint", checkpoint, rounds))
+    array = _find_variable(run, layer, parameter, stage)
+    rounds = array["checkpoint"].values.tolist()
+    array = array.sel(checkpoint=rounds[-1] if checkpoint is None else check.choice("checkpoint", checkpoint, rounds))
     if stage == "aggregated":
-        return found
-    live = found.notnull().any([dim for dim in found.dims if dim != "client"])
-    return found.isel(client=np.flatnonzero(live.to_numpy()))
+        return array
+    live = array.notnull().any([dim for dim in array.dims if dim != "client"])
+    return array.isel(client=np.flatnonzero(live.to_numpy()))
 
 
-def _variable(run: xr.DataTree, layer: str, parameter: str | None, stage: str) -> xr.DataArray:
-    """The variable, with all its checkpoints."""
-    check.choice("layer", layer, sorted(_weights(run)))
+def _find_variable(run: xr.DataTree, layer: str, parameter: str | None, stage: str) -> xr.DataArray:
+    """Return the variable, with all its checkpoints."""
+    check.choice("layer", layer, sorted(_require_weights(run)))
     composed = layer in run[record.GROUP].children if record.GROUP in run.children else False
     if parameter is not None and composed:
-        found = run[f"{record.GROUP}/{layer}"].to_dataset().sel(stage=stage)
+        data = run[f"{record.GROUP}/{layer}"].to_dataset().sel(stage=stage)
         name: str | None = record.factor_variable(parameter)
     else:
         group = "weights" if stage == "aggregated" else "uploads"
@@ -101,18 +100,18 @@ def _variable(run: xr.DataTree, layer: str, parameter: str | None, stage: str) -
                 f"the run holds no {parameter or 'weights'} of {layer!r} before aggregation. Train it with "
                 "probe='uploads', or with probe='parameters' for the factors of composed weights."
             )
-        found = run[f"{group}/{layer}"].to_dataset()
+        data = run[f"{group}/{layer}"].to_dataset()
         name = {None: "w", "weight": "w", "bias": "b"}.get(parameter, parameter)
-    if name not in found.data_vars:
-        own = {"w": "weight"} if composed else {"w": "weight", "b": "bias"}
-        there = sorted(own.get(str(n), str(n)) for n in found.data_vars)
-        hint = "" if composed else " Factors of composed weights are kept with probe='parameters'."
-        raise ValueError(f"layer {layer!r} has the parameters {', '.join(there)}, but got {parameter!r}.{hint}")
-    return found[str(name)]
+    if name not in data.data_vars:
+        names = {"w": "weight"} if composed else {"w": "weight", "b": "bias"}
+        parameters = sorted(names.get(str(n), str(n)) for n in data.data_vars)
+        hint = "" if composed else " Factors of composed weights are stored with probe='parameters'."
+        raise ValueError(f"layer {layer!r} has the parameters {', '.join(parameters)}, but got {parameter!r}.{hint}")
+    return data[str(name)]
 
 
-def _weights(run: xr.DataTree) -> Mapping[str, xr.DataTree]:
-    """Groups of weights by layer; ValueError if a run has none of the trainer's."""
+def _require_weights(run: xr.DataTree) -> Mapping[str, xr.DataTree]:
+    """Return groups of weights by layer; ValueError if a run has no weights of the trainer."""
     groups = run["weights"].children if "weights" in run.children else {}
     if not groups or not all({"checkpoint", "client"} <= set(group.dims) for group in groups.values()):
         raise ValueError(
@@ -122,35 +121,35 @@ def _weights(run: xr.DataTree) -> Mapping[str, xr.DataTree]:
 
 
 def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, checkpoint: int = -1) -> Params:
-    """A client's model, or the server's, as a state dict that torch loads and saves.
+    """Return a client's model, or the global model, as a state dict that torch loads and saves.
 
     Parameters
     ----------
     run : DataTree or path
-        Result of :func:`fedstat.fl.train` or :func:`fedstat.open_run`, or where it is stored.
+        Result of :func:`fedstat.fl.train` or :func:`fedstat.open_run`, or path of its store.
     client : int, optional
-        The client whose model it is. By default the server's: the parameters that are the same for all clients; those
-        in which clients differ are left out, as no single value would be anybody's.
+        Client whose model to return. By default the global model: parameters that are equal for all clients. Parameters
+        in which clients differ are omitted.
     checkpoint : int
-        Round after which weights were kept; -1 is the last.
+        Round after which weights were stored; -1 is the last.
 
     Returns
     -------
     dict from str to Tensor
-        float32, in the order of the network's layers. Of a network that
-        :func:`fedstat.fl.nets.from_module` made: the module's own names and shapes, so that
-        ``module.load_state_dict(state_dict(run, 0))`` takes it. Of those in ``nets.NETS``: names as in ``Net.shapes``,
-        such as "conv1.weight" (output, input, row, column), "fc1.weight" (output, input) and "fc1.bias", which are
-        torch's. Embeddings are torch's too: "embedding.weight" (token, dimension), the transpose of ``Net.shapes``.
-        "conv1.scale" and "conv1.shift" are ``weight`` and ``bias`` of the normalisation after ``conv1``, and
-        "conv1.running_mean", "conv1.running_var" its statistics. :func:`fedstat.fl.nets.started` and
-        :func:`fedstat.read_weights` take them. Layers
-        that were not kept (``keep_weights``) are missing.
+        float32, in the order of the network's layers. Layers that were not stored (``keep_weights``) are missing.
+        :func:`fedstat.fl.nets.started` and :func:`fedstat.read_weights` take the result.
+
+        For a network that :func:`fedstat.fl.nets.from_module` made, names and shapes are the module's, so that
+        ``module.load_state_dict(state_dict(run, 0))`` takes it. For networks in ``nets.NETS``, names are keys of
+        ``Net.shapes`` and shapes are torch's: "conv1.weight" (output, input, row, column), "fc1.weight" (output,
+        input), "fc1.bias". Embeddings have torch's shape, too: "embedding.weight" (token, dimension), the transpose of
+        ``Net.shapes``. "conv1.scale" and "conv1.shift" are ``weight`` and ``bias`` of the normalization after
+        ``conv1``, and "conv1.running_mean" and "conv1.running_var" its statistics.
 
     Raises
     ------
     ValueError
-        If the run holds no weights, or not of this client or round; if no parameter is the same for all clients.
+        If the run holds no weights, or none of this client or round; if no parameter is equal for all clients.
 
     Examples
     --------
@@ -166,67 +165,67 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
     ['0.weight', '0.bias']
     """
     run = run if isinstance(run, xr.DataTree) else store.open_run(run)
-    groups = _weights(run)
-    found: Params = {}
+    groups = _require_weights(run)
+    params: Params = {}
     for layer, group in groups.items():
         weights = group.to_dataset()
         rounds = weights["checkpoint"].values.tolist()
-        at = rounds[-1] if checkpoint == -1 else check.choice("checkpoint", checkpoint, rounds)
+        position = rounds[-1] if checkpoint == -1 else check.choice("checkpoint", checkpoint, rounds)
         if client is not None:
             check.choice("client", client, weights["client"].values.tolist())
         for name, array in weights.data_vars.items():
             kind = {"w": "weight", "b": "bias"}.get(str(name), str(name))
-            values = array.sel(checkpoint=at)
-            one = values.isel(client=0) if client is None else values.sel(client=client)
-            if client is not None or bool((values == one).all()):
-                # zarr may hand out memory that is not to be written to
-                found[f"{layer}.{kind}"] = torch.from_numpy(np.array(one)).reshape(array.attrs["shape"])
-    if not found:
-        raise ValueError("no parameter is the same for all clients, so the server has no model. Name one: client=0")
-    known = list(json.loads(run.attrs.get("config", "{}")).get("shapes", ()))
-    order = sorted(found, key=lambda name: known.index(name) if name in known else len(known))
-    found = {name: found[name] for name in order}
-    return _as_module({name: found[name] for name in order}, json.loads(run.attrs.get(PIECES, "{}")))
+            values = array.sel(checkpoint=position)
+            value = values.isel(client=0) if client is None else values.sel(client=client)
+            if client is not None or bool((values == value).all()):
+                # zarr may return read-only memory
+                params[f"{layer}.{kind}"] = torch.from_numpy(np.array(value)).reshape(array.attrs["shape"])
+    if not params:
+        raise ValueError("no parameter is equal for all clients: there is no global model. Choose a client: client=0")
+    shapes = list(json.loads(run.attrs.get("config", "{}")).get("shapes", ()))
+    order = sorted(params, key=lambda name: shapes.index(name) if name in shapes else len(shapes))
+    params = {name: params[name] for name in order}
+    return _rename_as_module({name: params[name] for name in order}, json.loads(run.attrs.get(PIECES, "{}")))
 
 
-def _as_module(params: Params, noted: dict[str, list[Any]]) -> Params:
-    """Parameters by the names of the user's module, as far as it has them; else by their own, embeddings as torch's."""
-    pieces = {theirs: Piece(*one) for theirs, one in noted.items()}
-    own = {
-        theirs: one.of(params[one.name]).clone() if one.name else torch.tensor(0)
-        for theirs, one in pieces.items()
-        if not one.name or one.name in params
+def _rename_as_module(params: Params, stored_pieces: dict[str, list[Any]]) -> Params:
+    """Return parameters by the names of the user's module, if it has them; embeddings in torch's shape."""
+    pieces = {name_in_module: Piece(*piece) for name_in_module, piece in stored_pieces.items()}
+    module_params = {
+        name_in_module: piece.of(params[piece.name]).clone() if piece.name else torch.tensor(0)
+        for name_in_module, piece in pieces.items()
+        if not piece.name or piece.name in params
     }
-    known = {one.name for one in pieces.values()}
-    rest = {name: p for name, p in params.items() if name not in known}
-    return own | {name: p.mT.contiguous() if is_table(name, params) else p for name, p in rest.items()}
+    names = {piece.name for piece in pieces.values()}
+    rest = {name: p for name, p in params.items() if name not in names}
+    return module_params | {name: p.mT.contiguous() if is_table(name, params) else p for name, p in rest.items()}
 
 
 def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95) -> pd.DataFrame:
-    """Share of the differences between clients that is their own and not noise, by layer.
+    """Estimate the reliability of client differences by layer, from split-half training.
 
-    Active clients were trained on each half of their samples from one download; differences between clients that both
-    halves show are their own (:func:`fedstat.stats.variance_components.components`). This holds only for entries that
-    all clients download alike, the shared ones. A layer without any, such as FedPer's head, is NaN: both halves start
-    from what the client learnt in earlier rounds, noise included.
+    Selected clients were trained on each half of their samples from one download. Differences between clients that both
+    halves show are client effects, the rest noise (:func:`fedstat.stats.variance_components.components`). This holds
+    only for shared entries, which all clients download alike. A layer without shared entries, such as FedPer's head, is
+    NaN: both halves start from what the client learned in earlier rounds, including noise.
 
     Parameters
     ----------
     run : DataTree
         Result of ``fedstat.fl.train(..., probe="halves")``.
     window : int, optional
-        Pool the probed rounds among the last ``window`` rounds; by default each round is taken by itself.
+        Pool the probed rounds among the last ``window`` rounds; by default each round is analyzed separately.
     level : float
-        Level of the intervals.
+        Level of the confidence intervals.
 
     Returns
     -------
     DataFrame
-        A row for every layer, in the order of the network, and every probed round (one for all with a ``window``):
-        ``layer``, ``round`` (the last), ``clients``, ``between`` (σ_b²) and ``within`` (σ_e², noise of a half), per
-        weight of the layer, ``personal`` (σ_b² / (σ_b² + σ_e²/2), for models trained on all samples), ``conf_low``,
-        ``conf_high``, ``p_value`` (null hypothesis: noise only). A client probed in several rounds of a window counts
-        once in intervals and p values.
+        A row for every layer, in the order of the network, and every probed round (one for all rounds of a
+        ``window``). Columns: ``layer``, ``round`` (the last), ``clients``, ``between`` (σ_b²) and ``within`` (σ_e²,
+        noise of a half) per weight of the layer, ``personal`` (reliability σ_b² / (σ_b² + σ_e²/2) of models trained on
+        all samples), ``conf_low``, ``conf_high``, ``p_value`` (H0: noise only). A client probed in several rounds of a
+        window counts once in intervals and p values.
 
     Raises
     ------
@@ -246,37 +245,37 @@ def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95)
     if "probe" not in run.children:
         raise ValueError("the run has no group 'probe'. Train it with probe='halves' (--probe halves).")
     probe = run["probe"].to_dataset()
-    seen = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
-    rounds = np.flatnonzero(np.any(seen, axis=1))
+    probed = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
+    rounds = np.flatnonzero(np.any(probed, axis=1))
     if window is not None:
         rounds = rounds[rounds >= probe.sizes["round"] - check.integer("window", window)]
     if not len(rounds):
         raise ValueError(
-            "no round of the window was probed. Rounds are probed where they are evaluated; where clients download "
-            "nothing in common (local training, mixtures of their own) there is nothing to probe."
+            "no round of the window was probed. Only evaluated rounds are probed, and only if clients download common "
+            "entries, as they do not in local training and with mixing servers."
         )
     groups = [rounds] if window is not None else [np.array([r]) for r in rounds]
-    return pd.concat([_rows(probe, group, seen, level) for group in groups], ignore_index=True)
+    return pd.concat([_profile_rows(probe, group, probed, level) for group in groups], ignore_index=True)
 
 
-def _rows(probe: xr.Dataset, rounds: np.ndarray, seen: np.ndarray, level: float) -> pd.DataFrame:
-    """Rows of all layers, over some rounds together."""
-    clients = [np.flatnonzero(seen[r]) for r in rounds]
+def _profile_rows(probe: xr.Dataset, rounds: np.ndarray, probed: np.ndarray, level: float) -> pd.DataFrame:
+    """Return rows of all layers, over some rounds together."""
+    clients = [np.flatnonzero(probed[r]) for r in rounds]
     sizes = probe["n_train"].to_numpy()
     basis = scipy.linalg.block_diag(*(variance_components.design(len(c), covariate(sizes[c])) for c in clients))
     between, within = (
         np.concatenate([probe[name].values[r][c] for r, c in zip(rounds, clients, strict=True)])
         for name in ("between", "within")
     )
-    who, found = np.concatenate(clients), []
+    cluster, rows = np.concatenate(clients), []
     for i, layer in enumerate(probe["layer"].values):
-        one = variance_components.Parts(
+        parts = variance_components.Parts(
             between[:, i : i + 1], within[:, i : i + 1], basis, int(probe["n_weights"][i]), 2
         )
-        row = {"layer": layer, "round": int(probe["round"][rounds[-1]]), "clients": len(np.unique(who))}
+        row = {"layer": layer, "round": int(probe["round"][rounds[-1]]), "clients": len(np.unique(cluster))}
         row |= dict.fromkeys(names := ("between", "within", "personal", "conf_low", "conf_high", "p_value"), math.nan)
-        if np.isfinite(one.between).all():
-            x = variance_components.components(one, level=level, cluster=who)
+        if np.isfinite(parts.between).all():
+            x = variance_components.components(parts, level=level, cluster=cluster)
             row |= {name: float(getattr(x, name)[0]) for name in names}
-        found.append(row)
-    return pd.DataFrame(found)
+        rows.append(row)
+    return pd.DataFrame(rows)

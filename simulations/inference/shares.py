@@ -296,7 +296,7 @@ CLAIMS = {
     ),
     "fl.profile, test over a window of rounds": Claim(
         "level",
-        ("fedstat.fl.stored._rows",),
+        ("fedstat.fl.stored._profile_rows",),
         (),
         {f"{n} clients, {rounds} rounds": Case(partial(profile, n, rounds), replicates=1000)
          for n in (6, 20) for rounds in (1, 5)},

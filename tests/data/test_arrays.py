@@ -98,7 +98,7 @@ def test_a_data_set_of_bytes_without_subsets_is_told_what_it_lacks():
     with pytest.raises(ValueError, match=r"needs test samples.*have none\. .*partition.train_test"):
         fl.train(fed, net, algorithms.fedavg(), **how)
     fed = partition.train_test(fed, test=0.25)
-    with pytest.raises(ValueError, match=r"images of bytes, uint8 of shape \(1, 6, 6\).*data.to_float"):
+    with pytest.raises(ValueError, match=r"x must be floating point, but is uint8 of shape \(1, 6, 6\).*data.to_float"):
         fl.train(fed, net, algorithms.fedavg(), **how)
     run = fl.train(data.to_float(fed), net, algorithms.fedavg(), **how)
     assert data.to_float(fed).x.max() == 1

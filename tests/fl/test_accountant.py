@@ -84,7 +84,7 @@ def test_a_run_that_is_not_private_is_noted_as_ever():
     ("options", "message"),
     [
         ({"participation": 0.5}, r"needs Poisson sampling, .* sampling='fixed' takes 0.5 of them"),
-        ({"participation": (0.2, 0.6), "sampling": "poisson"}, "needs one share of clients"),
+        ({"participation": (0.2, 0.6), "sampling": "poisson"}, r"a fixed participation rate, but got \(0.2, 0.6\)"),
         ({"sampling": "bernoulli"}, "sampling must be one of 'fixed', 'poisson'"),
     ],
 )

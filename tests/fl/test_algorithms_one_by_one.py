@@ -46,7 +46,7 @@ def by_hand(params, c, x, components=3):
 def test_fedem_takes_the_em_step_and_never_lowers_the_likelihood():
     j, params = mixed()
     clients = np.array([2, 0, 4, 1, 3])
-    at, live = batches.whole(j.train, clients)
+    at, live = batches.pad_rows(j.train, clients)
     chunk = {n: p[clients].clone() for n, p in params.items()}
     r = j.algorithm.phases[0].sample_weights(
         j.net, chunk, Samples(j.train.x[at], j.train.y[at], live), AlgorithmState()

@@ -221,7 +221,7 @@ def test_stored_samples_are_those_in_memory(kind, sources):
         assert torch.equal(there.x[rows], here.x[rows])
         assert torch.equal(there.x[2], here.x[2])
         assert batches.digest(there) == batches.digest(here)
-        own, clients = batches.loaded(there, np.array([4, 1]))
+        own, clients = batches.load_clients(there, np.array([4, 1]))
         assert torch.equal(own.x, batches.part(here, np.array([4, 1])).x)
         assert own.ids[clients].tolist() == [4, 1]
 
@@ -271,7 +271,7 @@ def test_an_analysis_of_all_clients_is_made_in_blocks(monkeypatch):
 
 def test_of_many_clients_the_active_ones_are_drawn_at_once(monkeypatch):
     one = job(make("local"), participation=0.5)
-    monkeypatch.setattr(participation, "_ONE_BY_ONE", 5)
+    monkeypatch.setattr(participation, "_INDIVIDUAL_DRAWS", 5)
     drawn = [trainer.active(one, number) for number in range(400)]
     assert all(len(np.unique(d)) == 3 and (np.diff(d) > 0).all() for d in drawn)
     counts = np.bincount(np.concatenate(drawn), minlength=6)  # binomial, 400 draws of 1/2: sd 10
@@ -294,10 +294,10 @@ def test_what_does_not_fit_is_refused_before_training(monkeypatch, tmp_path):
     def started(*_):
         raise AssertionError("training began")
 
-    with pytest.raises(ValueError, match=r"memory='1MB' is too small: .* a round of 3 active .* \(participation\)"):
+    with pytest.raises(ValueError, match=r"memory='1MB' is too small: .* a round of 3 selected .* \(participation\)"):
         go(memory="1MB")
-    monkeypatch.setattr(_memory, "_held", lambda _: 0)
-    with pytest.raises(ValueError, match="for the matrix of all clients' weights"):
+    monkeypatch.setattr(_memory, "_held_bytes", lambda _: 0)
+    with pytest.raises(ValueError, match="for the mixing matrix of all clients"):
         train(
             dense(clients=2500, n_train=2, n_test=1), NET, make("factorized-fl-alpha"), rounds=1, memory="150MB",
             participation=0.01,
@@ -308,7 +308,9 @@ def test_what_does_not_fit_is_refused_before_training(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="looks at models of all 5 clients before the first round"):
         train(dense(), NET, test, rounds=1, memory="1GiB")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 100))
-    with pytest.raises(ValueError, match=r"would write .* of clients' own weights \(1 checkpoint\(s\), up to 5 cl"):
+    with pytest.raises(
+        ValueError, match=r"would write .* of clients' personal weights \(1 checkpoint\(s\), up to 5 cl"
+    ):
         go(tmp_path / "run.zarr")
     assert not list(tmp_path.iterdir())
 

@@ -134,7 +134,7 @@ def test_a_round_holds_no_models_that_observers_do_not_read():
 def test_a_round_of_some_clients_is_refused():
     j = job(toy(), **HALF)
     part = replace(j, train=batches.part(j.train, np.array([1, 3])), everyone=j.clients)
-    with pytest.raises(ValueError, match="a round needs the data of all 6 clients, but this job has 2"):
+    with pytest.raises(ValueError, match="a round needs the data of all 6 clients, but the job has 2"):
         loop.observed_round(part, trainer.start(part), ())
 
 

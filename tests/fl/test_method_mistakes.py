@@ -194,14 +194,14 @@ BAD = {
     ),
     "above one": (toy(weights=lambda n, *_: n / 9), "sum to at most 1.*the sum"),
     "nan": (toy(weights=lambda n, *_: n * np.nan), "must be at least 0.*nan"),
-    "too many": (toy(weights=lambda *_: np.ones(7) / 7), r"shape \(2,\), one for each active client, but got \(7,\)"),
+    "too many": (toy(weights=lambda *_: np.ones(7) / 7), r"shape \(2,\), one for each selected client, but got \(7,\)"),
     "memory": (
         toy(init_state=lambda _: AlgorithmState({"mean": torch.zeros(10, 6)})),
         r"'toy': init_state\(context\).*'mean' as a Tensor whose first axis is the 6 clients, but got \(10, 6\)",
     ),
     "forgotten": (
         REMEMBERS._replace(update_state=lambda up: AlgorithmState({}, up.state.server)),
-        r"clients, lacks \['fc1.weight'",
+        r"whole method state, but lacks \['fc1.weight'.* of clients",
     ),
     "changed": (
         REMEMBERS._replace(update_state=lambda up: up.state._replace(server={"rounds": torch.zeros(2)})),
@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_named_before_the_first_round(bad, monkeypatch):
         ((0.9, 0.3), "a range"),
         ((0.3, 0.5, 0.7), "a range"),
         ((0.0, 0.5), "participation"),
-        ((0.01, 1.0), "selects no client"),
+        ((0.01, 1.0), "selects none of "),
     ],
 )
 def test_ranges_that_are_none_are_named(participation, message):

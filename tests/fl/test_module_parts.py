@@ -184,7 +184,7 @@ def test_a_built_in_networks_model_is_in_the_order_and_shape_of_torch():
     x, y = samples(data, 1, "test")
     accuracy = float((twin(x).argmax(1) == y).float().mean())
     assert accuracy == pytest.approx(run["metrics/accuracy"].values[-1, 1])
-    with pytest.raises(ValueError, match=r"no parameter is the same for all clients.*client=0"):
+    with pytest.raises(ValueError, match=r"no parameter is equal for all clients.*client=0"):
         fl.state_dict(run)
     with pytest.raises(ValueError, match="client must be one of 0, 1, but got 5"):
         fl.state_dict(run, 5)

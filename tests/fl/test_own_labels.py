@@ -94,11 +94,11 @@ def test_permuted_labels_leave_local_training_as_it_was_but_for_the_names_of_the
 
 def test_labels_differ_where_a_label_has_two_classes_or_a_class_two_labels():
     known, theirs = permuted()
-    assert not prepare.differ(known, None)
-    assert prepare.differ(theirs)
+    assert not prepare.labels_differ(known, None)
+    assert prepare.labels_differ(theirs)
     one = theirs.isel(sample=np.flatnonzero(theirs["client"] == 1))
-    assert not prepare.differ(one), "one client alone has nobody to differ from"
-    assert prepare.differ(one, known), "new clients count too"
+    assert not prepare.labels_differ(one), "one client alone has nobody to differ from"
+    assert prepare.labels_differ(one, known), "new clients count too"
     train(one, NET, algorithms.fedavg(), rounds=1)
     for data, new in ((theirs, None), (one, known)):
         with pytest.raises(ValueError, match="'fedavg-private-head'"):

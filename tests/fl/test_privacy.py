@@ -206,7 +206,7 @@ def test_a_private_round_without_clients_is_noise_around_the_model(monkeypatch):
     method = sealed(algorithms.fedfac(["fc1"], kappa=0.7), aggregate.private(0.5, 2.0).privacy, 3.0)
     j = job(method, aggregator=aggregate.private(0.5, 2.0), **POISSON)
     state = run(j, 1)
-    monkeypatch.setattr(participation, "drawn", lambda *_: np.arange(0))
+    monkeypatch.setattr(participation, "selected_clients", lambda *_: np.arange(0))
     empty, _ = trainer.run(j, state)
     shared = empty.mask.shared["fc2.weight"]
     moved = (empty.global_params["fc2.weight"] - state.global_params["fc2.weight"])[shared.expand(3, 10)]
@@ -263,17 +263,17 @@ def reads(what):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (algorithms.named("factorized-fl-alpha"), r"mixture of single clients' models \(mixing_weights\)"),
-        (algorithms.named("fedcp"), r"something other than what was trained \(encode\)"),
+        (algorithms.named("factorized-fl-alpha"), r"mixes models of single clients \(mixing_weights\)"),
+        (algorithms.named("fedcp"), r"other values than trained parameters \(encode\)"),
         (EVEN, r"weights the mean of clients, which is uniform here \(weights\)"),
         (REMEMBERS, r"\(update_state\)"),
         (toy(measures=MEASURES), r"\(measures\)"),
         (toy(mixing_weights=by_loss), r"\(mixing_weights\)"),
-        (algorithms.shrunken(algorithms.fedavg()), "chooses by='pooled'"),
-        (algorithms.fedfac(["fc1"], estimator="icc"), "of layer 'fc1' it asks for fedstat.stats.icc.Sums"),
-        (algorithms.fedfac(["fc1"], estimator="icc", dynamic=False), "of layer 'fc1' it asks for fedstat.stats.icc"),
-        (algorithms.fedfac(["fc1"], estimator="icc", dynamic=False, tau="test"), r"init_mask\(.* reads 'halves'"),
-        *((reads(part), rf"update_mask\(.* reads '{part}'") for part in ("after", "before", "weights", "clients")),
+        (algorithms.shrunken(algorithms.fedavg()), "selects by='pooled'"),
+        (algorithms.fedfac(["fc1"], estimator="icc"), "of layer 'fc1' it needs fedstat.stats.icc.Sums"),
+        (algorithms.fedfac(["fc1"], estimator="icc", dynamic=False), "of layer 'fc1' it needs fedstat.stats.icc"),
+        (algorithms.fedfac(["fc1"], estimator="icc", dynamic=False, tau="test"), r"init_mask\(.* uses 'halves'"),
+        *((reads(part), rf"update_mask\(.* uses '{part}'") for part in ("after", "before", "weights", "clients")),
     ],
 )  # fmt: skip
 def test_methods_that_learn_more_of_clients_are_refused_before_the_first_round(method, message, monkeypatch):

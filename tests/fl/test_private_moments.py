@@ -84,7 +84,7 @@ def test_the_noise_on_moments_has_the_standard_deviation_that_was_asked_for():
 
 
 def test_what_the_noise_on_means_adds_to_variances_is_taken_off(monkeypatch):
-    monkeypatch.setattr(privacy, "_valid", lambda cov: cov)
+    monkeypatch.setattr(privacy, "_nearest_covariance", lambda cov: cov)
     sd = 0.3
     rows = np.random.default_rng(1).normal(size=(40, 6))
     server = moments(rows - rows.mean(0))

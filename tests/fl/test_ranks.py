@@ -102,7 +102,7 @@ def test_what_cannot_be_shared_is_refused_before_the_first_round(tmp_path):
     assert ended == [0, 0], printed
     said = [dict(line.split(":", 1) for line in text.splitlines()) for text in printed]
     expected = {
-        "few": "2 processes are more than the 1 clients that are active in a round",
+        "few": "2 processes need at least 2 clients per round, but a round selects 1",
         "seed": "processes 0 and 1 differ in seed: seed is 0 and 1",
         "data": "processes 0 and 1 differ in data_digest",
         "nowhere": "Name it: out=PATH",

@@ -186,7 +186,9 @@ def test_too_little_memory_on_a_gpu_halves_the_chunk_and_says_so_once(monkeypatc
             raise torch.OutOfMemoryError("CUDA out of memory")
         done.append((span.start, span.stop))
 
-    with pytest.warns(UserWarning, match="does not hold 6 clients at a time") as said:
+    with pytest.warns(
+        UserWarning, match=r"6 clients do not fit in GPU memory; retrying with 3\. Set client_chunk=3"
+    ) as said:
         each_chunk(j, 6, work)
     assert done[-1][1] == 6
     assert max(stop - start for start, stop in done) <= 2

@@ -102,7 +102,7 @@ def test_wrong_settings_say_what_was_wrong_before_any_data_are_read(wrong, messa
     [
         ({"layers": ("conv7",)}, "conv7"),
         ({"layers": ("9",)}, "9"),
-        ({"participation": 0.01}, "participation selects no client: 0.01 of 8. Use at least 0.12"),
+        ({"participation": 0.01}, "participation=0.01 selects none of 8 clients. Use at least 0.12"),
         ({"net": "lstm"}, "net 'lstm' takes texts, but digits holds images. Choose mlp, lenet, cnn"),
         ({"data": "ag-news"}, "net 'mlp' takes images, but ag-news holds texts. Choose lstm"),
         ({"net_options": ("hidden=x",)}, "hidden must be an integer"),

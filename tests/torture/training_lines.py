@@ -59,7 +59,7 @@ FL = """
 --rounds 0 | rounds must be an integer >= 1
 --participation 0 | participation must be
 --participation 1.5 | participation must be
---clients 8 --participation 0.01 | participation selects no client
+--clients 8 --participation 0.01 | participation=0.01 selects none of 8 clients
 --local-epochs 0 | local_epochs must be
 --batch-size -1 | batch_size must be
 --optimizer lbfgs | optimizer must be one of 'sgd', 'adam'
@@ -89,7 +89,7 @@ FL = """
 --out fl.zarr | --out fl.zarr exists
 --out fl.zarr --resume --seed 9 | was started with other settings
 --out fl.zarr --resume --rounds 9 --seed 9 | was started with other settings
---out fl.zarr --resume --rounds 2 | a run can be made longer, not shorter
+--out fl.zarr --resume --rounds 2 | Runs can only be extended
 --out sim.zarr --resume | was made by fedstat.sim, not by fedstat.fl
 --out motivation.zarr --resume | was made by fedstat.motivation, not by fedstat.fl
 """

@@ -16,18 +16,18 @@ Values = dict[str, Any]
 
 
 class Observer(NamedTuple):
-    """A measurement beside training, which it does not change. An observer with groups of its own is a probe.
+    """A measurement that does not change training. An observer that adds groups to the store is a probe.
 
     Attributes
     ----------
     groups : mapping from str to Group
         Groups of the store.
     on_round_start : callable (Job, State, Cohort) -> Values, optional
-        Before a round: that round's rows of arrays with the dim ``round``.
+        Called before a round; returns the round's rows of arrays with the dim ``round``.
     on_round_end : callable (Job, Outcome) -> Values, optional
-        After a round: rows likewise.
+        Called after a round; returns further rows of this round.
     on_end : callable (Job, State) -> Values, optional
-        After the last round: whole arrays.
+        Called after the last round; returns complete arrays.
     only_evaluated : bool
         True if the first two are called in evaluated rounds only.
     """

@@ -19,12 +19,12 @@ _OF_CLIENTS = ("client", "other")
 
 
 def measures_probe(job: Job, rounds: int) -> Observer:
-    """Groups ``measures``, from the algorithm's ``measures``, and ``mixing``: weight (round, client, other).
+    """Return the probe of groups ``measures``, by the algorithm, and ``mixing``: weight (round, client, other).
 
-    NaN where either client is inactive.
+    Weights are NaN if one of the two clients was not selected.
     """
     measures, groups = job.algorithm.measures, {}
-    _require(job)
+    _require_dims(job)
     if measures:
         sizes = {dim: n for measure in measures.values() for dim, n in _sizes(job, measure.sizes).items()}
         coords = sizes | {"round": range(1, rounds + 1), "layer": [*nets.layers(job.net)]}
@@ -37,80 +37,81 @@ def measures_probe(job: Job, rounds: int) -> Observer:
         coords = {"round": range(1, rounds + 1), "client": job.clients, "other": job.clients}
         text = "weight of the other client's entries in a client's own mixture"
         groups["mixing"] = store.group(coords, weight=("round client other", "float32", text))
-    return Observer(groups, on_round_end=_measures if groups else None)
+    return Observer(groups, on_round_end=_measure if groups else None)
 
 
-def _require(job: Job) -> None:
-    """ValueError unless the dims of all measures have one size each, and no measure has the name of a dim."""
+def _require_dims(job: Job) -> None:
+    """Raise ValueError unless the dims of all measures have one size each, and no measure has the name of a dim."""
     sizes: dict[str, int] = {}
     for name, measure in job.algorithm.measures.items():
-        where, own = f"method {job.algorithm.name!r}: its measure {name!r}", _sizes(job, measure.sizes)
+        where, dims = f"method {job.algorithm.name!r}: its measure {name!r}", _sizes(job, measure.sizes)
         for dim in measure.dims:
-            if dim == "round" or dim not in own or sizes.setdefault(dim, own[dim]) != own[dim]:
+            if dim == "round" or dim not in dims or sizes.setdefault(dim, dims[dim]) != dims[dim]:
                 raise ValueError(
                     f"{where} has the dims {measure.dims} with sizes {dict(measure.sizes)}, but {dim!r} must have a "
-                    "size, the same in every measure, and another name than 'round'"
+                    "size, equal in all measures, and another name than 'round'"
                 )
         if len(set(measure.dims)) < len(measure.dims):
-            raise ValueError(f"{where} names a dim twice: {measure.dims}. Of a matrix the second is 'other'.")
-    if taken := [name for name in job.algorithm.measures if name in (*sizes, "round") or "/" in name or not name]:
+            raise ValueError(f"{where} names a dim twice: {measure.dims}. Name the second dim of a matrix 'other'.")
+    if reserved := [name for name in job.algorithm.measures if name in (*sizes, "round") or "/" in name or not name]:
         raise ValueError(
-            f"method {job.algorithm.name!r}: a measure cannot be called {taken[0]!r}, as a dim or with '/'"
+            f"method {job.algorithm.name!r}: a measure cannot be called {reserved[0]!r}, as a dim or with '/'"
         )
 
 
-def _sizes(job: Job, own: Any) -> dict[str, int]:
-    return {"client": job.clients, "other": job.clients, "layer": len(nets.layers(job.net))} | dict(own)
+def _sizes(job: Job, sizes: Any) -> dict[str, int]:
+    return {"client": job.clients, "other": job.clients, "layer": len(nets.layers(job.net))} | dict(sizes)
 
 
-def _measures(job: Job, outcome: Outcome) -> Values:
-    found, clients, every = {}, outcome.context.clients, len(job.sizes)
+def _measure(job: Job, outcome: Outcome) -> Values:
+    values, clients, n_clients = {}, outcome.context.clients, len(job.sizes)
     if not len(clients):
         return {}
     for name, value in job.hooks.measures(outcome.context).items():
-        found[f"measures/{name}"] = _of_all(_array(value), job.algorithm.measures[name].dims, clients, every)
+        values[f"measures/{name}"] = _expand(_array(value), job.algorithm.measures[name].dims, clients, n_clients)
     if outcome.mixing is not None:
-        found["mixing/weight"] = _of_all(_array(outcome.mixing), _OF_CLIENTS, clients, every)
-    return found
+        values["mixing/weight"] = _expand(_array(outcome.mixing), _OF_CLIENTS, clients, n_clients)
+    return values
 
 
 def _array(value: Any) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
-def _of_all(value: np.ndarray, dims: tuple[str, ...], clients: np.ndarray, n: int) -> np.ndarray:
-    """Values with rows (and columns) for all clients: NaN for inactive ones."""
+def _expand(value: np.ndarray, dims: tuple[str, ...], clients: np.ndarray, n: int) -> np.ndarray:
+    """Return values with rows (and columns) for all clients: NaN for clients that were not selected."""
     shape = [n if dim in _OF_CLIENTS else size for dim, size in zip(dims, value.shape, strict=True)]
-    whole = np.full(shape, np.nan)
-    whole[np.ix_(*(clients if dim in _OF_CLIENTS else np.arange(k) for dim, k in zip(dims, shape, strict=True)))] = (
+    expanded = np.full(shape, np.nan)
+    expanded[np.ix_(*(clients if dim in _OF_CLIENTS else np.arange(k) for dim, k in zip(dims, shape, strict=True)))] = (
         value
     )
-    return whole
+    return expanded
 
 
 def drift_probe(job: Job, rounds: int) -> Observer:
-    """Group ``drift``: distance (round, client, layer), ‖σ_i − σ̄‖ of the entries that are shared after the round.
+    """Return the probe of group ``drift``: distance (round, client, layer) of clients from the global model.
 
-    σ_i are a client's parameters as they leave local training, σ̄ the server's after aggregation (FedDecomp Fig. 5).
-    NaN for inactive clients, 0 in a layer without shared entries.
+    The distance is ‖σ_i − σ̄‖, over the entries that are shared after the round. σ_i are a client's parameters after
+    local training, σ̄ the server's after aggregation (FedDecomp Fig. 5). It is NaN for clients that were not selected,
+    and 0 in a layer without shared entries.
     """
     coords = {"round": range(1, rounds + 1), "client": job.clients, "layer": [*nets.layers(job.net)]}
     text = "Euclidean distance of the shared entries from the server's, before aggregation"
     group = store.group(coords, distance=("round client layer", "float32", text))
-    return Observer({"drift": group}, on_round_end=_drift)
+    return Observer({"drift": group}, on_round_end=_measure_drift)
 
 
-def _drift(job: Job, outcome: Outcome) -> Values:
+def _measure_drift(job: Job, outcome: Outcome) -> Values:
     layers, clients, state = list(nets.layers(job.net)), outcome.cohort.local, outcome.state
     square = torch.zeros(len(clients), len(layers), dtype=torch.float64, device=job.device)
     for name, p in outcome.trained.params.items():
         shared = masks.of_clients(state.mask.shared[name], p.ndim - 1, clients)
         if bool(shared.any()):
-            away = (p - state.global_params[name]) * shared
-            square[:, layers.index(nets.layer_of(name))] += away.flatten(1).square().sum(1, dtype=torch.float64)
-    found = np.full((job.clients, len(layers)), np.nan, np.float32)
-    found[clients] = square.sqrt().cpu().numpy()
-    return {"drift/distance": found}
+            difference = (p - state.global_params[name]) * shared
+            square[:, layers.index(nets.layer_of(name))] += difference.flatten(1).square().sum(1, dtype=torch.float64)
+    distance = np.full((job.clients, len(layers)), np.nan, np.float32)
+    distance[clients] = square.sqrt().cpu().numpy()
+    return {"drift/distance": distance}
 
 
 _TEXTS = {
@@ -120,14 +121,15 @@ _TEXTS = {
 
 
 def halves_probe(job: Job, rounds: int) -> Observer:
-    """Group ``probe``: between, within (round, client, layer), see :func:`fedstat.fl.split_halves.parts`.
+    """Return the probe of group ``probe``: between, within (round, client, layer) of split-half training.
 
-    NaN in rounds without evaluation, and for clients that are inactive or have one sample.
+    See :func:`fedstat.fl.split_halves.parts`. Values are NaN in rounds without evaluation, and for clients that were
+    not selected or have one sample.
 
     Raises
     ------
     ValueError
-        If a round may have too few active clients with two samples or more.
+        If a round may select too few clients with two samples or more.
     """
     split_halves.require(job, "probe='halves'", split_halves.least_clients(job))
     coords = {"round": range(1, rounds + 1), "client": job.clients, "layer": [*nets.layers(job.net)]}
@@ -135,16 +137,16 @@ def halves_probe(job: Job, rounds: int) -> Observer:
     group = store.group(
         coords | sizes, **{name: ("round client layer", "float64", text) for name, text in _TEXTS.items()}
     )
-    return Observer({"probe": group}, on_round_start=_halves, only_evaluated=True)
+    return Observer({"probe": group}, on_round_start=_compare_halves, only_evaluated=True)
 
 
-def _halves(job: Job, state: State, cohort: Cohort) -> Values:
-    some = cohort.at_least(2)
-    clients = np.sort(some.ids)
-    parts = split_halves.parts(job, Download(job, state), some, job.phases)
+def _compare_halves(job: Job, state: State, cohort: Cohort) -> Values:
+    divisible = cohort.at_least(2)
+    clients = np.sort(divisible.ids)
+    parts = split_halves.parts(job, Download(job, state), divisible, job.phases)
     layers = list(nets.layers(job.net))
-    found = {f"probe/{name}": np.full((len(job.sizes), len(layers)), np.nan) for name in _TEXTS}
+    values = {f"probe/{name}": np.full((len(job.sizes), len(layers)), np.nan) for name in _TEXTS}
     for layer, part in parts.items():
-        found["probe/between"][clients, layers.index(layer)] = part.between[:, 0].cpu()
-        found["probe/within"][clients, layers.index(layer)] = part.within[:, 0].cpu()
-    return found
+        values["probe/between"][clients, layers.index(layer)] = part.between[:, 0].cpu()
+        values["probe/within"][clients, layers.index(layer)] = part.within[:, 0].cpu()
+    return values

@@ -49,21 +49,21 @@ def in_bytes(
     values: tuple[Models, Models] | None = None,
     downloads: np.ndarray | None = None,
 ) -> tuple[int, int]:
-    """Bytes that the active clients send and receive in a round, in total.
+    """Return the bytes that the selected clients send and receive in a round, in total.
 
     Parameters
     ----------
     hooks : Hooks
     uploaded : Mask
-        Entries that a client sends: those that the new mask shares (for any client, if masks differ between them),
-        or what ``algorithm.uploads`` names (dynamic FedFac: all of the layers Λ, as its analysis reads every unit
-        before deciding which to share).
+        Entries that a client sends: all entries that the new mask shares for any client, or the algorithm's
+        ``upload_mask``. Dynamic FedFac sends all entries of the layers Λ, as its analysis reads every unit before it
+        decides.
     mask, previous : SharedMask
-        After and before the round.
-    clients : int array (active,)
-    values : pair of callable () -> Params (active, ...), optional
-        What is sent and received; needed if the algorithm sends ``sparse`` parameters.
-    downloads : int array (active,), optional
+        The mask after and before the round.
+    clients : int array (selected,)
+    values : pair of callable () -> Params (selected, ...), optional
+        Values sent and received; needed if the algorithm sends ``sparse`` parameters.
+    downloads : int array (selected,), optional
         Number of models that each client downloads; one by default.
 
     Returns
@@ -71,82 +71,82 @@ def in_bytes(
     up : int
         The entries that the server needs from each client.
     down : int
-        The round's result: the entries that the new mask shares for the client and, in whole bytes, the new mask
-        of each layer where it changed for the client: one bit per unit, or per entry where masks are finer than units.
+        The result of the round: the entries that the new mask shares for the client and, in whole bytes, the new mask
+        of each layer in which it changed for the client: one bit per unit, or per entry if masks are finer than units.
 
     Notes
     -----
-    One download per participation. Not counted: what precedes round 1 (the common start, the same for every method,
-    and static FedFac's one upload of the layers Λ), and what a transport adds or compresses. A sparse parameter counts
-    its non-zero entries and, to say where they are, one bit per entry.
+    A client downloads once in every round in which it is selected. Not counted are messages before round 1 (the initial
+    parameters, equal for every method, and static FedFac's one upload of the layers Λ), and bytes that a transport adds
+    or saves. A sparse parameter counts its non-zero entries and one bit per entry, which gives their positions.
 
     Examples
     --------
     >>> import torch
     >>> from fedstat.fl import algorithms, nets
-    >>> net, one = nets.mlp([3, 4, 2]), np.array([0])  # 16 + 10 entries
+    >>> net, client = nets.mlp([3, 4, 2]), np.array([0])  # 16 + 10 entries
     >>> hooks = Hooks(algorithms.fedsplit({}), net, clients=1)
-    >>> some, all_ = ({"fc1": torch.tensor([True, second, False, False])} for second in (False, True))
-    >>> a, b = (SharedMask(masks.units(net, flags, torch.device("cpu"))) for flags in (some, all_))
-    >>> in_bytes(hooks, b.shared, b, b, one), in_bytes(hooks, b.shared, b, a, one)
+    >>> old, new = ({"fc1": torch.tensor([True, second, False, False])} for second in (False, True))
+    >>> a, b = (SharedMask(masks.units(net, flags, torch.device("cpu"))) for flags in (old, new))
+    >>> in_bytes(hooks, b.shared, b, b, client), in_bytes(hooks, b.shared, b, a, client)
     ((72, 72), (72, 73))
     """
     net, changed = hooks.net, 0
     if mask.shared is not previous.shared:
-        changed = sum(_changed(net, mask.shared, previous.shared, layer, clients) for layer in nets.layers(net))
+        changed = sum(_count_mask(net, mask.shared, previous.shared, layer, clients) for layer in nets.layers(net))
     receivers = clients if downloads is None else np.repeat(clients, downloads)
-    sent = _of_entries(hooks, uploaded, clients, 0, values)
-    return sent, _of_entries(hooks, mask.shared, receivers, 1, values) + changed
+    sent = _count_bytes(hooks, uploaded, clients, 0, values)
+    return sent, _count_bytes(hooks, mask.shared, receivers, 1, values) + changed
 
 
-def _of_entries(hooks: Hooks, mask: Mask, clients: np.ndarray, way: int, values: tuple[Models, Models] | None) -> int:
-    """Bytes of the entries that a mask picks for some clients, in total."""
+def _count_bytes(hooks: Hooks, mask: Mask, clients: np.ndarray, side: int, values: tuple[Models, Models] | None) -> int:
+    """Return the bytes of the entries that a mask marks for some clients, in total."""
     net, sparse = hooks.net, hooks.sparse()
     total = _BYTES * entries(net, mask, clients, leave_out=sparse)
     if sparse:
         assert values is not None  # noqa: S101
-        found = values[way]()
+        params = values[side]()
         for name in sparse:
-            picked = masks.of_clients(mask[name], len(net.shapes[name]), clients).expand_as(found[name]).flatten(1)
-            total += _BYTES * int(((found[name].flatten(1) != 0) & picked).sum())
-            total += sum(math.ceil(n / 8) for n in picked.sum(1).tolist())
+            marked = masks.of_clients(mask[name], len(net.shapes[name]), clients).expand_as(params[name]).flatten(1)
+            total += _BYTES * int(((params[name].flatten(1) != 0) & marked).sum())
+            total += sum(math.ceil(n / 8) for n in marked.sum(1).tolist())
     return total
 
 
 def entries(net: Net, mask: Mask, clients: np.ndarray, *, leave_out: Sequence[str] = ()) -> int:
-    """Number of entries that a mask picks for some clients, in total."""
+    """Return the number of entries that a mask marks for some clients, in total."""
     total = 0
     for name, shape in net.shapes.items():
         if name in leave_out or not len(clients):
             continue
-        own = masks.of_clients(mask[name], len(shape), clients)
-        total += int(own.sum()) * (len(clients) * math.prod(shape) // own.numel())
+        client_mask = masks.of_clients(mask[name], len(shape), clients)
+        total += int(client_mask.sum()) * (len(clients) * math.prod(shape) // client_mask.numel())
     return total
 
 
-def _changed(net: Net, new: Mask, old: Mask, layer: str, clients: np.ndarray) -> int:
-    """Bytes that tell a layer's new mask to the clients for whom it changed."""
+def _count_mask(net: Net, new: Mask, old: Mask, layer: str, clients: np.ndarray) -> int:
+    """Return the bytes that send a layer's new mask to the clients for whom it changed."""
     names = [name for name in net.shapes if nets.layer_of(name) == layer]
     changed, bits, by_unit = torch.zeros(len(clients), dtype=torch.bool, device=masks.device_of(new)), 0, True
     for name in names:
         rank = len(net.shapes[name])
         differs = masks.of_clients(new[name] != old[name], rank, clients)
         changed = changed | (differs.reshape(len(differs), -1).any(1) if differs.ndim > rank else differs.any())
-        one = new[name].shape[-rank:] if new[name].ndim else ()
-        bits += math.prod(one)
-        by_unit &= math.prod(one[-(rank - 1) :] if rank > 1 else ()) == 1
+        entry_shape = new[name].shape[-rank:] if new[name].ndim else ()
+        bits += math.prod(entry_shape)
+        by_unit &= math.prod(entry_shape[-(rank - 1) :] if rank > 1 else ()) == 1
     return int(changed.sum()) * math.ceil((nets.layers(net)[layer] if by_unit else bits) / 8)
 
 
 def observers(layers: Sequence[str]) -> list[Observer]:
-    """Return the observers of every run; ``layers`` are those whose split is recorded."""
-    sent, loss = Observer(on_round_end=_bytes), Observer(on_round_end=_train_loss)
-    return [sent, loss, scores(), Observer(on_round_end=_accuracy_before, only_evaluated=True), split(layers)]
+    """Return the observers of every run; the split of ``layers`` is stored."""
+    sent, loss = Observer(on_round_end=_measure_bytes), Observer(on_round_end=_measure_train_loss)
+    return [sent, loss, scores(), Observer(on_round_end=_measure_accuracy_before, only_evaluated=True), split(layers)]
 
 
 def scores() -> Observer:
     """Return the observer of the scores of all clients' models, see :func:`fedstat.fl.evaluate.evaluate`."""
-    return Observer(on_round_end=_scores, only_evaluated=True)
+    return Observer(on_round_end=_measure_scores, only_evaluated=True)
 
 
 def split(layers: Sequence[str]) -> Observer:
@@ -163,33 +163,33 @@ def of_sharing(net: Net, mask: SharedMask, layers: Sequence[str]) -> Values:
         if (fit := mask.fits.get(layer)) is not None:
             for name in ("communality", "n_factors", "n_iter", "converged"):
                 values[f"{group}/{name}"] = torch.as_tensor(getattr(fit, name)).cpu().numpy()
-        for name, of in (("icc", mask.icc), ("decided", mask.decided)):
-            if layer in of:
-                values[f"{group}/{name}"] = of[layer]
+        for name, by_layer in (("icc", mask.icc), ("decided", mask.decided)):
+            if layer in by_layer:
+                values[f"{group}/{name}"] = by_layer[layer]
     return values
 
 
-def _scores(job: Job, outcome: Outcome) -> Values:
+def _measure_scores(job: Job, outcome: Outcome) -> Values:
     metrics = evaluate(job, outcome.state)
     return {name if "/" in name else f"metrics/{name}": values for name, values in metrics.items()}
 
 
-def _bytes(job: Job, outcome: Outcome) -> Values:
+def _measure_bytes(job: Job, outcome: Outcome) -> Values:
     """Return bytes over all selected clients, see :func:`fedstat.fl.probes.metrics.of_round`."""
     local = torch.tensor(of_round(job, outcome))
     up, down = outcome.cohort.sum({"bytes": local})["bytes"].numpy()
     return {"metrics/bytes_up": up, "metrics/bytes_down": down}
 
 
-def _train_loss(job: Job, outcome: Outcome) -> Values:
+def _measure_train_loss(job: Job, outcome: Outcome) -> Values:
     """Return the mean over the batches of the round (client,); NaN for clients that were not selected."""
     loss = np.full(job.clients, np.nan, np.float32)
     loss[outcome.cohort.local] = outcome.trained.loss.cpu().numpy()
     return {"metrics/train_loss": loss}
 
 
-def _accuracy_before(job: Job, outcome: Outcome) -> Values:
-    """Return test accuracy (client,) of models as they leave local training; NaN for clients that were not selected."""
+def _measure_accuracy_before(job: Job, outcome: Outcome) -> Values:
+    """Return test accuracy (client,) of models after local training; NaN for clients that were not selected."""
     clients, params = outcome.cohort.local, outcome.trained.params
     metrics = measured(job, clients, lambda span: {name: p[span] for name, p in params.items()})
     require_finite(job, metrics, clients, outcome.state.round)

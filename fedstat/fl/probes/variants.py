@@ -14,7 +14,7 @@ from fedstat._utils import streams
 from fedstat._utils.lazy import torch
 from fedstat.fl import cohort, masks, nets
 from fedstat.fl.algorithm import Algorithm, InitContext, Mask, Phase
-from fedstat.fl.batches import Rows, whole
+from fedstat.fl.batches import Rows, pad_rows
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.evaluate import dims, evaluate
@@ -30,7 +30,7 @@ PARTS = ("none", "shared", "personal", "shared, N(0, 1)", "personal, N(0, 1)")
 
 
 def ablation_probe(job: Job, draws: int) -> Observer:
-    """Group ``ablation``: accuracy (part, draw, client), see :func:`ablated_accuracy`."""
+    """Return the probe of group ``ablation``: accuracy (part, draw, client), see :func:`ablated_accuracy`."""
     coords = {"part": [*PARTS], "draw": draws, "client": job.clients}
     return Observer(
         {"ablation": store.group(coords, accuracy=("part draw client", "float32", "test accuracy"))},
@@ -39,23 +39,23 @@ def ablation_probe(job: Job, draws: int) -> Observer:
 
 
 def ablated_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
-    """Test accuracy (part, draw, client) with random values in place of one part of the split layers.
+    """Return test accuracy (part, draw, client) with random values in place of one part of the split layers.
 
     Parameters
     ----------
     job, state
-        A run; its personal models are evaluated without further training.
+        A run; its client models are evaluated without further training.
     draws : int
         Number of draws of random values, separate for each client.
 
     Returns
     -------
     array (part, draw, client)
-        By ``PARTS``: nothing replaced; the shared or the personal units' parameters replaced by normal values with the
-        standard deviation of that client's parameter; the same with standard normal values, as in the published code.
+        Parts are ``PARTS``: no replacement; parameters of shared or personal units replaced by normal values with the
+        standard deviation of the client's parameter; or replaced by standard normal values, as in the published code.
         Without a split layer all parts are equal.
     """
-    found = np.full((len(PARTS), draws, job.clients), np.nan, np.float32)
+    result = np.full((len(PARTS), draws, job.clients), np.nan, np.float32)
     split = [n for n, mask in state.mask.shared.items() if bool(mask.any()) and not bool(mask.all())]
     split = [name for name in split if name not in job.net.buffers]
     clients = cohort.of_local(job, np.arange(job.clients)).local
@@ -63,26 +63,26 @@ def ablated_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
     def work(span: slice) -> None:
         chunk = clients[span]
         params = Download(job, state).models(chunk)
-        found[0, :, chunk] = scores(job, params, job.test, chunk)[0][:, None]
+        result[0, :, chunk] = scores(job, params, job.test, chunk)[0][:, None]
         for draw in range(draws):
-            noise = _noise(job, split, params, chunk, draw)
+            noise = _draw_noise(job, split, params, chunk, draw)
             for i, part in enumerate(PARTS[1:], 1):
-                wanted = part.startswith("shared")
-                own = 1.0 if part.endswith("N(0, 1)") else None
+                is_shared = part.startswith("shared")
+                fixed_sd = 1.0 if part.endswith("N(0, 1)") else None
                 changed = dict(params)
                 for name in split:
                     p = params[name]
-                    sd = own or p.flatten(1).std(1, correction=0).view(-1, *(1,) * (p.ndim - 1))
+                    sd = fixed_sd or p.flatten(1).std(1, correction=0).view(-1, *(1,) * (p.ndim - 1))
                     shared = masks.of_clients(state.mask.shared[name], p.ndim - 1, chunk)
-                    changed[name] = torch.where(shared == wanted, noise[name] * sd, p)
-                found[i, draw, chunk] = scores(job, changed, job.test, chunk)[0]
+                    changed[name] = torch.where(shared == is_shared, noise[name] * sd, p)
+                result[i, draw, chunk] = scores(job, changed, job.test, chunk)[0]
 
     each_chunk(job, job.clients, work)
-    return job.process_group.of_all(found.T).T
+    return job.process_group.of_all(result.T).T
 
 
-def _noise(job: Job, names: list[str], params: Params, clients: np.ndarray, draw: int) -> Params:
-    """Standard normal values in the shape of some parameters, each client's from its own stream."""
+def _draw_noise(job: Job, names: list[str], params: Params, clients: np.ndarray, draw: int) -> Params:
+    """Draw standard normal values in the shape of some parameters, each client's from a separate stream."""
     noise = {name: torch.empty_like(params[name]) for name in names}
     for i, c in enumerate(clients):
         rng = streams.generator(job.seed, "masking", draw, int(job.train.ids[c]))
@@ -92,15 +92,15 @@ def _noise(job: Job, names: list[str], params: Params, clients: np.ndarray, draw
 
 
 def readout_jobs(job: Job, readouts: Mapping[str, Callable[[Algorithm], Algorithm]]) -> dict[str, Job]:
-    """The job with the algorithm of each readout; ValueError if the data do not allow the choice of one."""
-    found = {name: replace(job, algorithm=make(job.algorithm)) for name, make in readouts.items()}
-    for one in found.values():
-        require_choice(one)
-    return found
+    """Return the job with the algorithm of each prediction rule; ValueError if the data do not allow its choice."""
+    jobs = {name: replace(job, algorithm=make(job.algorithm)) for name, make in readouts.items()}
+    for variant in jobs.values():
+        require_choice(variant)
+    return jobs
 
 
 def readouts_probe(job: Job, readouts: Mapping[str, Job]) -> Observer:
-    """Group ``readouts``: accuracy, loss (readout, client), step (readout, client, layer)."""
+    """Return the probe of group ``readouts``: accuracy, loss (readout, client), step (readout, client, layer)."""
     group = store.group(
         {"readout": [*readouts], "client": job.clients, "layer": [*nets.layers(job.net)]},
         accuracy=("readout client", "float32", "test accuracy"),
@@ -108,121 +108,120 @@ def readouts_probe(job: Job, readouts: Mapping[str, Job]) -> Observer:
         step=("readout client layer", "float32", "B of W + B (W' − W)"),
     )
 
-    def last(job: Job, state: State) -> Values:
-        found: dict[str, list[np.ndarray]] = {name: [] for name in group.variables}
+    def measure(job: Job, state: State) -> Values:
+        columns: dict[str, list[np.ndarray]] = {name: [] for name in group.variables}
         for other in readouts.values():
-            one = replace(job, algorithm=other.algorithm)
-            scores = evaluate(one, state)
-            step = np.asarray(scores.get("choice/step", 1.0 if one.algorithm.finetune else 0.0))
-            step = step[:, None] if dims(one).get("step") == ("client",) else step
-            found["step"].append(np.broadcast_to(step, (one.clients, len(nets.layers(one.net)))))
+            variant = replace(job, algorithm=other.algorithm)
+            scores = evaluate(variant, state)
+            step = np.asarray(scores.get("choice/step", 1.0 if variant.algorithm.finetune else 0.0))
+            step = step[:, None] if dims(variant).get("step") == ("client",) else step
+            columns["step"].append(np.broadcast_to(step, (variant.clients, len(nets.layers(variant.net)))))
             for name in ("accuracy", "loss"):
-                found[name].append(scores[name])
+                columns[name].append(scores[name])
         return {
             f"readouts/{name}": job.process_group.of_all(np.stack(values, 1)).swapaxes(0, 1)
-            for name, values in found.items()
+            for name, values in columns.items()
         }
 
-    return Observer({"readouts": group}, on_end=last)
+    return Observer({"readouts": group}, on_end=measure)
 
 
 RULES = ("global", "finetuned", "local_train", "ensemble")
 
 
 def rules(job: Job) -> tuple[str, ...]:
-    """Those of ``RULES`` that mean something: clients with labels of their own cannot use others' output layers."""
+    """Return the prediction rules that apply: clients that number classes differently need their output layers."""
     return ("finetuned", "local_train") if job.own_labels else RULES
 
 
 def new_clients_probe(job: Job, train: Rows, test: Rows) -> Observer:
-    """Group ``new``: accuracy (rule, client), see :func:`accuracy`."""
+    """Return the probe of group ``new``: accuracy (rule, client), see :func:`accuracy`."""
     attrs = {"long_name": "test accuracy"}
-    if left_out := [rule for rule in RULES if rule not in rules(job)]:
-        attrs["comment"] = f"{' and '.join(left_out)} left out: clients number their classes differently"
+    if skipped := [rule for rule in RULES if rule not in rules(job)]:
+        attrs["comment"] = f"{' and '.join(skipped)} left out: clients number their classes differently"
     coords = {"rule": [*rules(job)], "client": len(test.sizes)}
     sizes = {"n_train": ("client", train.sizes), "n_test": ("client", test.sizes)}
     group = store.group(coords, **sizes, accuracy=("rule client", "float32", attrs))
 
-    def last(job: Job, state: State) -> dict[str, np.ndarray]:
-        found = accuracy(job, state, train, test)
-        return {"new/accuracy": np.stack([found[rule] for rule in rules(job)])}
+    def measure(job: Job, state: State) -> dict[str, np.ndarray]:
+        by_rule = accuracy(job, state, train, test)
+        return {"new/accuracy": np.stack([by_rule[rule] for rule in rules(job)])}
 
-    return Observer({"new": group}, on_end=last)
+    return Observer({"new": group}, on_end=measure)
 
 
 def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.ndarray]:
-    """Test accuracy of new clients (client,), by rule.
+    """Return test accuracy (client,) of unseen clients, by prediction rule.
 
     Parameters
     ----------
     job, state
         A run.
     train, test : Rows
-        Samples of the new clients.
+        Samples of the unseen clients.
 
     Returns
     -------
     dict of array (client,)
-        ``global``: the server's model as it is (FedAvg, FedProx); entries that a method never shares are as at the
-        start.
-        ``finetuned``: that model after one round of the method's local training (FedAvg+, FedProx+); if a method
-        chooses among fine-tunings, the last of them, in full.
-        ``local_train``: shared entries downloaded and fixed, personal ones trained for one round (FedFac §3.2; also
-        FedRep's head and FedEM's mixture weights). A new client has no mask of its own: if masks differ between
-        clients, entries that all of them share are fixed.
-        ``ensemble``: mean of the class probabilities of all existing clients' models (FedFac §3.2; LG-FedAvg).
-        If clients number their classes differently, ``global`` and ``ensemble`` are left out, which predict with
-        output layers that no new client has trained.
+        ``global``: the global model (FedAvg, FedProx); entries that a method never shares have their initial values.
+        ``finetuned``: the global model after one round of the method's local training (FedAvg+, FedProx+); if a method
+        selects among fine-tunings, the last of these, in full.
+        ``local_train``: shared entries downloaded and fixed, personal entries trained for one round (FedFac §3.2; also
+        FedRep's head and FedEM's mixture weights). An unseen client has no mask: if masks differ between clients,
+        entries that all clients share are fixed.
+        ``ensemble``: mean of the class probabilities of all clients' models (FedFac §3.2; LG-FedAvg).
+        If clients number their classes differently, ``global`` and ``ensemble`` are omitted: they predict with output
+        layers that no unseen client has trained.
     """
     new = replace(job, train=train, test=test, validation=None, optimizer_state="reset")
-    download = Download(new, _state(new, state))
+    download = Download(new, _make_state(new, state))
     clients = cohort.of_local(new, np.arange(new.clients)).local
-    found = {rule: np.full(len(clients), np.nan, np.float32) for rule in rules(job)}
-    # Fine-tuning that trains nothing exchanges the download for a model that no new client has.
+    by_rule = {rule: np.full(len(clients), np.nan, np.float32) for rule in rules(job)}
+    # Fine-tuning that trains nothing replaces the download by a model that no unseen client has.
     trains = any(phase.length(job.local_epochs) or phase.steps for phase in job.algorithm.finetune)
     trained = job.hooks.finetune if trains else job.phases
-    held = download.state.mask.shared
-    ways: dict[str, tuple[tuple[Phase, ...], Mask | None]] = {
+    shared = download.state.mask.shared
+    phases_by_rule: dict[str, tuple[tuple[Phase, ...], Mask | None]] = {
         "global": ((), None),
         "finetuned": (trained, None),
-        "local_train": (job.phases, held),
+        "local_train": (job.phases, shared),
     }
 
-    ways = {rule: way for rule, way in ways.items() if rule in found}
+    phases_by_rule = {rule: settings for rule, settings in phases_by_rule.items() if rule in by_rule}
 
     def work(span: slice) -> None:
         chunk = clients[span]
-        for rule, (phases, frozen) in ways.items():
-            params, own = download.models(chunk), download.algorithm_state(chunk)
-            train_chunk(new, params, chunk, phases, key=("new", state.round), frozen=frozen, state=own)
-            found[rule][chunk], loss = scores(new, params, test, chunk)
+        for rule, (phases, frozen) in phases_by_rule.items():
+            params, algorithm_state = download.models(chunk), download.algorithm_state(chunk)
+            train_chunk(new, params, chunk, phases, key=("new", state.round), frozen=frozen, state=algorithm_state)
+            by_rule[rule][chunk], loss = scores(new, params, test, chunk)
             if (bad := ~np.isfinite(loss)).any():
                 raise diverged(f"the test loss by {rule!r}", bad, chunk, state.round)
 
     each_chunk(new, len(clients), work)
-    if "ensemble" in found:
-        found["ensemble"] = _ensemble(job, state, test)
-    return found
+    if "ensemble" in by_rule:
+        by_rule["ensemble"] = _score_ensemble(job, state, test)
+    return by_rule
 
 
-def _state(new: Job, state: State) -> State:
-    """State of the new clients beside that of the run: personal parameters and the algorithm's state are initial."""
+def _make_state(new: Job, state: State) -> State:
+    """Return a state for unseen clients: personal parameters and the algorithm's state have initial values."""
 
-    def none(_: int | None) -> Params:
-        raise ValueError(f"{new.algorithm.name} trains clients to make its state, so it takes no new clients")
+    def refuse(_: int | None) -> Params:
+        raise ValueError(f"{new.algorithm.name} trains clients to make its state, so that it takes no unseen clients")
 
-    trained = none, lambda epochs: (none(epochs), None), none
-    context = InitContext(new.net, new.train.sizes, new.seed, new.device, *trained)
+    pretraining = refuse, lambda epochs: (refuse(epochs), None), refuse
+    context = InitContext(new.net, new.train.sizes, new.seed, new.device, *pretraining)
     rows = StackedRows(new.hooks.init_state(context).clients)
     algorithm_state = AlgorithmRows(rows, state.algorithm_state.server)
-    held = {name: masks.by_all(mask, state.global_params[name].ndim) for name, mask in state.mask.shared.items()}
-    mask = state.mask._replace(shared=held)
+    shared = {name: masks.by_all(mask, state.global_params[name].ndim) for name, mask in state.mask.shared.items()}
+    mask = state.mask._replace(shared=shared)
     return State(state.round, StackedRows(), {}, state.global_params, mask, StackedRows(), algorithm_state)
 
 
-def _ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
-    """Accuracy (client,) of the mean of the existing clients' class probabilities."""
-    rows, live = whole(test, np.arange(len(test.start) - 1))
+def _score_ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
+    """Return accuracy (client,) of the mean of the class probabilities of all clients' models."""
+    rows, live = pad_rows(test, np.arange(len(test.start) - 1))
     x, y = test.x[rows[live]], test.y[rows[live]]
     parts: dict[int, torch.Tensor] = {}
 
