@@ -1,4 +1,4 @@
-"""Results of comparisons of methods, and of effective ranks."""
+"""Results of effective ranks of client weights, and of comparisons of methods."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from fedstat.results.tables import count, decimals, interval, number, p_equals
 from fedstat.stats.compare import LEAST_PAIRS
 
 _ROUNDING = 1e-9
-"""Ranks that differ by less than this share of their mean are equal."""
+"""Ranks are equal if they differ by at most this proportion of their mean."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EffectiveRankResult(Result):
-    """Effective rank of clients' personal parts, as :func:`fedstat.effective_rank` returns it.
+    """Effective rank of each client's weights minus a baseline, as :func:`fedstat.effective_rank` returns it.
 
     Attributes
     ----------
     rank : Dataset
-        ``rank`` (layer, client), and checkpoint where there are several; NaN where the personal part is zero.
-        ``largest`` (layer): the largest possible, the smaller of units and weights of a unit.
+        ``rank`` (layer, client), with the dim checkpoint if there are several; NaN where the difference from the
+        baseline is zero. ``largest`` (layer): the largest possible rank, which is the number of units or of weights per
+        unit, whichever is smaller.
     baseline : str
-        What was taken off the weights: "mean", the mean over clients, or the name of a shared factor.
+        Baseline that was subtracted from the weights: "mean" (the mean over clients), the name of a shared factor, or
+        "nothing".
     level : float
         Confidence level of the intervals of the mean over clients.
     """
@@ -39,15 +41,23 @@ class EffectiveRankResult(Result):
     _figure: ClassVar[str] = "forest"
 
     def to_dataset(self) -> xr.Dataset:
-        """``rank`` and ``largest``."""
+        """Return ``rank`` and ``largest``."""
         return self.rank
 
     def tidy(self) -> pd.DataFrame:
-        """One row per layer (and checkpoint): term, estimate (mean over clients), error, interval (t), n, largest."""
+        """Return one row per layer (and checkpoint).
+
+        Returns
+        -------
+        DataFrame (layer)
+            term (the layer); checkpoint, if there are several; estimate (mean rank over clients), with std_error,
+            conf_low and conf_high (t interval); n_clients (clients with a rank); largest (the largest possible rank).
+            std_error and interval are NaN if ranks of all clients are equal.
+        """
         rank = self.rank["rank"]
         n, mean = rank.notnull().sum("client"), rank.mean("client")
         variance = ((rank - mean) ** 2).sum("client") / (n - 1).where(n > 1)
-        spread = rank.max("client") - rank.min("client") > _ROUNDING * mean  # equal ranks have none to go by
+        spread = rank.max("client") - rank.min("client") > _ROUNDING * mean  # equal ranks have no SE
         data = xr.Dataset({"estimate": mean, "std_error": np.sqrt((variance / n).where(spread))})
         half = data["std_error"] * xr.apply_ufunc(scipy.special.stdtrit, (n - 1).where(n > 1), (1 + self.level) / 2)
         data = data.assign(conf_low=data["estimate"] - half, conf_high=data["estimate"] + half, n_clients=n)
@@ -56,65 +66,76 @@ class EffectiveRankResult(Result):
         return table[[*order, *map(str, data.data_vars), "largest"]].rename(columns={"layer": "term"})
 
     def augment(self) -> pd.DataFrame:
-        """One row per layer, client (and checkpoint): rank."""
+        """Return one row per layer and client (and checkpoint): term (the layer), client, rank."""
         return self.rank["rank"].to_dataframe().reset_index().rename(columns={"layer": "term"})
 
     def glance(self) -> pd.DataFrame:
-        """One row: layers, clients, personal parts that are zero, what was taken off, level."""
+        """Return one row: n_layers, n_clients, n_undefined (ranks that are NaN), baseline, level."""
         rank = self.rank["rank"]
         row: dict[str, Any] = {"n_layers": rank.sizes["layer"], "n_clients": rank.sizes["client"]}
         row |= {"n_undefined": int(rank.isnull().sum()), "baseline": self.baseline, "level": self.level}
         return pd.DataFrame([row])
 
     def _lines(self) -> list[str]:
-        off = {"mean": " minus their mean", "nothing": ""}.get(self.baseline, f" minus {self.baseline!r}")
+        minus = {"mean": " minus their mean", "nothing": ""}.get(self.baseline, f" minus {self.baseline!r}")
         row, table = self.glance().iloc[0], self.tidy()
-        when = [f", round {number}" for number in table["checkpoint"]] if "checkpoint" in table else [""] * len(table)
-        rows = [(f"{x['term']}{at}", self._estimate(x)) for at, (_, x) in zip(when, table.iterrows(), strict=True)]
+        rounds = [f", round {number}" for number in table["checkpoint"]] if "checkpoint" in table else [""] * len(table)
+        rows = [
+            (f"{x['term']}{of_round}", self._format_estimate(x))
+            for of_round, (_, x) in zip(rounds, table.iterrows(), strict=True)
+        ]
         lines = [
-            f"Effective rank of client weights{off} (mean over {count(row['n_clients'], 'client')})",
+            f"Effective rank of client weights{minus} (mean over {count(row['n_clients'], 'client')})",
             *columns(rows),
         ]
         if row["n_undefined"]:
-            lines.append(f"  {row['n_undefined']} undefined: nothing of the weights is personal")
+            zero = "weights are zero" if self.baseline == "nothing" else "weights equal the baseline"
+            lines.append(f"  {row['n_undefined']} undefined: {zero}")
         return lines
 
-    def _estimate(self, x: pd.Series[Any]) -> str:
-        """Mean over clients with its interval, or the reason why there is none, and the largest possible rank."""
+    def _format_estimate(self, x: pd.Series[Any]) -> str:
+        """Return the mean over clients with its interval, or the reason why there is none, and the largest rank."""
         if np.isfinite(x["conf_low"]):
             ends = f"[{number(x['conf_low'], 2)}, {number(x['conf_high'], 2)}]"
-            certain = f", {100 * self.level:g}% CI {ends} (t)"
+            interval = f", {100 * self.level:g}% CI {ends} (t)"
         elif x["n_clients"] > 1:
-            certain = f" (no CI: equal in all {x['n_clients']} clients)"
+            interval = f" (no CI: equal in all {x['n_clients']} clients)"
         else:
-            certain = f" (no CI: {count(x['n_clients'], 'client')} with a rank)"
-        return f"{number(x['estimate'], 2)}{certain}; maximum {x['largest']}"
+            interval = f" (no CI: {count(x['n_clients'], 'client')} with a rank)"
+        return f"{number(x['estimate'], 2)}{interval}; maximum {x['largest']}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ComparisonResult(Result):
-    """Methods against a reference, within blocks, as :func:`fedstat.compare` returns it.
+    """Comparison of methods with a reference within blocks, as :func:`fedstat.compare` returns it.
 
     Attributes
     ----------
-    table : DataFrame
-        One row per method, in the order of appearance: ``method``; ``n_values``, ``mean`` and ``std_error_mean`` of its
-        own values; ``n_pairs``, blocks that it shares with the reference; ``n``, size of the sample: values of the
-        column ``sample``; ``difference``, mean over the sample of value − reference within blocks, with ``std_error``,
-        ``statistic`` (t), ``df``, ``p_value``, ``conf_low`` and ``conf_high``; ``p_holm``, adjusted over all methods;
-        ``sim_conf_low`` and ``sim_conf_high``, simultaneous intervals for all methods; ``p_sign_flip``. NaN for the
-        reference itself; without a test and intervals where ``n`` is less than 3.
+    table : DataFrame (method)
+        One row per method, in the order of appearance:
+
+        - ``method``; ``n_values``, ``mean`` and ``std_error_mean`` of the values of the method;
+        - ``n_pairs``: number of blocks in which both the method and the reference have a value;
+        - ``n``: sample size, the number of values of the column ``sample``;
+        - ``difference``: mean over the sample of value − reference within blocks, with ``std_error``, ``statistic``
+          (t), ``df``, ``p_value`` (paired t test), ``conf_low`` and ``conf_high``;
+        - ``p_holm``: p value adjusted over all methods by Holm's procedure;
+        - ``sim_conf_low``, ``sim_conf_high``: simultaneous intervals over all methods (Bonferroni);
+        - ``p_sign_flip``: p value of the sign-flip test of the differences.
+
+        The reference has NaN from ``difference`` on. So do tests and intervals if ``n`` is less than 3.
     reference : str
+        Method that the others are compared with.
     level : float
         Confidence level of the intervals.
     notes : tuple of str
-        What was left out or cannot be said, in words.
+        Sentences on values that were left out, and on missing tests and intervals.
     value : str
-        What is compared.
+        Name of the compared column.
     block : tuple of str
         Columns within whose values methods are paired.
     sample : str
-        The one of them whose values are the sample.
+        Column of ``block`` whose values are the sample.
     """
 
     table: pd.DataFrame
@@ -127,33 +148,46 @@ class ComparisonResult(Result):
     _figure: ClassVar[str] = "forest"
 
     def tidy(self) -> pd.DataFrame:
-        """One row per other method: term, n, estimate (difference), std_error, ..., sim_conf_low, sim_conf_high, ..."""
-        others = self.table[self.table["method"] != self.reference]
-        others = others.drop(columns=["n_values", "mean", "std_error_mean"]).reset_index(drop=True)
-        return others.rename(columns={"method": "term", "difference": "estimate"})
+        """Return one row per method, without the reference.
+
+        Returns
+        -------
+        DataFrame (method)
+            term (the method); n, n_pairs; estimate (the difference) and its columns, as in :attr:`table`.
+        """
+        table = self.table[self.table["method"] != self.reference]
+        table = table.drop(columns=["n_values", "mean", "std_error_mean"]).reset_index(drop=True)
+        return table.rename(columns={"method": "term", "difference": "estimate"})
 
     def augment(self) -> pd.DataFrame:
-        """One row per method, the reference included: term, n, mean and std_error of its own values."""
+        """Return one row per method, with the reference: term (the method), n, mean and std_error of its values."""
         names = {"method": "term", "n_values": "n", "std_error_mean": "std_error"}
         return self.table[["method", "n_values", "mean", "std_error_mean"]].rename(columns=names)
 
     def glance(self) -> pd.DataFrame:
-        """One row: reference, methods compared, blocks; those above and below it after Holm; level."""
-        found = self.tidy()
-        clear = found["p_holm"] <= 1 - self.level + 1e-12
+        """Return one row that summarizes the comparison.
+
+        Returns
+        -------
+        DataFrame (1,)
+            reference; n_methods (without the reference); n_blocks (the largest sample size ``n``); n_above and n_below
+            (methods above and below the reference with p_holm of at most 1 − level); level.
+        """
+        table = self.tidy()
+        is_rejected = table["p_holm"] <= 1 - self.level + 1e-12
         row = {
             "reference": self.reference,
-            "n_methods": len(found),
-            "n_blocks": int(found["n"].max()) if len(found) else 0,
-            "n_above": int((clear & (found["estimate"] > 0)).sum()),
-            "n_below": int((clear & (found["estimate"] < 0)).sum()),
+            "n_methods": len(table),
+            "n_blocks": int(table["n"].max()) if len(table) else 0,
+            "n_above": int((is_rejected & (table["estimate"] > 0)).sum()),
+            "n_below": int((is_rejected & (table["estimate"] < 0)).sum()),
             "level": self.level,
         }
         return pd.DataFrame([row])
 
     def __repr__(self) -> str:
-        others = self.table[self.table["method"] != self.reference]
-        digits = decimals(others["std_error"])
+        comparisons = self.table[self.table["method"] != self.reference]
+        digits = decimals(comparisons["std_error"])
         n = "pairs" if len(self.block) == 1 else "n"
         rows = [("method", "mean (SE)", f"difference [{100 * self.level:g}% CI]", "p (Holm)", n)]
         for x in self.table.to_dict("records"):
@@ -168,18 +202,18 @@ class ComparisonResult(Result):
             rows.append((x["method"], mean, *compared))
         return "\n".join(
             [
-                wrapped(f"{self.value}: {self._methods()} {self.reference}, paired by {' and '.join(self.block)}"),
-                *self._about_sample(),
+                wrapped(f"{self.value}: {self._describe_methods()}, paired by {' and '.join(self.block)}"),
+                *self._describe_sample(),
                 *columns(rows, n_right=2),
-                f"Paired t tests; CIs simultaneous over {count(len(others), 'comparison')} (Bonferroni).",
+                f"Paired t tests; CIs simultaneous over {count(len(comparisons), 'comparison')} (Bonferroni).",
             ]
         )
 
-    def _methods(self) -> str:
-        return f"{count(len(self.table) - 1, 'method')} compared with"
+    def _describe_methods(self) -> str:
+        return f"{count(len(self.table) - 1, 'method')} compared with {self.reference}"
 
-    def _about_sample(self) -> list[str]:
-        """What the sample is, where it is not the pairs."""
+    def _describe_sample(self) -> list[str]:
+        """Return the line on the sample, if it is smaller than the number of pairs."""
         if len(self.block) == 1:
             return []
         over = " and ".join(name for name in self.block if name != self.sample)
@@ -187,21 +221,25 @@ class ComparisonResult(Result):
         return [wrapped(f"{averaged}; results are for these values of {over} and other values of {self.sample}")]
 
     def summary(self) -> str:
-        """Comparison, then what was left out or cannot be said."""
+        """Return the comparison, then notes on values that were left out and on missing tests."""
         return "\n".join([repr(self), *(line(f"  {note}") for note in self.notes)])
 
 
 def difference(row: Mapping[Any, Any], pairs: str = "seeds", digits: int = 4) -> str:
-    """A difference with the interval that holds for all methods of a table, or why there is none.
+    """Return a difference with its simultaneous interval, or the reason why there is none.
 
     Parameters
     ----------
     row : mapping
         A row of :attr:`ComparisonResult.table`.
     pairs : str
-        What is paired, in words.
+        Word for the paired values, in the plural.
     digits : int
         Decimal places.
+
+    Returns
+    -------
+    str
 
     Examples
     --------

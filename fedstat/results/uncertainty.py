@@ -1,4 +1,4 @@
-"""How certain is a split, how many factors? Results of the bootstrap, the permutation test, stability, n_factors."""
+"""Results on the uncertainty of a split (bootstrap, permutation test, sensitivity) and on the number of factors."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ from fedstat.stats.resampling import expanded_percentiles
 
 Floats = NDArray[np.float64]
 _LEVEL = 0.05
-_LEAST_CLIENTS = 8  # from here on intervals were shown to hold, see the table of simulations
-_APART = 2.0  # standard errors between groups, or between eigenvalues at the cut
+_LEAST_CLIENTS = 8  # intervals were tested from this number on, see simulations/inference
+_MIN_SEPARATION = 2.0  # standard errors between groups, or between eigenvalues at the cut
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BootstrapResult(Result):
-    """A split and its refits on resampled clients, as :func:`fedstat.bootstrap` returns it.
+    """A split and its refits on bootstrap samples of clients, as :func:`fedstat.bootstrap` returns it.
 
     Attributes
     ----------
     split : SplitResult
-        The split of the clients at hand.
-    communality : array (replicate, unit)
-    shared : bool array (replicate, unit)
-    n_factors : int array (replicate,)
-    converged : bool array (replicate,)
+        Observed split, of all clients.
+    communality : array (bootstrap sample, unit)
+        Communality ν in each bootstrap sample.
+    shared : bool array (bootstrap sample, unit)
+        True where a bootstrap sample shares a unit.
+    n_factors : int array (bootstrap sample,)
+        Number of factors.
+    converged : bool array (bootstrap sample,)
+        True if the fit converged.
     level : float
         Confidence level of the intervals.
-    gap : array (replicate,)
-        Eigenvalues of R at the cut, see :func:`fedstat.stats.factor.gap`.
+    gap : array (bootstrap sample,)
+        Difference of the eigenvalues of R at the cut, the last factor's and the next; see
+        :func:`fedstat.stats.factor.gap`.
     half_samples : array (half, unit)
-        ν of random halves of the clients; without rows where clients are fewer than 4.
+        Communality in random halves of the clients. No rows for fewer than 4 clients.
     """
 
     split: SplitResult
@@ -54,33 +59,33 @@ class BootstrapResult(Result):
 
     @property
     def p_shared(self) -> Floats:
-        """Share of the replicates in which each unit is shared, array (unit,): how often a label repeats.
+        """Selection frequency: proportion of the bootstrap samples that share a unit; array (unit,).
 
-        It is not the probability that the label is the population's, but was close to it or below it where the groups
-        lie 3 standard errors of a unit apart and more (:attr:`separation`).
+        It is not the probability that the unit is shared in the population. In simulations, it was near that
+        probability or below it if groups were at least 3 standard errors of a unit apart (:attr:`separation`).
         """
         return np.asarray(self.shared.mean(0))
 
     @property
     def adjusted_rand(self) -> Floats:
-        """Agreement of each replicate's split with the split at hand, array (replicate,)."""
+        """Adjusted Rand index of each bootstrap sample's split with the observed split; array (bootstrap sample,)."""
         return np.asarray(_split.adjusted_rand(self.shared, self.split.shared[None]))
 
     @property
     def std_error(self) -> Floats:
-        """Standard deviation of ν over the replicates, array (unit,); NaN for a dead unit."""
+        """Standard deviation of the communality over bootstrap samples; array (unit,), NaN for a constant unit."""
         return np.where(self._dead, np.nan, np.nanstd(np.where(self._dead, 0, self.communality), axis=0, ddof=1))
 
     @property
     def half_sample(self) -> Floats:
-        """Mean ν of random halves of the clients, array (unit,); NaN where they are fewer than 4."""
+        """Mean communality in random halves of the clients; array (unit,), NaN for fewer than 4 clients."""
         if not len(self.half_samples):
             return np.full(len(self._dead), np.nan)
         return np.where(self._dead, np.nan, np.nanmean(np.where(self._dead, 0, self.half_samples), axis=0))
 
     @property
     def separation(self) -> float:
-        """Mean ν of the shared units less that of the personal ones, in mean standard errors of a unit."""
+        """Mean communality of shared minus personal units, in mean standard errors of a unit."""
         nu, group = self.split.communality, self.split.group
         if not all((group == name).any() for name in ("shared", "personal")):
             return np.nan
@@ -88,17 +93,25 @@ class BootstrapResult(Result):
 
     @property
     def interval_label(self) -> str:
-        """What the intervals are of, or why there are none."""
+        """Description of the intervals and their level, or the reason why there are none."""
         n = self.split.fit.n_clients or 0
         if n < _LEAST_CLIENTS:
             return f"no CIs: they need at least {_LEAST_CLIENTS} clients"
         return f"{100 * self.level:g}% CIs: expected communality in samples of {n} clients, not the population's"
 
     def tidy(self) -> pd.DataFrame:
-        """One row per unit: term, estimate (ν), std_error, conf_low, conf_high, half_sample, p_shared, group.
+        """Return one row per unit.
 
-        Intervals are expanded percentiles (:func:`fedstat.stats.resampling.expanded_percentiles`), of ν that samples of
-        as many clients give on average; NaN for fewer than 8 clients.
+        Returns
+        -------
+        DataFrame (unit)
+            term (the unit); estimate (communality ν) and std_error; conf_low and conf_high; half_sample (mean
+            communality in random halves of the clients); p_shared (selection frequency); group in the observed split.
+
+        Notes
+        -----
+        The intervals are expanded percentiles (:func:`fedstat.stats.resampling.expanded_percentiles`). They are for the
+        expected communality in samples of as many clients, not for the population's. NaN for fewer than 8 clients.
         """
         nu, n = np.where(self._dead, 0, self.communality), self.split.fit.n_clients or 0
         ends = expanded_percentiles(nu, max(n, 2), level=self.level)
@@ -112,21 +125,26 @@ class BootstrapResult(Result):
 
     @property
     def _dead(self) -> NDArray[np.bool_]:
+        """Constant units; bool array (unit,)."""
         return np.asarray(np.isnan(self.communality).all(0))
 
     def augment(self, data: Any = None) -> Any:
-        """Columns of :meth:`tidy` beside what you know of the units, as :meth:`SplitResult.augment` does."""
+        """Add the columns of :meth:`tidy` to data about the units, as :meth:`SplitResult.augment` does."""
         return beside(self.tidy().rename(columns={"term": "unit"}), data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
-        """One row: replicates, clients, how like the split at hand replicates are.
+        """Return one row that summarizes the bootstrap samples.
 
-        ``adjusted_rand`` is the mean over replicates, ``adjusted_rand_low`` their 5 % quantile; ``n_doubtful`` counts
-        units with p_shared in 0.1–0.9; ``separation`` of the groups, and ``eigenvalue_gap`` at the cut, are in standard
-        errors; ``n_factors_low`` and ``n_factors_high`` are the least and most factors, ``converged`` a share.
+        Returns
+        -------
+        DataFrame (1,)
+            replicates (number of bootstrap samples), n_clients; adjusted_rand and adjusted_rand_low (mean and 5%
+            quantile of the adjusted Rand index with the observed split); n_doubtful (units with p_shared between 0.1
+            and 0.9); separation (of the groups, in standard errors); n_factors_low and n_factors_high (fewest and most
+            factors); eigenvalue_gap (at the cut, in standard errors); converged (proportion of the fits).
         """
         p, ari = self.p_shared, self.adjusted_rand
         row = {
@@ -138,35 +156,35 @@ class BootstrapResult(Result):
             "separation": self.separation,
             "n_factors_low": int(self.n_factors.min()),
             "n_factors_high": int(self.n_factors.max()),
-            "eigenvalue_gap": self._eigenvalue_gap(),
+            "eigenvalue_gap": self._measure_gap(),
             "converged": float(self.converged.mean()),
         }
         return pd.DataFrame([row])
 
-    def _eigenvalue_gap(self) -> float:
-        """Gap of the eigenvalues at the cut, in standard errors; NaN where it is not known."""
+    def _measure_gap(self) -> float:
+        """Return the gap of the eigenvalues at the cut, in standard errors; NaN if it is unknown."""
         factors = self.split.factors
-        known = self.gap[np.isfinite(self.gap)]
-        spread = float(known.std(ddof=1)) if len(known) > 1 else 0.0
-        at_hand = float(gap(factors.eigenvalues, np.asarray(factors.n_factors)))
-        return at_hand / spread if spread > 0 else np.nan
+        gaps = self.gap[np.isfinite(self.gap)]
+        std_error = float(gaps.std(ddof=1)) if len(gaps) > 1 else 0.0
+        observed = float(gap(factors.eigenvalues, np.asarray(factors.n_factors)))
+        return observed / std_error if std_error > 0 else np.nan
 
     def _lines(self) -> list[str]:
         x, p = self.glance().iloc[0], self.p_shared
         fit, split, n = self.split.fit, self.split, int(x["n_clients"])
-        by_doubt = np.argsort(np.abs(p - 0.5))[: int(x["n_doubtful"])]
-        doubtful = [f"{fit.units[j]} ({p[j]:.2f})" for j in by_doubt]
+        by_frequency = np.argsort(np.abs(p - 0.5))[: int(x["n_doubtful"])]
+        doubtful = [f"{fit.units[j]} ({p[j]:.2f})" for j in by_frequency]
         sizes = ", ".join(f"{int((split.group == name).sum())} {name}" for name in ("shared", "personal"))
         means = [
-            f"{name} {split.communality[of].mean():.2f} ({self.half_sample[of].mean():.2f})"
+            f"{name} {split.communality[is_member].mean():.2f} ({self.half_sample[is_member].mean():.2f})"
             for name in ("shared", "personal")
-            if (of := split.group == name).any() and len(self.half_samples)
+            if (is_member := split.group == name).any() and len(self.half_samples)
         ]
-        often = f"{len(doubtful)} of {count(len(p), 'unit')} change group often (shared in 10% to 90% of the samples)"
+        changes = f"{len(doubtful)} of {count(len(p), 'unit')} change group often (shared in 10% to 90% of the samples)"
         return [
             f"Bootstrap ({x['replicates']:.0f} samples of {n} clients) of a split: {sizes}",
             f"ARI with the observed split: mean {x['adjusted_rand']:.2f}, 5% quantile {x['adjusted_rand_low']:.2f}",
-            often,
+            changes,
             *[listing(" ", doubtful, TERMINAL)] * bool(doubtful),
             f"Factors: {x['n_factors_low']:.0f} to {x['n_factors_high']:.0f}; converged: {100 * x['converged']:.0f}%",
             *[f"Mean communality (in random halves): {', '.join(means)}"] * bool(means),
@@ -174,40 +192,42 @@ class BootstrapResult(Result):
         ]
 
     def cautions(self) -> list[Caution]:
-        """Return where groups that recur may still be wrong, and whether refits stopped early; mostly nothing."""
-        found, gap = [], self._eigenvalue_gap()
-        if gap < _APART:
+        """Return cautions on eigenvalues or groups that are near each other, and on fits that did not converge."""
+        cautions, gap = [], self._measure_gap()
+        if gap < _MIN_SEPARATION:
             text = f"eigenvalues at the cut are {gap:.1f} SE apart: factors are not identified"
-            found.append(Caution("Factors not identified", text))
-        if self.separation < _APART:
+            cautions.append(Caution("Factors not identified", text))
+        if self.separation < _MIN_SEPARATION:
             text = f"groups are {self.separation:.1f} SE apart: a group that recurs often may still be wrong"
-            found.append(Caution("Groups near each other", text))
+            cautions.append(Caution("Groups near each other", text))
         if (stopped := 1 - float(self.converged.mean())) > 0:
             text = (
                 f"{100 * stopped:.0f}% of the refits had not converged: they stopped as the split itself does, and "
                 "their spread is that of this many steps"
             )
-            found.append(Caution("Refits not converged", text))
-        return found
+            cautions.append(Caution("Refits not converged", text))
+        return cautions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PermutationResult(Result):
-    """Test by the spread of ν that units carry no identity, as :func:`fedstat.permutation_test` returns it.
+    """Permutation test of communalities, as :func:`fedstat.permutation_test` returns it.
 
-    It sees an identity only in what other units explain: where clients agree on each unit but units explain one another
-    as they would by chance, it finds nothing (:func:`fedstat.icc` asks about agreement).
+    H0: units are exchangeable within clients. With common initial parameters or a common pruning mask, H0 is false by
+    construction.
 
-    The test of all units together is two-sided. Those of single units are one-sided: a small p-value says that factors
-    explain more of the unit than of shuffled ones; ``p_adjusted`` holds the false discovery rate over all units
-    (Benjamini and Hochberg).
+    The test of all units together is two-sided, on the standard deviation of ν over units. It detects only differences
+    in how far other units explain a unit. It does not detect agreement of clients, see :func:`fedstat.icc`.
+
+    Tests of single units are one-sided: a small p value is evidence that the factors explain more of the unit than of
+    permuted units. ``p_adjusted`` controls the false discovery rate over all units (Benjamini and Hochberg).
 
     Attributes
     ----------
     split : SplitResult
-        The split of the clients at hand.
-    communality : array (replicate, unit)
-        ν after shuffling the units within each client.
+        Observed split.
+    communality : array (permutation, unit)
+        Communality ν after a permutation of the units within each client.
     """
 
     split: SplitResult
@@ -216,44 +236,58 @@ class PermutationResult(Result):
 
     @property
     def statistic(self) -> float:
-        """Standard deviation of ν over units: how much units differ in the share that factors explain."""
+        """Standard deviation of the communality over units."""
         return float(np.nanstd(self.split.communality))
 
     @property
     def p_value(self) -> float:
-        """Two-sided: twice the share of the shuffles, the data among them, whose statistic is as far out."""
+        """Two-sided p value: twice the proportion of permutations, with the data, whose statistic is as extreme."""
         null = np.nanstd(self.communality, axis=1)
         above, below = np.sum(null >= self.statistic), np.sum(null <= self.statistic)
         return min(1.0, 2 * (1 + float(min(above, below))) / (1 + len(null)))
 
     def tidy(self) -> pd.DataFrame:
-        """One row per unit: term, estimate (ν), p_value (one-sided, upper tail of shuffled ν), p_adjusted, group."""
+        """Return one row per unit.
+
+        Returns
+        -------
+        DataFrame (unit)
+            term (the unit); estimate (communality ν); p_value (one-sided, upper tail of the communalities of permuted
+            units); p_adjusted (false discovery rate over units); group in the observed split.
+        """
         from statsmodels.stats.multitest import multipletests  # half a second to import
 
         null = np.sort(self.communality[~np.isnan(self.communality)])
         at_least = len(null) - np.searchsorted(null, self.split.communality)
         p = np.where(self.split.fit.dead, np.nan, (1 + at_least) / (1 + len(null)))
-        adjusted, live = p.copy(), np.isfinite(p)
-        adjusted[live] = multipletests(p[live], method="fdr_bh")[1]
+        adjusted, is_tested = p.copy(), np.isfinite(p)
+        adjusted[is_tested] = multipletests(p[is_tested], method="fdr_bh")[1]
         columns = {"estimate": self.split.communality, "p_value": p, "p_adjusted": adjusted, "group": self.split.group}
         return pd.DataFrame({"term": self.split.fit.units} | columns)
 
     def augment(self, data: Any = None) -> Any:
-        """Columns of :meth:`tidy` beside what you know of the units, as :meth:`SplitResult.augment` does."""
+        """Add the columns of :meth:`tidy` to data about the units, as :meth:`SplitResult.augment` does."""
         return beside(self.tidy().rename(columns={"term": "unit"}), data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
-        """One row: statistic, its mean under the null hypothesis, p_value, replicates, n_units (p_adjusted <= 0.05)."""
+        """Return one row that summarizes the test.
+
+        Returns
+        -------
+        DataFrame (1,)
+            statistic (standard deviation of the communality over units); null_mean (its mean under H0); p_value;
+            replicates (number of permutations); n_units (units with p_adjusted <= 0.05).
+        """
         null = float(np.nanstd(self.communality, axis=1).mean())
         row = {"statistic": self.statistic, "null_mean": null, "p_value": self.p_value}
-        found = int((self.tidy()["p_adjusted"] <= _LEVEL).sum())
-        return pd.DataFrame([row | {"replicates": len(self.communality), "n_units": found}])
+        n_units = int((self.tidy()["p_adjusted"] <= _LEVEL).sum())
+        return pd.DataFrame([row | {"replicates": len(self.communality), "n_units": n_units}])
 
     def verdict(self) -> str:
-        """Return what the test concludes at 5%, in a sentence."""
+        """Return the conclusion of the test at 5%, in words."""
         if 2 / (1 + len(self.communality)) > _LEVEL:
             return "too few permutations for a conclusion at 5%"
         if self.p_value > _LEVEL:
@@ -277,14 +311,16 @@ class PermutationResult(Result):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SensitivityResult(Result):
-    """The split under other choices of the analyst, as :func:`fedstat.sensitivity` returns it.
+    """Sensitivity of a split to analysis choices, as :func:`fedstat.sensitivity` returns it.
 
     Attributes
     ----------
     reference : SplitResult
-    table : DataFrame
-        One row per variant: varied, value, adjusted_rand and same_state with the reference, n_factors, converged,
-        n_heywood.
+        Split that the variants are compared with.
+    table : DataFrame (variant)
+        varied and value (the changed setting and its value); adjusted_rand (adjusted Rand index with the reference);
+        same_state (proportion of units in the same group as in the reference); n_factors; converged; n_heywood (number
+        of Heywood cases).
     """
 
     reference: SplitResult
@@ -292,11 +328,11 @@ class SensitivityResult(Result):
     _figure: ClassVar[str] = "sensitivity"
 
     def tidy(self) -> pd.DataFrame:
-        """One row per variant of the analysis."""
+        """Return one row per variant of the analysis, with the columns of :attr:`table`."""
         return self.table.copy()
 
     def glance(self) -> pd.DataFrame:
-        """One row: the smallest adjusted Rand index for each thing varied."""
+        """Return one row with a column per varied setting: its smallest adjusted Rand index with the reference."""
         return self.table.groupby("varied", sort=False)["adjusted_rand"].min().to_frame().T.reset_index(drop=True)
 
     def _lines(self) -> list[str]:
@@ -325,17 +361,20 @@ class SensitivityResult(Result):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NFactorsResult(Result):
-    """Numbers of factors that different rules advise, as :func:`fedstat.n_factors` returns it.
+    """Number of factors by different rules, as :func:`fedstat.n_factors` returns it.
 
     Attributes
     ----------
     numbers : dict of int
-        Rule to number of factors: kappa, kaiser, parallel_pc, parallel_fa, map, scree.
+        Number of factors by rule: kappa, kaiser, parallel_pc, parallel_fa, map, scree.
     curves : dict of arrays
-        eigenvalues, reduced, noise_pc, noise_fa (unit,), map (m,).
+        eigenvalues of R; reduced (eigenvalues of R with squared multiple correlations on the diagonal); noise_pc and
+        noise_fa (quantiles of the eigenvalues of random data, to compare with these two). Arrays (unit,). map (the MAP
+        criterion by number of factors), array (m,).
     kappa : float
+        κ, the proportion of the eigenvalue sum that the factors must reach.
     n_obs : int
-        Rows that parallel analysis assumed.
+        Number of rows that parallel analysis assumed.
     """
 
     numbers: dict[str, int]
@@ -345,8 +384,15 @@ class NFactorsResult(Result):
     _figure: ClassVar[str] = "scree"
 
     def tidy(self) -> pd.DataFrame:
-        """One row per rule: term, n_factors, share of the eigenvalues' sum that they hold, what the rule says."""
-        says = {
+        """Return one row per rule.
+
+        Returns
+        -------
+        DataFrame (rule)
+            term (the rule); n_factors; share (proportion of the eigenvalue sum that the factors reach); criterion, in
+            words.
+        """
+        criteria = {
             "kappa": f"proportion of the eigenvalue sum >= {self.kappa:g}",
             "kaiser": "eigenvalue > 1",
             "parallel_pc": "eigenvalue above random data",
@@ -354,15 +400,16 @@ class NFactorsResult(Result):
             "map": "minimum mean squared partial correlation",
             "scree": "sharpest bend of the eigenvalues",
         }
-        share = np.concatenate([[0.0], np.cumsum(self.curves["eigenvalues"]) / np.sum(self.curves["eigenvalues"])])
+        eigenvalues = self.curves["eigenvalues"]
+        proportion = np.concatenate([[0.0], np.cumsum(eigenvalues) / np.sum(eigenvalues)])
         rows = [
-            {"term": rule, "n_factors": g, "share": share[g], "criterion": says[rule]}
+            {"term": rule, "n_factors": g, "share": proportion[g], "criterion": criteria[rule]}
             for rule, g in self.numbers.items()
         ]
         return pd.DataFrame(rows)
 
     def glance(self) -> pd.DataFrame:
-        """One row: units, rows, and the number of factors by each rule."""
+        """Return one row: d (number of units), n_obs (rows), and the number of factors by each rule."""
         row: dict[str, Any] = {"d": len(self.curves["eigenvalues"]), "n_obs": self.n_obs}
         return pd.DataFrame([row | self.numbers])
 
@@ -375,12 +422,12 @@ class NFactorsResult(Result):
             "map": "MAP",
         }
         size = f"{count(len(self.curves['eigenvalues']), 'unit')}, {self.n_obs} rows"
-        numbers, says = self.numbers, self.tidy()["criterion"]
+        numbers, criteria = self.numbers, self.tidy()["criterion"]
         width = max(len(names.get(rule, rule)) for rule in numbers)
         return [
             f"Number of factors ({size}): the rules range from {min(numbers.values())} to {max(numbers.values())}",
             *(
                 f"  {names.get(rule, rule):<{width}}  {n:>4}  {criterion}"
-                for (rule, n), criterion in zip(numbers.items(), says, strict=True)
+                for (rule, n), criterion in zip(numbers.items(), criteria, strict=True)
             ),
         ]

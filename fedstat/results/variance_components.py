@@ -1,11 +1,10 @@
-"""Result of replicated training: variance components, reliability, and the layer from which personal weights pay."""
+"""Result on variance components: reliability of client differences, by unit and by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from textwrap import wrap
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,11 +12,24 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.results.base import Result, constant, extremes
+from fedstat.results.base import Result, constant, extremes, wrapped
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import beside, coefficient, count, median_and_ends, p_equals
 from fedstat.stats.icc import fdr as adjusted
 from fedstat.stats.variance_components import Components, outcomes
+
+# Lines of prints.
+_ABOVE_HALF = (
+    "Above 0.5: a client's weights estimate its true weights with lower expected squared error than the average over "
+    "clients does"
+)
+_BEST = "Best, if above 0: average + reliability x (client's weights - average)"
+_CONCLUSIONS = {
+    "mean": "below 0.5",
+    "undecided": "inconclusive: the CI includes 0.5",
+    "no difference shown beyond noise": "no evidence of differences beyond training noise",
+    "undefined": "undefined: there is no CI",
+}
 
 Verdict = Literal["own", "mean", "undecided", "no difference shown beyond noise", "undefined"]
 COLUMNS = ("layer", "personal", "conf_low", "conf_high", "p_value")
@@ -25,19 +37,30 @@ COLUMNS = ("layer", "personal", "conf_low", "conf_high", "p_value")
 
 
 def verdict(personal: float, conf_low: float, conf_high: float, p_value: float, *, level: float = 0.95) -> Verdict:
-    """Which weights are nearer to a client's true ones, its own or the mean over clients, as a keyword.
+    """Return a keyword for the better estimate of a client's true weights: its weights or the mean over clients.
 
-    A client's own weights, trained on all its data, miss its true ones by the noise, σ_e²/R; the mean over clients
-    misses them by σ_b² (1 − 1/C) + σ_e²/(R C). Own is nearer, in expected squared error, if and only if σ_b² > σ_e²/R,
-    that is personal > 1/2. Better than either are own weights shrunk towards the mean by the factor ``personal`` [1]_
-    [2]_.
+    Parameters
+    ----------
+    personal, conf_low, conf_high : float
+        Reliability of client differences, with its confidence interval.
+    p_value : float
+        P value of the test of no variance between clients.
+    level : float in (0, 1)
+        Confidence level; the test rejects at 1 − ``level``.
 
     Returns
     -------
     str
-        "no difference shown beyond noise" where the test at 1 − ``level`` does not reject, which does not say that
-        there is none; else "own" if the interval lies above 1/2, "mean" if below it, "undecided" if it holds 1/2;
-        "undefined" for weights that are the same in all models.
+        "no difference shown beyond noise" if the test does not reject, which is no evidence of equality. Otherwise
+        "own" if the interval is above 1/2, "mean" if it is below, and "undecided" (inconclusive) if it includes 1/2.
+        "undefined" for weights that are identical in all models.
+
+    Notes
+    -----
+    Let σ_b² be the variance between C clients and σ_e² the training noise of one of R replicates. The weights of a
+    client, trained on all its data, have expected squared error σ_e²/R. The mean over clients has expected squared
+    error σ_b² (1 − 1/C) + σ_e²/(R C). The first is smaller if and only if σ_b² > σ_e²/R, that is, if the reliability is
+    above 1/2. Shrinking a client's weights towards the mean by the factor ``personal`` is better than either [1]_ [2]_.
 
     References
     ----------
@@ -59,42 +82,48 @@ def verdict(personal: float, conf_low: float, conf_high: float, p_value: float, 
 
 
 def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, level: float = 0.95) -> str:
-    """From which layer on is a client's own model nearer to its true weights than the mean over clients is?
+    """Find the layer from which on the reliability of client differences is above 1/2.
+
+    From this layer on, a client's weights estimate its true weights better than the mean over clients does.
 
     Parameters
     ----------
     results : DataFrame, or mapping of layer to ComponentsResult
-        One row per layer, in order of depth, with columns layer, personal, conf_low, conf_high and p_value.
+        One row per layer, in order of depth, with columns layer, personal (reliability), conf_low, conf_high and
+        p_value.
     level : float in (0, 1)
-        Confidence level of the intervals in a table; results carry their own.
+        Confidence level of the intervals in a table. Results have a level, which takes precedence.
 
     Returns
     -------
     str
-        The first layer from which on all are "own" (:func:`verdict`), with shares and intervals; or, if there is none,
-        the layer that prevents it.
+        Report of at most 80 columns: the first layer from which on all layers are "own" (:func:`verdict`), with
+        reliability and intervals, and the layer before it. If there is none, the last layer and its conclusion.
 
     Raises
     ------
     ValueError
-        If there is no layer, a column is missing, or results have different levels.
+        If there is no layer, a layer has several rows, a column is missing, or results have different levels.
 
     Notes
     -----
-    Layers are tested from the last backwards, in an order fixed in advance, up to the first that is not "own". The
-    intervals therefore need no correction for the number of layers: the chance of naming too early a layer is at most
-    the chance that a single interval lies too high (Westfall and Krishen 2001, J. Statistical Planning and Inference
-    99, 25-40).
+    Layers are tested from the last to the first, up to the first layer that is not "own". The order is fixed in
+    advance, so the intervals need no adjustment for the number of layers. The probability of naming a layer that is too
+    early is at most the probability that one interval is too high (Westfall and Krishen 2001, J. Statistical Planning
+    and Inference 99, 25-40).
 
     Examples
     --------
     >>> layers = pd.DataFrame({"layer": ["conv1", "fc1", "fc2"], "personal": [0.1, 0.7, 0.8],
     ...                        "conf_low": [0.0, 0.6, 0.7], "conf_high": [0.2, 0.8, 0.9], "p_value": [0.04, 0, 0]})
     >>> print(personal_from(layers))
-    A client's own weights beat the mean over clients from layer fc1 on: personal share fc1 0.70 [0.60, 0.80], fc2 0.80
-    [0.70, 0.90]; before it, for conv1 0.10 [0.00, 0.20] the mean beats a client's own.
-    Own beats the mean, in squared error of weights, where the share is above 1/2; where it is above 0, the best lies in
-    between: the mean of the trained models, moved by that share towards a client's own.
+    Reliability of client differences is above 0.5 from layer fc1 on
+      fc1 0.70 [0.60, 0.80], fc2 0.80 [0.70, 0.90]
+      Layer before: conv1 0.10 [0.00, 0.20], below 0.5
+      95% CIs; layers are tested from the last to the first
+    Above 0.5: a client's weights estimate its true weights with lower expected
+      squared error than the average over clients does
+    Best, if above 0: average + reliability x (client's weights - average)
     """
     if not isinstance(results, pd.DataFrame | Mapping):
         raise ValueError(
@@ -103,44 +132,37 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
         )
     if not isinstance(results, pd.DataFrame):
         if len(levels := {r.level for r in results.values()}) > 1:
-            raise ValueError(f"layers must have intervals of one level, but got {sorted(levels)}")
+            raise ValueError(f"results must have intervals of one level, but got {sorted(levels)}. Use one level.")
         level = next(iter(levels), level)
         rows = [r.layer.assign(layer=name) for name, r in results.items()]
         results = pd.concat(rows) if rows else pd.DataFrame(columns=list(COLUMNS))
     if missing := [c for c in COLUMNS if c not in results.columns]:
-        raise ValueError(f"the table of layers must have columns {', '.join(COLUMNS)}, but lacks {', '.join(missing)}")
+        raise ValueError(f"results must have columns {', '.join(COLUMNS)}, but lacks {', '.join(missing)}")
     if results.empty:
-        raise ValueError("the table of layers must have at least one row, but is empty")
+        raise ValueError("results must have at least one row, but is empty")
     names = [str(x) for x in results["layer"]]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
-            f"the table must have one row per layer, but has {names.count(twice[0])} for {twice[0]!r}. Select "
-            "one round, or take several together: fedstat.fl.profile(run, window=10)."
+            f"results must have one row per layer, but has {names.count(twice[0])} for {twice[0]!r}. Select "
+            "one round, or pool rounds: fedstat.fl.profile(run, window=10)."
         )
     values = results[list(COLUMNS[1:])].to_numpy(dtype=float)
     verdicts = [verdict(*row, level=level) for row in values]
-    shares = [f"{name} {v[0]:.2f} [{v[1]:.2f}, {v[2]:.2f}]" for name, v in zip(names, values, strict=True)]
+    estimates = [f"{name} {v[0]:.2f} [{v[1]:.2f}, {v[2]:.2f}]" for name, v in zip(names, values, strict=True)]
     first = len(names)
     while first and verdicts[first - 1] == "own":
         first -= 1
-    why = (
-        "Own beats the mean, in squared error of weights, where the share is above 1/2; where it is above 0, the best "
-        "lies in between: the mean of the trained models, moved by that share towards a client's own."
-    )
-    says = {
-        "mean": "for {} the mean beats a client's own", "undecided": "{} is undecided",
-        "no difference shown beyond noise": "{} shows no difference beyond noise", "undefined": "{} is undefined",
-    }  # fmt: skip
-    against = says[verdicts[first - 1]].format(shares[first - 1]) if first else ""
-    earlier = [share for share, v in zip(shares[:first], verdicts[:first], strict=True) if v == "own"]
-    if earlier:
-        against += f" ({', '.join(earlier)} is own, but comes before it)"
-    if first == len(names):
-        found = f"No layer is shown from which on a client's own weights beat the mean: the last, {against}."
-    else:
-        found = f"A client's own weights beat the mean over clients from layer {names[first]} on: personal share "
-        found += ", ".join(shares[first:]) + (f"; before it, {against}." if first else ", in all layers.")
-    return "\n".join(line for text in (found, why) for line in wrap(text, 120, break_long_words=False))
+    lines = ["No evidence that reliability is above 0.5 in the last layer"]
+    if first < len(names):
+        lines = [f"Reliability of client differences is above 0.5 from layer {names[first]} on"]
+        lines.append(f"  {', '.join(estimates[first:])}")
+    if first:
+        position = "Layer before" if first < len(names) else "Last layer"
+        lines.append(f"  {position}: {estimates[first - 1]}, {_CONCLUSIONS[verdicts[first - 1]]}")
+    if earlier := [text for text, v in zip(estimates[:first], verdicts[:first], strict=True) if v == "own"]:
+        lines.append(f"  Before it, but above 0.5: {', '.join(earlier)}")
+    lines += [f"  {100 * level:g}% CIs; layers are tested from the last to the first", _ABOVE_HALF, _BEST]
+    return "\n".join(map(wrapped, lines))
 
 
 Floats = NDArray[np.float64]
@@ -148,23 +170,24 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ComponentsResult(Result):
-    """Variance of a layer's weights between clients and of noise, as :func:`fedstat.variance_components` returns it.
+    """Variance of weights between clients and training noise, as :func:`fedstat.variance_components` returns it.
 
     Attributes
     ----------
     components : Components
-        Arrays (unit,), NaN for a unit that is identical in all clients.
+        Arrays (unit,). NaN for a unit that is identical in all clients.
     layer_components : Components
-        Arrays (1,): all weights of all units as those of one unit.
+        Arrays (1,) for the layer, in which the weights of all units count as the weights of one unit.
     units : array (unit,)
-        Labels.
+        Names of the units.
     n_clients, n_replicates, n_weights : int
-        Weights are those of a unit.
+        Number of clients, of replicates per client, and of weights per unit.
     method : {"moments", "reml"}
+        Method of moments, or restricted maximum likelihood.
     agreement : array (unit,)
-        ICC2 of the clients' means over replicates: on which units they agree.
+        Agreement of clients on each unit: ICC2 of the clients' means over replicates.
     adjusted : bool
-        Whether clients were adjusted for a covariate.
+        True if clients were adjusted for a covariate.
     """
 
     statistic_name: ClassVar[str] = "personal share"
@@ -187,22 +210,25 @@ class ComponentsResult(Result):
 
     @property
     def personal(self) -> Floats:
-        """Share of the differences between clients that is their own, array (unit,)."""
+        """Reliability of client differences, σ_b²/(σ_b² + σ_e²/R); array (unit,).
+
+        σ_b² is the variance between clients, σ_e² the training noise of one of R replicates.
+        """
         return self.components.personal
 
     @property
     def dead(self) -> NDArray[np.bool_]:
-        """Units that have one value throughout, array (unit,)."""
+        """Constant units: all weights of all clients and replicates are equal; bool array (unit,)."""
         return np.isnan(self.agreement) & np.isnan(self.personal)
 
     @property
     def identical(self) -> NDArray[np.bool_]:
-        """Units that all clients have alike, as averaging leaves them, and that are not dead; array (unit,)."""
+        """Units that are identical in all clients, as after averaging, but not constant; bool array (unit,)."""
         return np.isnan(self.personal) & ~self.dead
 
     @cached_property
     def p_adjusted(self) -> Floats:
-        """P values adjusted over units to control the false discovery rate (Benjamini and Hochberg), array (unit,)."""
+        """P values adjusted over units for the false discovery rate (Benjamini and Hochberg); array (unit,)."""
         return adjusted(self.components.p_value[:, None])[:, 0]
 
     @property
@@ -213,41 +239,42 @@ class ComponentsResult(Result):
     def split(
         self, *, fdr: float = 0.05, margin: float = 0.5, undecided: Literal["shared", "personal"] = "shared"
     ) -> SplitResult:
-        """Units shown to be shared, shown to be personal, and undecided, of which ``undecided`` says what becomes.
+        """Split by two-sided tests of each unit's reliability against a margin.
 
-        A unit is shown to be personal where its personal share is above the margin, shared where it is below, by
-        two-sided tests of the share at the margin. What they do not decide is no evidence of either.
+        A unit is shared if its reliability is below the margin, and personal if it is above. A unit whose test does not
+        reject is inconclusive, which is no evidence of either. A unit that is identical in all clients is shared.
 
         Parameters
         ----------
         fdr : float in (0, 1)
-            Expected share, among the units that are called shared or personal, of those that are the other (Benjamini
-            and Hochberg 1995).
+            False discovery rate: expected proportion of wrong units among the units concluded to be shared or personal
+            (Benjamini and Hochberg 1995).
         margin : float in (0, 1)
-            Personal share from which on a unit is personal: 1/2, where a client's own weights begin to be nearer to its
-            true ones than the mean over clients is.
+            Reliability that separates shared from personal units. Above 1/2, a client's weights estimate its true
+            weights with lower expected squared error than the mean over clients does.
         undecided : {"shared", "personal"}
-            What the split does with undecided units.
+            Group of inconclusive units.
 
         Returns
         -------
         SplitResult
-            Its ``outcome`` keeps the three apart.
+            ``outcome`` holds the conclusion of each unit's test, and ``group`` the split.
 
         Notes
         -----
-        The tests are about these clients: whether the share of their differences, as they are, lies above the margin.
-        In simulations with trained networks (4 to 20 clients, margins .3 to .9) on average at most .01 of the decided
-        units were on the other side, and some unit was in at most .15 of layers (``simulations/inference/shares.py``).
-        Where all units of a synthetic layer lie on the margin, some unit is called in at most .06 of layers, also with
-        long tails or clients of unlike noise. A unit that is identical in all clients is shared.
+        The tests refer to the differences of these clients, not to other clients. In simulations with trained networks
+        (4 to 20 clients, margins 0.3 to 0.9), on average at most 0.01 of the conclusions were wrong, and at least one
+        conclusion was wrong in at most 0.15 of layers (``simulations/inference/shares.py``). In synthetic layers whose
+        units all lie on the margin, at most 0.06 of layers had a unit with a conclusion. This also held with long tails
+        and with clients of unequal noise.
 
         Examples
         --------
         >>> from fedstat import variance_components
         >>> rng = np.random.default_rng(0)
-        >>> own = rng.normal(size=(20, 1, 4, 50)) * np.array([0, 0.7, 1, 3])[:, None]  # shares 0, 1/2, 2/3, 18/19
-        >>> variance_components(own + rng.normal(size=(20, 2, 4, 50))).split().outcome.tolist()
+        >>> sd = np.array([0, 0.7, 1, 3])[:, None]  # between clients: reliability 0, 1/2, 2/3, 18/19
+        >>> client_weights = sd * rng.normal(size=(20, 1, 4, 50))
+        >>> variance_components(client_weights + rng.normal(size=(20, 2, 4, 50))).split().outcome.tolist()
         ['shared', 'undecided', 'personal', 'personal']
         """
         check.choice("undecided", undecided, ("shared", "personal"))
@@ -257,35 +284,45 @@ class ComponentsResult(Result):
         return SplitResult(np.full(len(shared), np.nan), shared, margin, "test", self, outcome, fdr)
 
     def by_unit(self) -> pd.DataFrame:
-        """As :meth:`tidy`, with the units under ``term`` and their ``icc``: what a split's table begins with."""
+        """Return the table of :meth:`tidy` with ``term`` for ``unit``, and with icc, to begin a split's table."""
         return self.tidy().rename(columns={"unit": "term"}).assign(icc=self.agreement)
 
     @property
     def layer(self) -> pd.DataFrame:
-        """One row for the layer: the columns of :meth:`tidy`, without unit and p_adjusted."""
-        return _table(self.layer_components)
+        """Table of the layer, one row: the columns of :meth:`tidy` without unit and p_adjusted."""
+        return _make_table(self.layer_components)
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the layer, see :func:`verdict`."""
-        return _verdicts(self.layer_components)[0]
+        """Conclusion on the layer, a keyword of :func:`verdict`."""
+        return _list_verdicts(self.layer_components)[0]
 
     def tidy(self) -> pd.DataFrame:
-        """One row per unit.
+        """Return one row per unit.
 
         Returns
         -------
         DataFrame (unit)
-            unit; between and within, variances of a weight between clients and of the noise of one replicate;
-            personal, with conf_low and conf_high; p_value of the one-sided test of no variance between clients;
-            p_adjusted, over units.
+            unit; between (variance of a weight between clients); within (training noise: variance of a weight between
+            replicates of a client); personal (reliability), with conf_low and conf_high; p_value (one-sided, H0: no
+            variance between clients); p_adjusted (false discovery rate over units).
         """
-        table = _table(self.components)
+        table = _make_table(self.components)
         table.insert(0, "unit", self.units)
         return table.assign(p_adjusted=self.p_adjusted)
 
     def glance(self) -> pd.DataFrame:
-        """One row: sizes; the layer's components and verdict; personal over units (median, least, most) and counts."""
+        """Return one row that summarizes layer and units.
+
+        Returns
+        -------
+        DataFrame (1,)
+            d (number of units), n_clients, n_replicates, n_weights (per unit), method, adjusted (for a covariate);
+            layer_between, layer_within, layer_personal (reliability), layer_low, layer_high and layer_p_value, as in
+            :meth:`tidy`; verdict (conclusion on the layer); personal_median, personal_min and personal_max over units.
+            Then counts of units: n_beyond_noise (p_adjusted of at most 1 − level), n_own and n_mean_better (interval
+            above and below 1/2), n_dead (constant), n_identical (in all clients); df of the test; level.
+        """
         layer = self.layer.iloc[0]
         median, least, most = median_and_ends(self.personal)
         row = {
@@ -305,7 +342,7 @@ class ComponentsResult(Result):
             "personal_median": median,
             "personal_min": least,
             "personal_max": most,
-            "n_beyond_noise": self._beyond_noise,
+            "n_beyond_noise": self._n_beyond_noise,
             "n_own": int((self.components.conf_low > 0.5).sum()),
             "n_mean_better": int((self.components.conf_high < 0.5).sum()),
             "n_dead": int(self.dead.sum()),
@@ -316,26 +353,27 @@ class ComponentsResult(Result):
         return pd.DataFrame([row])
 
     def augment(self, data: Any = None) -> Any:
-        """:meth:`tidy` with columns derived from it.
+        """Return the table of :meth:`tidy` with further columns.
 
         Parameters
         ----------
         data : DataFrame, Dataset, DataArray, array or tensor, optional
-            To put these columns beside, as :meth:`SplitResult.augment` does.
+            Data to which the columns are added, as by :meth:`SplitResult.augment`.
 
         Returns
         -------
         DataFrame (unit) or Dataset
-            Besides: personal_replicate, the share for models trained on one replicate's data; shrink, the factor that
-            brings a client's own difference from the mean nearest to the true one (personal, cut to 0 to 1); statistic
-            (t, of the test); verdict, unit by unit, not corrected for their number; dead.
+            The columns of :meth:`tidy`; personal_replicate (reliability of a model trained on the data of one
+            replicate); shrink (factor that moves a client's difference from the mean nearest to the true difference:
+            reliability, clipped to 0 to 1); statistic (t of the test); verdict (conclusion on the unit, not adjusted
+            for the number of units); dead (True for a constant unit).
         """
         c = self.components
         table = self.tidy().assign(
             personal_replicate=c.personal_replicate,
             shrink=np.clip(c.personal, 0, 1),
             statistic=c.statistic,
-            verdict=_verdicts(c),
+            verdict=_list_verdicts(c),
             dead=self.dead,
         )
         return beside(table, data)
@@ -344,12 +382,12 @@ class ComponentsResult(Result):
         return self.tidy(), "personal"
 
     def summary(self, *, rows: int = 12) -> str:
-        """Report: the layer in words, then the units.
+        """Return a report on the layer, then on the units.
 
         Parameters
         ----------
         rows : int
-            Number of units to print, by descending personal share.
+            Number of units to print, in descending order of reliability.
         """
         return f"{self!r}\n\n{self._details(rows)}"
 
@@ -360,31 +398,34 @@ class ComponentsResult(Result):
             [
                 "Layer",
                 self.layer.to_string(index=False, float_format="%.3g"), "",
-                f"Units by personal share{cut}",
+                f"Units by reliability{cut}",
                 units.to_string(index=False, float_format="%.3g"),
             ]
         )  # fmt: skip
 
     @property
-    def _beyond_noise(self) -> int:
-        """Units whose test rejects at a false discovery rate of 1 − level."""
+    def _n_beyond_noise(self) -> int:
+        """Number of units whose test rejects H0 at a false discovery rate of 1 − level."""
         return int((self.p_adjusted <= 1 - self.level + 1e-12).sum())
 
     def _lines(self) -> list[str]:
         x = self.glance().iloc[0]
-        share, low, high = (coefficient(float(x[f"layer_{name}"])) for name in ("personal", "low", "high"))
-        by = "restricted maximum likelihood" if self.method == "reml" else "method of moments"
-        tested = int((~np.isnan(self.p_adjusted)).sum())
-        beyond = f"{x['n_beyond_noise']} of {tested} differ beyond training noise (one-sided, FDR {1 - self.level:.2g})"
-        include = int(((self.components.conf_low <= 0.5) & (self.components.conf_high >= 0.5)).sum())
-        sides = f"{x['n_own']} above 0.5, {x['n_mean_better']} below, {include} include it"
+        reliability, low, high = (coefficient(float(x[f"layer_{name}"])) for name in ("personal", "low", "high"))
+        method = "restricted maximum likelihood" if self.method == "reml" else "method of moments"
+        n_tested = int((~np.isnan(self.p_adjusted)).sum())
+        test = f"one-sided, FDR {1 - self.level:.2g}"
+        differing = f"{x['n_beyond_noise']} of {n_tested} differ beyond training noise ({test})"
+        interval = f", {100 * self.level:g}% CI [{low}, {high}] (jackknife over clients)"
+        interval = "; no CI" if np.isnan(x["layer_low"]) else interval
+        n_include = int(((self.components.conf_low <= 0.5) & (self.components.conf_high >= 0.5)).sum())
+        sides = f"{x['n_own']} above 0.5, {x['n_mean_better']} below, {n_include} include it"
         lines = [
             f"Reliability of client differences: {count(len(self.units), 'unit')}, {self.n_weights} weights per unit",
-            f"{self.n_clients} clients x {self.n_replicates} replicates; {by}",
+            f"{self.n_clients} clients x {self.n_replicates} replicates; {method}",
             *["Clients are adjusted for a covariate"] * self.adjusted,
-            f"Layer: reliability = {share}, {100 * self.level:g}% CI [{low}, {high}] (jackknife over clients)",
-            f"  {self._conclusion()}",
-            f"Units: median {coefficient(float(x['personal_median']))}; {beyond}",
+            f"Layer: reliability = {reliability}{interval}",
+            f"  {self._describe_conclusion()}",
+            f"Units: median {coefficient(float(x['personal_median']))}; {differing}",
             f"  {100 * self.level:g}% CIs for these {self.n_clients} clients (unadjusted): {sides}",
             *extremes(self.personal, self.units),
         ]
@@ -392,25 +433,29 @@ class ComponentsResult(Result):
             lines.append(f"{count(n, 'unit')} {'is' if n == 1 else 'are'} identical in all clients: no differences")
         return lines + constant(self.units, self.dead)
 
-    def _conclusion(self) -> str:
-        """What the interval of the layer says, in a sentence."""
-        own = "a client's weights estimate its true weights with lower expected squared error than the average over"
+    def _describe_conclusion(self) -> str:
+        """Return the conclusion on the layer in a sentence."""
         p = p_equals(float(self.layer_components.p_value[0]))
+        are_identical = bool(np.isnan(self.personal).all())
         return {
-            "own": f"Above 0.5: {own} clients does",
+            "own": _ABOVE_HALF,
             "mean": "Below 0.5: the average over clients estimates a client's true weights with lower expected squared "
             "error than its own weights do",
             "undecided": "Inconclusive: the CI includes 0.5",
             "no difference shown beyond noise": f"No evidence of differences beyond training noise ({p})",
-            "undefined": "No differences: all units are identical in all clients",
+            "undefined": "No differences: all units are identical in all clients"
+            if are_identical
+            else "No conclusion: weights vary in too few clients for a CI",
         }[self.verdict]
 
 
-def _table(c: Components) -> pd.DataFrame:
+def _make_table(c: Components) -> pd.DataFrame:
+    """Return the columns of components that tables of units and of the layer have in common."""
     names = ("between", "within", "personal", "conf_low", "conf_high", "p_value")
     return pd.DataFrame({name: getattr(c, name) for name in names})
 
 
-def _verdicts(c: Components) -> list[Verdict]:
+def _list_verdicts(c: Components) -> list[Verdict]:
+    """Return the verdict on each unit."""
     rows = zip(c.personal, c.conf_low, c.conf_high, c.p_value, strict=True)
     return [verdict(*row, level=c.level) for row in rows]

@@ -64,7 +64,7 @@ def test_units_that_are_shared_are_nothing_personal():
     w[:] = w[0]
     alike = fedstat.effective_rank(w)
     assert np.isnan(alike.rank["rank"]).all()
-    assert "7 undefined: nothing of the weights is personal" in repr(alike)
+    assert "7 undefined: weights equal the baseline" in repr(alike)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,16 @@ def test_verdict_of_equal_models_is_undefined() -> None:
     assert verdict(0.7, 0.6, 0.8, 0.08, level=0.9) == "own"
 
 
+def test_a_layer_whose_replicates_differ_in_too_few_clients_has_no_interval_and_no_conclusion() -> None:
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(4, 1, 3, 20)) + rng.normal(size=(4, 2, 3, 20))
+    w[0, 1] = w[0, 0]
+    with pytest.warns(UserWarning, match="identical"):
+        found = fedstat.variance_components(w)
+    assert found.verdict == "undefined"
+    assert "; no CI\n  No conclusion: weights vary in too few clients for a CI\n" in repr(found)
+
+
 def layers(*rows: tuple[float, float, float, float]) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=["personal", "conf_low", "conf_high", "p_value"])
     return table.assign(layer=[f"l{i}" for i in range(len(rows))], other="kept out")
@@ -95,37 +105,38 @@ OWN, SHARED, OPEN, NONE = (0.8, 0.7, 0.9, 0.0), (0.2, 0.1, 0.3, 0.01), (0.6, 0.3
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ((SHARED, OWN, OWN), "mean over clients from layer l1 on: personal share l1 0.80 [0.70, 0.90], l2 0.80"),
-        ((SHARED, OWN, OWN), "before it, for l0 0.20 [0.10, 0.30] the mean beats a client's own."),
+        ((SHARED, OWN, OWN), "is above 0.5 from layer l1 on l1 0.80 [0.70, 0.90], l2 0.80 [0.70, 0.90] Layer before"),
+        ((SHARED, OWN, OWN), "Layer before: l0 0.20 [0.10, 0.30], below 0.5 95% CIs"),
         (
             (OWN, OPEN, OWN),
-            "from layer l2 on: personal share l2 0.80 [0.70, 0.90]; before it, l1 0.60 [0.30, 0.80] is u",
+            "Layer before: l1 0.60 [0.30, 0.80], inconclusive: the CI includes 0.5 Before it, but above 0.5: l0 0.80",
         ),
-        ((OWN, OWN), "from layer l0 on: personal share l0 0.80 [0.70, 0.90], l1 0.80 [0.70, 0.90], in all layers."),
+        ((OWN, OWN), "from layer l0 on l0 0.80 [0.70, 0.90], l1 0.80 [0.70, 0.90] 95% CIs"),
         (
             (OWN, SHARED),
-            "the last, for l1 0.20 [0.10, 0.30] the mean beats a client's own (l0 0.80 [0.70, 0.90] is own, but comes",
+            "in the last layer Last layer: l1 0.20 [0.10, 0.30], below 0.5 Before it, but above 0.5: l0 0.80",
         ),
         (
             (OWN, NONE),
-            "the last, l1 0.10 [-2.00, 0.60] shows no difference beyond noise (l0 0.80 [0.70, 0.90] is own, but",
+            "Last layer: l1 0.10 [-2.00, 0.60], no evidence of differences beyond training noise Before it",
         ),
-        ((NONE, OWN), "before it, l0 0.10 [-2.00, 0.60] shows no difference beyond noise."),
-        ((OWN,), "from layer l0 on"),
+        ((NONE, OWN), "Layer before: l0 0.10 [-2.00, 0.60], no evidence of differences beyond training noise"),
+        ((OWN,), "from layer l0 on l0 0.80 [0.70, 0.90] 95% CIs"),
     ],
 )
 def test_personalising_pays_from_the_first_layer_after_which_all_are_own(
     rows: tuple[tuple[float, float, float, float], ...], words: str
 ) -> None:
-    assert words in " ".join(personal_from(layers(*rows)).split())
+    report = personal_from(layers(*rows))
+    assert words in " ".join(report.split())
+    assert max(map(len, report.splitlines())) <= 80
 
 
 def test_results_of_layers_are_read_in_their_order_and_at_their_level() -> None:
     of = {"conv1": result((0.3, 0.3), dead=False), "fc1": result((2, 2), dead=False), "fc2": result((3, 3), dead=False)}
-    assert personal_from(of).startswith("A client's own weights beat the mean over clients from layer fc1 on")
+    assert personal_from(of).startswith("Reliability of client differences is above 0.5 from layer fc1 on")
     backwards = personal_from(dict(reversed(of.items())))
-    assert backwards.startswith("No layer is shown from which on a client's own weights beat the mean: the last,")
-    assert "the last, for conv1" in backwards
+    assert backwards.startswith("No evidence that reliability is above 0.5 in the last layer\n  Last layer: conv1")
 
 
 def test_tables_of_layers_that_say_nothing_are_refused() -> None:
