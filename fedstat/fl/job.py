@@ -1,4 +1,4 @@
-"""Everything that determines a run, in records that name each setting once."""
+"""Records of a run: its settings of training and computation, and the job that combines them with data and network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SGD, _MEAN = sgd(0.1), weighted_mean()
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Settings that determine the numbers of a run; see :func:`fedstat.fl.train`."""
+    """Settings that determine the results of a run; see :func:`fedstat.fl.train`."""
 
     optimizer: Optimizer = _SGD
     participation: Participation = 1.0
@@ -47,7 +47,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
-    """Settings of how a run is computed, which change results only by rounding; see :func:`fedstat.fl.train`.
+    """Settings of the computation, which change results only by rounding; see :func:`fedstat.fl.train`.
 
     Raises
     ------
@@ -62,7 +62,7 @@ class ComputeConfig:
     memory: str | int | None = None
 
     def __post_init__(self) -> None:
-        if self.device != "cpu":  # the CPU is there, and asking would load torch for every default
+        if self.device != "cpu":  # checking the default would load torch
             device_named(self.device)
         for name in ("client_chunk", "threads"):
             if getattr(self, name) is not None:
@@ -75,10 +75,10 @@ class ComputeConfig:
 
     def warn_if_slow(self) -> None:
         """Warn if the precision makes training slower on this CPU."""
-        if self.precision == "bfloat16" and device_named(self.device).type == "cpu" and not _multiplies_bfloat16():
+        if self.precision == "bfloat16" and device_named(self.device).type == "cpu" and not _has_bfloat16():
             check.warn(
-                "this CPU has no instructions for bfloat16 (AVX-512-BF16, AMX): training is slower than with "
-                "precision='float32', and less exact"
+                "this CPU has no instructions for bfloat16 (AVX-512-BF16, AMX): training is slower and less exact than "
+                "with precision='float32'. Use 'float32'."
             )
 
 
@@ -87,33 +87,35 @@ _ONE_THREAD = ComputeConfig(threads=1)
 
 @dataclass(frozen=True)
 class Job(TrainConfig):
-    """A run: its data, network and algorithm, and its settings.
+    """Data, network, algorithm and settings of a run.
 
     Attributes
     ----------
     train, test : Rows
+        Training and test samples.
     net : Net
-        The network as trained: wrapped, if the algorithm wraps it.
+        The trained network; wrapped if the algorithm wraps it.
     algorithm : Algorithm
     loss : Loss
-        Of that network.
+        Loss of ``net``.
     validation : Rows, optional
+        Validation samples.
     everyone : int, optional
-        Number of all clients, if the data are those of some (:func:`fedstat.fl.batches.part`).
+        Number of all clients, if the data hold only some of them (:func:`fedstat.fl.batches.part`).
     process_group : ProcessGroup
-        The processes of the run; the data are those of this process's clients.
+        Processes of the run; the data hold the clients of this process.
     own_labels : bool
-        Whether clients number their classes differently, so that no entry of an output layer may be shared.
+        True if clients number their classes differently, so that no entry of an output layer may be shared.
     compute : ComputeConfig
-        How it is computed; the data are on its device already.
+        Settings of the computation; the data are already on its device.
     track : bool
-        Whether batch losses and the accuracy before aggregation are measured too.
+        If True, batch losses and the accuracy before aggregation are measured, too.
     rows_folder : Path, optional
-        Folder for client rows that do not fit into the memory budget; without it they are in memory.
+        Folder for client rows that exceed the memory budget; without it they are in memory.
     room : int, optional
-        Bytes that the run may take for what it holds of all clients at a time.
+        Bytes that values of all clients may take at a time, from the memory budget.
     limits : dict
-        The chunk size found to fit a CUDA device's memory.
+        Chunk size that fits the memory of a CUDA device, once a larger size did not.
     """
 
     train: Rows
@@ -133,32 +135,32 @@ class Job(TrainConfig):
 
     @property
     def device(self) -> torch.device:
-        """Device of the data, on which everything is computed."""
+        """Device of the data and of the computation."""
         return self.train.x.device
 
     @property
     def threads(self) -> int:
-        """Chunks trained in parallel on the CPU; by default the number of cores."""
+        """Number of chunks trained in parallel on the CPU; by default the number of cores."""
         return self.compute.threads or os.cpu_count() or 1
 
     @property
     def clients(self) -> int:
-        """Number of clients."""
+        """Number of clients whose data this process holds."""
         return len(self.train.start) - 1
 
     @property
     def sizes(self) -> np.ndarray:
-        """Training samples of all clients, of all processes."""
+        """Numbers of training samples (client,) of all clients in all processes."""
         return self.train.sizes if self.process_group.sizes is None else self.process_group.sizes
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The algorithm's phases that do something; their positions name random streams."""
+        """Phases of the algorithm that train or weight samples; their positions key random streams."""
         return self.hooks.phases
 
     @cached_property
     def hooks(self) -> Hooks:
-        """The algorithm's functions, with defaults and checks of what they return."""
+        """Functions of the algorithm, with defaults and checks of the returned values."""
         private = self.aggregator.privacy is not None
         return Hooks(
             self.algorithm, self.net, len(self.sizes), self.device, self.local_epochs, self.process_group.several,
@@ -167,21 +169,21 @@ class Job(TrainConfig):
 
     @property
     def subsets(self) -> dict[str, Rows]:
-        """The data's subsets by name."""
-        found = {"train": self.train, "test": self.test}
-        return found if self.validation is None else found | {"validation": self.validation}
+        """Subsets of the data by name."""
+        subsets = {"train": self.train, "test": self.test}
+        return subsets if self.validation is None else subsets | {"validation": self.validation}
 
     def ids(self, clients: np.ndarray) -> np.ndarray:
-        """Numbers that name some clients' random streams."""
+        """Return the numbers that key the random streams of clients."""
         return self.train.ids[clients]
 
 
 def of_rank(job: Job, group: ProcessGroup) -> Job:
-    """The part of a job that this process computes: its clients, with the numbers they have in the whole."""
+    """Return the job of this rank's clients; their random streams stay those of the full job."""
     if not group.several:
         return job
-    mine = np.arange(*group.bounds[group.rank : group.rank + 2])
-    local = {name: part(rows, mine) for name, rows in job.subsets.items()}
+    local_clients = np.arange(*group.bounds[group.rank : group.rank + 2])
+    local = {name: part(rows, local_clients) for name, rows in job.subsets.items()}
     return replace(
         job,
         train=local["train"],
@@ -193,36 +195,39 @@ def of_rank(job: Job, group: ProcessGroup) -> Job:
 
 
 def device_named(name: str) -> torch.device:
-    """Device of that name; ValueError if it is unknown or absent."""
+    """Return a device by name; raise ValueError if it is unknown or absent."""
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device must be a name like 'cpu' or 'cuda:0', but got {name!r}") from None
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be the CPU or a CUDA device, but got {name!r}")
+        raise ValueError(f"device must be the CPU or a CUDA device, but got {name!r}. Use 'cpu' or 'cuda'.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} was asked for, but PyTorch sees no CUDA device. Use device='cpu'.")
+        raise ValueError(f"device is {name!r}, but PyTorch sees no CUDA device. Use device='cpu'.")
     return device
 
 
-def _multiplies_bfloat16() -> bool:
-    """Whether the CPU has instructions for products of bfloat16; taken for granted where PyTorch cannot tell."""
+def _has_bfloat16() -> bool:
+    """Return True if the CPU has instructions for products of bfloat16, or if PyTorch cannot tell."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
-    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    answers = [ask() for ask in asked if ask is not None]
-    return any(answers) or not answers
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    is_supported = [getattr(torch.cpu, name)() for name in names if hasattr(torch.cpu, name)]
+    return any(is_supported) or not is_supported
 
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Whether CUDA may round the factors of products and convolutions (the latter PyTorch's default) to TF32."""
-    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [one.allow_tf32 for one in settings]
+    """Allow or forbid CUDA to round the factors of products and convolutions to TF32, within the context.
+
+    PyTorch's defaults allow it for convolutions only.
+    """
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [backend.allow_tf32 for backend in backends]
     try:
-        for one in settings:
-            one.allow_tf32 = allowed
+        for backend in backends:
+            backend.allow_tf32 = allowed
         yield
     finally:
-        for one, value in zip(settings, before, strict=True):
-            one.allow_tf32 = value
+        for backend, value in zip(backends, before, strict=True):
+            backend.allow_tf32 = value

@@ -1,4 +1,4 @@
-"""One run of one algorithm, from a data set to a labelled store."""
+"""One run of one algorithm, from a data set to a labeled store."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ PROBES: dict[str, Callable[[Job, int], Observer] | None] = {
     "uploads": None,
     "parameters": None,
 }
-"""Probes by name: from a job and its number of rounds to an observer; None stores more at the checkpoints instead."""
-_OF_ALL = ("measures", "mixing", "probe")  # groups whose values every process has for all clients
+"""Functions of a job and its number of rounds that make the observer of a probe; None: the probe stores checkpoints."""
+_ALL_CLIENTS = ("measures", "mixing", "probe")  # groups in which every rank has the values of all clients
 
 
 def train(
@@ -77,114 +77,123 @@ def train(
     progress: bool | Callable[[int], object] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> xr.DataTree:
-    """Train a federated network and store what a statistician needs.
+    """Train a federated network and return the run: scores, weights and splits with named dimensions.
 
     Parameters
     ----------
     data : Dataset
-        Dense, x (client, sample, ...) and y (client, sample), or sample-major with a coordinate ``client``; the
-        coordinate ``split`` (sample) says "train", "test" or, optionally, "validation". If a coordinate ``y_true`` says
-        that clients number their classes differently, as by :func:`fedstat.data.partition.permute_labels` or
-        ``domains``, no method may share an output layer: wrap it in ``algorithms.private_head``.
+        Samples of all clients: dense, x (client, sample, ...) and y (client, sample), or sample-major with a coordinate
+        ``client``. The coordinate ``split`` (sample) names the subset of a sample: "train", "test" or, optionally,
+        "validation". A coordinate ``y_true`` marks clients that number their classes differently, as
+        :func:`fedstat.data.partition.permute_labels` and ``domains`` add it. Then no method may share the output layer:
+        wrap the algorithm in ``algorithms.private_head``.
     net : Net
         For example ``fedstat.fl.nets.mlp([100, 200, 1])``.
     algorithm : Algorithm
         For example ``fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.85, tau=0.5)``.
     rounds : int
-        Communication rounds T.
+        Number of communication rounds T.
     participation : float or (float, float), default 1
-        Share of the clients active in a round, or the range from which it is drawn for every round.
+        Participation rate: fraction of clients selected per round, or the range from which it is drawn in every round.
     sampling : {"fixed", "poisson"}, default "fixed"
-        Whether that share is always active, or each client with that probability, independently of the others: a round
-        may then have no clients, and leaves everything as it is, but for noise.
+        "fixed" selects the same number of clients in every round. "poisson" selects each client independently, with
+        the participation rate as its probability. A round may then select no client; it changes nothing but adds the
+        noise of a private aggregator.
     local_epochs : int, default 5
-        G, epochs of local training in a round.
+        Epochs G of local training in a round.
     batch_size : int or None, default 32
-        B; None takes a client's samples as one batch.
+        Samples per batch B; None takes all samples of a client as one batch.
     optimizer : {"sgd", "adam"} or Optimizer, default "sgd"
+        Local optimizer.
     lr : float, default 0.1
-        η_l, local learning rate, if the optimiser is given by name.
+        Local learning rate η_l of an optimizer passed by name.
     server_lr : float, default 1
-        η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
+        Server learning rate η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
     aggregator : str or Aggregator, default "mean"
-        How the server combines the entries that clients send: a name of ``fedstat.fl.prepare.AGGREGATORS``, such as
-        "median" or "trimmed-mean:0.1", or an aggregator, such as the differentially private
-        :func:`~fedstat.fl.aggregate.private`. "mean" weights clients by their numbers of training samples.
+        Combines the uploads of each parameter: a name of ``fedstat.fl.prepare.AGGREGATORS``, such as "median" or
+        "trimmed-mean:0.1", or an aggregator, such as the differentially private :func:`~fedstat.fl.aggregate.private`.
+        "mean" weights clients by their numbers of training samples.
     optimizer_state : {"reset", "keep"}, default "reset"
-        Whether a client's momentum or Adam moments start anew in every round.
+        "reset" clears a client's momentum or Adam moments in every round.
     seed : int, default 0
-        Every draw comes from a stream named by seed, purpose, client and round.
+        Every draw comes from a stream keyed by seed, purpose, client and round.
     device : str, default "cpu"
+        Name of a PyTorch device: the CPU or a CUDA device.
     client_chunk : int, optional
-        Clients trained as one tensor; by default chosen from their size.
+        Number of clients trained as one tensor; by default chosen from the size of their models and samples.
     threads : int, optional
-        Chunks trained in parallel on the CPU; by default all cores.
+        Number of chunks trained in parallel on the CPU; by default the number of cores.
     precision : {"float32", "tf32", "bfloat16"}, default "float32"
-        Of matrix products in training and evaluation; parameters and updates are float32. "tf32" needs CUDA. "bfloat16"
-        pays on GPUs and on CPUs with AVX-512-BF16 or AMX, for convolutions and batches of 50 samples or more.
+        Precision of matrix products in training and evaluation; parameters and updates are float32. "tf32" needs CUDA.
+        "bfloat16" is faster on GPUs and on CPUs with AVX-512-BF16 or AMX, for convolutions and batches of 50 samples or
+        more.
     memory : str or int, optional
-        Most memory that the run should take: "2GiB", "500MB" or bytes, of the process or, on a GPU, there. Beyond it,
-        rows of clients (their own entries, optimiser states, memory) are kept in files in the store, and samples that
-        a zarr store or a memory map holds stay there; both are read and written for active clients only. The numbers
-        are the same.
+        Memory budget: "2GiB", "500MB" or a number of bytes, of the process or, on a GPU, of the GPU. Beyond it, client
+        rows (personal entries, optimizer states, algorithm states) are kept in files in the store. Samples in a zarr
+        store or a memory map are then not loaded. Both are read and written for selected clients only. The results do
+        not change.
     out : path, optional
         Store to write, a zarr folder; without it the run stays in memory.
     resume : bool
-        Continue the run at ``out``, if there is one; the numbers are those of an uninterrupted run. Finished or not,
-        it may get more ``rounds``, and ``checkpoints`` among these, all else equal: see :func:`record.extend`.
+        If True, continue the run at ``out``, if there is one, with the results of an uninterrupted run. The run may be
+        extended by more ``rounds`` and by ``checkpoints`` in them, with all other settings equal; see
+        :func:`record.extend`.
     checkpoints : sequence of int
-        Rounds after which the clients' weights are stored, in addition to the last.
+        Rounds after which the weights of clients are stored, in addition to the last round.
     keep_weights : sequence of str, optional
         Layers whose weights are stored; all by default.
     evaluate_every : int, default 1
-        Rounds between evaluations of the models; the last round is always evaluated.
+        Number of rounds between evaluations; the last round is always evaluated.
     new : Dataset, optional
-        New clients, which do not train, with subsets "train" and "test"; evaluated after the last round.
+        Unseen clients, which never train, with subsets "train" and "test"; evaluated after the last round.
     ablation : int, default 0
-        Number of draws of random values that replace the shared or the personal units' parameters after the last round.
+        Number of draws of random values, which replace the parameters of shared or of personal units after the last
+        round.
     probe : {"halves", "drift", "uploads", "parameters"} or sequence of these, optional
-        "halves": before every evaluated round, train the active clients also on each half of their samples, to tell
-        how much of the differences between clients is their own and not noise (:func:`fedstat.fl.profile`). "drift":
-        distance of clients from the server's aggregate, in every round. "uploads": weights before aggregation, at the
-        checkpoints. "parameters": the factors of composed weights, before and after aggregation, at the checkpoints.
+        Measurements that do not change training. "halves": split-half training of the selected clients before every
+        evaluated round, for the reliability of client differences (:func:`fedstat.fl.profile`). "drift": distance of
+        the shared entries of clients, before aggregation, from the global model, in every round. "uploads": weights
+        before aggregation, at the checkpoints. "parameters": factors of composed weights, before and after aggregation,
+        at the checkpoints.
     readouts : mapping from str to callable (Algorithm) -> Algorithm, optional
-        Other ways to predict from the models after the last round, such as ``{"fedavg+": algorithms.finetuned}``:
-        the scores that a run of that algorithm would have had.
+        Other prediction rules for the final models, such as ``{"fedavg+": algorithms.finetuned}``. Their scores equal
+        the scores of a run of that algorithm.
     progress : bool or callable (int)
-        True shows a bar or, without a terminal, a line every half minute; a callable is called with 1 after each round.
+        True shows a progress bar or, without a terminal, a line every half minute. A callable is called with 1 after
+        each round.
     about : mapping, optional
-        Further settings to note in the run, such as the names of the data set and the partition.
+        Further settings to store in the run, such as the names of the data set and the partition.
 
     Returns
     -------
     DataTree
-        ``/metrics`` (round, client): accuracy, loss on the test samples, of every client's personal model after
-        aggregation, validation_accuracy, validation_loss, NaN in rounds without evaluation; accuracy_before,
-        train_loss of the active clients; bytes_up, bytes_down, seconds
-        (round); epsilon (round) if the aggregator is private;
+        ``/metrics``: accuracy, loss (round, client) of client models on test samples after aggregation, and
+        validation_accuracy, validation_loss, NaN in rounds without evaluation; accuracy_before, train_loss
+        (round, client) of the selected clients; bytes_up, bytes_down, seconds (round); epsilon (round) if the
+        aggregator is private;
         ``/clients``: n_train (client, class); label (client, class), domain (client), see
         :func:`fedstat.fl.prepare.group`;
         ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
-        ``/split/<layer>``: shared, communality, icc, and of a test decided (round, unit), n_factors, n_iter, converged
-        (round);
+        ``/split/<layer>``: shared, communality, icc and, for a test, decided (round, unit); n_factors, n_iter,
+        converged (round);
         ``/new``: accuracy (rule, client), see :func:`fedstat.fl.probes.variants.accuracy`;
         ``/ablation``: accuracy (part, draw, client), see :func:`fedstat.fl.probes.variants.ablated_accuracy`;
-        ``/choice``: step, finetuning (round, ...), what a method chose, see :class:`fedstat.fl.evaluate.Chosen`;
+        ``/choice``: step, finetuning (round, ...) that the method selected, see :class:`fedstat.fl.evaluate.Chosen`;
         ``/probe``: between, within (round, client, layer), see :func:`fedstat.fl.split_halves.parts`;
         ``/drift``: distance (round, client, layer), see :func:`fedstat.fl.probes.measures.drift_probe`;
-        ``/uploads/<layer>``: w, b as in ``/weights``, before aggregation, NaN for clients that were not active;
-        ``/parameters/<layer>``: the parameters of a composed network by their own names (``weight`` as w), dims
-        (checkpoint, stage, client, ...) with the stages "trained" (before aggregation, NaN for clients that were not
-        active) and "aggregated"; ``/weights`` and ``/uploads`` hold the weights composed of them, and other networks
-        have no such group (:func:`fedstat.fl.client_weights` reads all of these);
-        ``/measures``: what a method measures; ``/mixing``: weight (round, client, other), where its server mixes;
+        ``/uploads/<layer>``: w, b as in ``/weights``, before aggregation; NaN for clients that were not selected;
+        ``/parameters/<layer>``: parameters of a composed network by name (``weight`` as w), with dims (checkpoint,
+        stage, client, ...) and the stages "trained" (before aggregation; NaN for clients that were not selected) and
+        "aggregated". ``/weights`` and ``/uploads`` hold the weights composed of them. Other networks have no such
+        group. :func:`fedstat.fl.client_weights` reads all three groups;
+        ``/measures``: measurements of the algorithm; ``/mixing``: weight (round, client, other), if its server mixes;
         ``/readouts``: accuracy, loss (readout, client), step (readout, client, layer).
 
     Raises
     ------
     ValueError
-        If a setting is out of range, an output layer is shared by clients that number their classes differently, or
-        ``resume`` finds a run with other settings, or one that cannot continue.
+        If a setting is out of range, if clients that number their classes differently share an output layer, or if
+        ``resume`` finds a run that has other settings or cannot continue.
     FloatingPointError
         If a client diverges; earlier rounds stay in the store.
 
@@ -217,51 +226,83 @@ def train(
         optimizer_state=optimizer_state,
         seed=seed,
     )
-    machine = ComputeConfig(
+    compute = ComputeConfig(
         device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory=memory
     )
-    job = prepare(data, net, algorithm, training, machine, track=True, new=new)
-    asked = _asked(probe)
-    at = _checkpoints(job, {*checkpoints, rounds}, keep_weights, asked)
-    others, added = readout_jobs(job, readouts or {}), unseen(job, new)
-    probes = _probes(job, rounds, asked, added, ablation, others)
-    config = {
-        **(about or {}),
+    job = prepare(data, net, algorithm, training, compute, track=True, new=new)
+    probe_names = _probe_names(probe)
+    weights = _checkpoints(job, {*checkpoints, rounds}, keep_weights, probe_names)
+    rule_jobs, unseen_clients = readout_jobs(job, readouts or {}), unseen(job, new)
+    measurements = _Measurements(rounds, evaluate_every, weights, probe_names, ablation, rule_jobs, unseen_clients)
+    optimizer_name = optimizer if isinstance(optimizer, str) else optimizer.name
+    config = dict(about or {}) | _config(job, net, algorithm, training, measurements, optimizer_name, lr)
+    attrs = _attributes(job, net, algorithm, config, about or {})
+    probes = _probes(job, measurements)
+    groups = record.run_layout(job, rounds, weights)
+    groups |= {"clients": dataset_group(data, job.train, nets.n_outputs(job.net))}
+    for observer in probes:
+        groups |= observer.groups
+    process_group = _process_group(job, attrs, out, memory)
+    local_job = of_rank(job, process_group)
+    del job  # frees the samples of other ranks' clients
+    with shown(rounds, "round", show=progress is True and not process_group.rank) as bar:
+        tick = progress if callable(progress) else bar.update
+        plan = _Plan(config, attrs, groups, weights, probes, tick, resume)
+        return store.run_at(out, lambda path: _run_at(local_job, plan, path), resume=resume)
+
+
+class _Measurements(NamedTuple):
+    """Measurements of a run: rounds, evaluations, stored weights, probes, prediction rules and unseen clients."""
+
+    rounds: int
+    evaluate_every: int
+    weights: record.Checkpoints
+    probe_names: Sequence[str]
+    ablation: int
+    rule_jobs: Mapping[str, Job]
+    unseen_clients: Sequence[batches.Rows]
+
+
+def _config(
+    job: Job,
+    net: Net,
+    algorithm: Algorithm,
+    training: TrainConfig,
+    measurements: _Measurements,
+    optimizer_name: str,
+    lr: float,
+) -> dict[str, Any]:
+    """Return the settings of a run by name, as its store holds them."""
+    return {
         "algorithm": algorithm.name,
         "algorithm_settings": dict(algorithm.settings),
         "shapes": {name: list(shape) for name, shape in net.shapes.items()},
         "clients": job.clients,
-        "data_digest": batches.digest(*job.subsets.values(), *added),
-        "rounds": rounds,
-        "checkpoints": at.rounds,
-        "keep_weights": at.layers,
-        "evaluate_every": evaluate_every,
-        "ablation": ablation,
-        "probe": asked,
-        "readouts": {name: dict(one.algorithm.settings) for name, one in others.items()},
-        "precision": precision,
+        "data_digest": batches.digest(*job.subsets.values(), *measurements.unseen_clients),
+        "rounds": measurements.rounds,
+        "checkpoints": measurements.weights.rounds,
+        "keep_weights": measurements.weights.layers,
+        "evaluate_every": measurements.evaluate_every,
+        "ablation": measurements.ablation,
+        "probe": measurements.probe_names,
+        "readouts": {name: dict(rule_job.algorithm.settings) for name, rule_job in measurements.rule_jobs.items()},
+        "precision": job.compute.precision,
         "lr": lr,
         **{name: value for name, value in vars(training).items() if (name, value) != ("sampling", "fixed")},
         **accountant.noted(job),
-        "optimizer": optimizer if isinstance(optimizer, str) else optimizer.name,
+        "optimizer": optimizer_name,
         "aggregator": training.aggregator.name,
     }
-    title = f"{algorithm.name}, {rounds} rounds"
-    attrs = store.provenance(
-        title, config, command=COMMAND, device=str(job.device), own=(algorithm, training.aggregator)
-    )
-    attrs |= {"about": store.to_json(about or {}), "layout": record.LAYOUT}  # as given; config holds the final values
-    attrs |= {stored.PIECES: store.to_json(net.pieces)} if net.pieces else {}
-    groups = record.run_layout(job, rounds, at) | {"clients": dataset_group(data, job.train, nets.n_outputs(job.net))}
-    for one in probes:
-        groups |= one.groups
-    processes = _processes(job, attrs, out, memory)
-    local = of_rank(job, processes)
-    del job  # of all clients
-    with shown(rounds, "round", show=progress is True and not processes.rank) as bar:
-        tick = progress if callable(progress) else bar.update
-        plan = _Plan(config, attrs, groups, at, probes, tick, resume)
-        return store.run_at(out, lambda path: _make(local, plan, path), resume=resume)
+
+
+def _attributes(
+    job: Job, net: Net, algorithm: Algorithm, config: Mapping[str, Any], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the root attributes of a run's store; ``about`` holds the user's values, ``config`` the final ones."""
+    title, own = f"{algorithm.name}, {config['rounds']} rounds", (algorithm, job.aggregator)
+    attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=own)
+    attrs |= {"about": store.to_json(about), "layout": record.LAYOUT}
+    return attrs | ({stored.PIECES: store.to_json(net.pieces)} if net.pieces else {})
 
 
 class _Plan(NamedTuple):
@@ -270,97 +311,107 @@ class _Plan(NamedTuple):
     config: Mapping[str, Any]
     attrs: Mapping[str, Any]
     groups: Mapping[str, Group]
-    checkpoints: record.Checkpoints
+    weights: record.Checkpoints
     probes: Sequence[Observer]
     tick: Callable[[int], object]
     resume: bool
 
     @property
     def by_client(self) -> frozenset[str]:
-        """Arrays (round, client, ...) of which each process measures its own clients' part."""
-        parts = {name: group for name, group in self.groups.items() if name not in _OF_ALL}
+        """Names of arrays (round, client, ...) to which each rank adds the values of its clients."""
+        groups = {name: group for name, group in self.groups.items() if name not in _ALL_CLIENTS}
         return frozenset(
-            f"{name}/{one}" for name, group in parts.items() for one, v in group.variables.items() if "client" in v.dims
+            f"{name}/{array}"
+            for name, group in groups.items()
+            for array, variable in group.variables.items()
+            if "client" in variable.dims
         )
 
 
-def _asked(probe: str | Sequence[str] | None) -> list[str]:
-    """Names of the probes asked for, each once, in the order of ``PROBES``."""
-    given = [] if probe is None else [probe] if isinstance(probe, str) else list(probe)
-    for name in given:
+def _probe_names(probe: str | Sequence[str] | None) -> list[str]:
+    """Return the names of the requested probes without duplicates, in the order of ``PROBES``."""
+    requested = [] if probe is None else [probe] if isinstance(probe, str) else list(probe)
+    for name in requested:
         check.choice("probe", name, PROBES)
-    return [name for name in PROBES if name in given]
+    return [name for name in PROBES if name in requested]
 
 
 def _checkpoints(
-    job: Job, rounds: set[int], keep_weights: Sequence[str] | None, asked: Sequence[str]
+    job: Job, rounds: set[int], keep_weights: Sequence[str] | None, probe_names: Sequence[str]
 ) -> record.Checkpoints:
-    """Return when and of which layers weights are stored."""
-    every = list(nets.layers(job.net))
-    named = every if keep_weights is None else {masks.require_layer(job.net, layer) for layer in keep_weights}
-    more = {name: name in asked for name in ("uploads", "parameters")}
-    return record.Checkpoints(sorted(rounds), [layer for layer in every if layer in named], **more)
+    """Return the rounds and layers whose weights are stored."""
+    all_layers = list(nets.layers(job.net))
+    layers = all_layers if keep_weights is None else {masks.require_layer(job.net, name) for name in keep_weights}
+    flags = {name: name in probe_names for name in ("uploads", "parameters")}
+    return record.Checkpoints(sorted(rounds), [layer for layer in all_layers if layer in layers], **flags)
 
 
-def _probes(
-    job: Job, rounds: int, asked: Sequence[str], new: Sequence[batches.Rows], ablation: int, readouts: Mapping[str, Job]
-) -> list[Observer]:
-    """Return the observers that have groups of their own, and that of the privacy spent."""
+def _probes(job: Job, measurements: _Measurements) -> list[Observer]:
+    """Return the observers that add groups to the store, and the observer of the privacy budget."""
+    rounds, ablation = measurements.rounds, measurements.ablation
     probes = [measures_probe(job, rounds)]
     probes += [accountant.probe()] if job.aggregator.privacy else []
-    probes += [make(job, rounds) for name in asked if (make := PROBES[name])]
-    probes += [new_clients_probe(job, *new)] if new else []
+    probes += [make(job, rounds) for name in measurements.probe_names if (make := PROBES[name])]
+    probes += [new_clients_probe(job, *measurements.unseen_clients)] if measurements.unseen_clients else []
     probes += [ablation_probe(job, ablation)] if ablation else []
-    probes += [readouts_probe(job, readouts)] if readouts else []
+    probes += [readouts_probe(job, measurements.rule_jobs)] if measurements.rule_jobs else []
     return probes
 
 
-def _processes(job: Job, attrs: Mapping[str, Any], out: object, memory: object) -> ranks.ProcessGroup:
-    """Return the processes of the run; ValueError if several cannot share it."""
-    settings = json.loads(attrs["config"])
-    share = ranks.begin(job.sizes, fewest(job.participation, job.clients), job.device, settings)
-    if share.several and out is None:
-        raise ValueError(f"{share.number} processes write to one store. Name it: out=PATH, the same in all of them.")
-    if share.several and memory is not None:
-        raise ValueError("memory is for a run of one process: several hold a part of the clients each. Leave it out.")
-    if share.several and job.aggregator.privacy:
-        raise ValueError(f"private(...) sums clients in one process, but there are {share.number}. Start one.")
-    return share
+def _process_group(job: Job, attrs: Mapping[str, Any], out: object, memory: object) -> ranks.ProcessGroup:
+    """Return the process group of the run; raise ValueError if a setting does not allow several ranks."""
+    group = ranks.begin(job.sizes, fewest(job.participation, job.clients), job.device, json.loads(attrs["config"]))
+    if group.several and out is None:
+        raise ValueError(f"out is required with {group.number} ranks, which write one store. Pass the same out to all.")
+    if group.several and memory is not None:
+        raise ValueError("memory is not supported with several ranks, which already divide the clients. Remove it.")
+    if group.several and job.aggregator.privacy:
+        raise ValueError(
+            f"private(...) is not supported with several ranks, but got {group.number}. Start one process."
+        )
+    return group
 
 
-def _make(job: Job, plan: _Plan, path: Path) -> None:
+def _run_at(job: Job, plan: _Plan, path: Path) -> None:
     """Make the run at ``path``, or continue it."""
     own = (job.algorithm, job.aggregator)
     if job.room is not None:
         job = replace(job, rows_folder=path / store.JOURNAL / disk_rows.FOLDER)
 
-    def opened() -> Writer:
+    def open_writer() -> Writer:
         store.settle(path)
         if plan.resume and path.exists():
             record.extend(path, plan.config, plan.groups, plan.attrs)
             return store.resume(path, plan.config, command=COMMAND, own=own)
         return store.create(path, plan.groups, plan.attrs)
 
-    writer = job.process_group.first(opened)
-    # With matrices of a few hundred units BLAS threads gain nothing, and on a busy machine cost much.
-    calm = (tf32(job.compute.precision == "tf32"), threadpool_limits(1, user_api="blas"))
-    with writer or nullcontext(), calm[0], calm[1], job.process_group.watched():
+    writer = job.process_group.first(open_writer)
+    # BLAS threads do not speed up matrices of a few hundred units, and slow down a busy machine.
+    precision, blas_threads = tf32(job.compute.precision == "tf32"), threadpool_limits(1, user_api="blas")
+    with writer or nullcontext(), precision, blas_threads, job.process_group.watched():
         out = Relay(job.process_group, writer)
         if out.finished():
             return
         observers = [
             *metrics.observers(list(nets.layers(job.net))), *plan.probes,
-            record.checkpoint_writer(out, plan.checkpoints),
+            record.checkpoint_writer(out, plan.weights),
         ]  # fmt: skip
         ledger = Ledger(out, job, plan.by_client)
-        rounds, every, tick = plan.config["rounds"], plan.config["evaluate_every"], plan.tick
-        # The first state has no name here, which would hold the rows of all clients.
-        loop.run(job, _begun(job, plan, out, path), observers, ledger, rounds=rounds, evaluate_every=every, tick=tick)
+        # No variable may hold the initial state: it would keep the rows of all clients in memory.
+        loop.run(
+            job,
+            _load_state(job, plan, out, path),
+            observers,
+            ledger,
+            rounds=plan.config["rounds"],
+            evaluate_every=plan.config["evaluate_every"],
+            tick=plan.tick,
+        )
         out.finish()
 
 
-def _begun(job: Job, plan: _Plan, out: Relay, path: Path) -> State:
-    """Return the state to go on from."""
+def _load_state(job: Job, plan: _Plan, out: Relay, path: Path) -> State:
+    """Return the last stored state, or the initial state; raise an error if the disk is too small for the run."""
     state = record.load_state(out.states(), job) or start(job)
-    require_disk(job, state, plan.checkpoints.rounds, plan.checkpoints.layers, path)
+    require_disk(job, state, plan.weights.rounds, plan.weights.layers, path)
     return state

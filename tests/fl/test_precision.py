@@ -68,10 +68,10 @@ def test_gradients_written_by_hand_are_those_of_autograd(wrap, sizes):
 
 def test_a_cpu_without_bfloat16_is_told_of(monkeypatch):
     settings = {"rounds": 1, "batch_size": 5, "lr": 0.1, "precision": "bfloat16"}
-    monkeypatch.setattr(job_module, "_multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(job_module, "_has_bfloat16", lambda: False)
     with pytest.warns(UserWarning, match="no instructions for bfloat16"):
         train(jobs.dataset(jobs.SAMPLES), nets.mlp(jobs.SIZES), algorithms.fedavg(), **settings)
-    monkeypatch.setattr(job_module, "_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(job_module, "_has_bfloat16", lambda: True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(jobs.dataset(jobs.SAMPLES), nets.mlp(jobs.SIZES), algorithms.fedavg(), **settings)
@@ -82,6 +82,6 @@ def test_what_the_cpu_can_do_is_asked_of_it(monkeypatch):
     for answers, expected in (((False, False), False), ((True, False), True), ((False, True), True)):
         for name, answer in zip(("_is_avx512_bf16_supported", "_is_amx_tile_supported"), answers, strict=True):
             monkeypatch.setattr(torch.cpu, name, lambda answer=answer: answer, raising=False)
-        assert job_module._multiplies_bfloat16() is expected
+        assert job_module._has_bfloat16() is expected
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert job_module._multiplies_bfloat16()
+    assert job_module._has_bfloat16()

@@ -105,7 +105,7 @@ def test_what_cannot_be_shared_is_refused_before_the_first_round(tmp_path):
         "few": "2 processes need at least 2 clients per round, but a round selects 1",
         "seed": "processes 0 and 1 differ in seed: seed is 0 and 1",
         "data": "processes 0 and 1 differ in data_digest",
-        "nowhere": "Name it: out=PATH",
+        "nowhere": "out is required with 2 ranks",
         "masks": "method 'uneven' has masks that differ between clients",
         "backend": "do not serve the device 'cuda'",
     }
@@ -124,7 +124,7 @@ def test_the_command_speaks_once_and_gives_what_one_process_gives(tmp_path, caps
     done = torchrun(2, "-m", "fedstat.fl", *given.split(), "--out", tmp_path / "two.zarr")
     assert done.returncode == 0, done.stderr[-3000:]
     near(open_run(tmp_path / "two.zarr"), open_run(tmp_path / "one.zarr"))
-    assert done.stdout.count("Stored:") == 1
+    assert done.stdout.count("Saved:") == 1
     assert len(done.stdout.splitlines()) == len(alone.splitlines())
     wrong = [*given.split(), "--kappa", "7", "--out", str(tmp_path / "no.zarr")]
     ended, printed = together(2, cli.main, wrong, folder=tmp_path)
