@@ -128,7 +128,7 @@ def test_a_docstring_that_lacks_something_is_found(docstring, lacks):
 
 def test_notes_of_annotated_arguments_are_added_to_a_docstring():
     text = docstring_rules.completed(algorithms.fedper, algorithms.fedper.__doc__)
-    assert "personal_layers : int\n    last layers that are a client's own" in text
+    assert "personal_layers : int\n    number of last layers that are personal" in text
 
 
 def test_every_picture_of_a_page_has_a_text():

@@ -24,7 +24,7 @@ DYNAMIC = STATIC._replace(title="FedFac dynamic", shared=f"{STATIC.shared}, anew
 
 Threshold = splitting.Tau | Literal["mean", "test"]
 _KAPPA = 0.85
-_MAX_CHANGE = 0.05  # relative change of the number of factors up to which last round's communalities are a near start
+_MAX_CHANGE = 0.05  # of the number of factors, relative: above it, last round's communalities are too far to start from
 # Bounds of the entries of a layer's weights that are summed at a time. A block has 8 rows for each unit, so that adding
 # matrices (unit, unit) takes less time than the products do.
 _BLOCK = (200_000, 4_000_000)
@@ -81,22 +81,22 @@ def fedfac(
 
         ``tau="test"`` needs ``estimator="icc"`` and ``dynamic=False``: every client first trains twice, on each half of
         its samples. Units with evidence of reliability above 0.5 are personal
-        (:meth:`fedstat.results.ComponentsResult.split`), for any number of units.
+        (:meth:`fedstat.results.ComponentsResult.split`); their number is not fixed in advance.
     on : {"weights", "updates"}
         Object of dynamic FedFac's analysis: the trained weights, or their change in this round.
     pretrain_epochs : int, optional
         Local epochs before the static analysis; None: as many as in a round.
     warm_start : bool
         Start each round's principal-axis iteration from last round's communalities. This needs a number of factors
-        equal up to 5%, and convergence without a Heywood case in the last round. The iteration stops by an unchanged
-        rule near an unchanged fixed point: on model (8) mostly after 1 to 4 steps, and after 8 to 29 from principal
-        components.
+        equal up to 5%, and convergence without a Heywood case in the last round. The stopping rule is unchanged, and
+        the fixed point nearly so. On model (8) most rounds take 1 to 4 steps; from principal components they take 8 to
+        29.
     variant : {"paper", "code"}
         ``"code"`` does what the authors' published code does where it differs from the text: ``estimator`` is
         ``"leverage"`` with the split at its mean; of a split layer only incoming weights are shared, and biases and
         normalization are personal. The code's local running statistics are the network's ``statistics="local"``. Its
-        loss summed over a batch equals a learning rate of SGD times the batch size, and has no effect with Adam. Its
-        weight decay and pretrained start are not offered.
+        loss is summed over a batch: for SGD this is a learning rate times the batch size, for Adam it has no effect.
+        Its weight decay and pretrained start are not offered.
     fdr : float in (0, 1), optional
         False discovery rate of ``tau="test"``; 0.05 by default.
 
