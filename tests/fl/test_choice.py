@@ -230,7 +230,7 @@ WRONG = {
     ),
     "few active": (
         lambda: train(dense(), NET, algorithms.fedavg(), rounds=1, probe="halves", participation=0.4),
-        "a higher participation",
+        "needs at least 3 selected clients, but a round selects 2. Raise clients or participation",
     ),
     "probe": (lambda: train(dense(), NET, algorithms.fedavg(), rounds=1, probe="half"), "probe must be one of"),
     "readout of another method": (
