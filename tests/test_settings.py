@@ -69,11 +69,11 @@ WRONG = {
     Theorems: [
         ({"theorem": 3}, "theorem must be one of 1, 2, but got 3"),
         ({"widths": (8, 0)}, "widths must be an integer >= 1, but got 0"),
-        ({"theorem": 2, "kappa": 0.5}, "--kappa is for theorem 1 only: leave it out"),
+        ({"theorem": 2, "kappa": 0.5}, "--kappa is for theorem 1 only, but got 0.5. Remove it"),
     ],
     Decompose: [
         ({"n_starts": 0}, "n_starts must be an integer >= 1, but got 0"),
-        ({"sensitivity": True, "n_factors": 1}, "Leave out --n-factors, --start and --max-iter"),
+        ({"sensitivity": True, "n_factors": 1}, "Remove --n-factors, --start and --max-iter"),
     ],
 }  # fmt: skip
 

@@ -27,16 +27,16 @@ from fedstat.results import Absolute, ByLayer
 from fedstat.results.base import said_of
 from fedstat.stats.split import Method, Tau
 
-_HOW, _CERTAIN = "how they are split", "how certain that is"
+_WEIGHTS, _SPLIT, _UNCERTAINTY = "weights", "split", "uncertainty"  # titles of groups of options
 _FITTING = ("kappa", "n_factors", "method", "start", "max_iter")
 
 
 def tau(text: str) -> Tau:
-    """Read a threshold: a quantile, ``inf``, ``-inf`` or ``abs:X``."""
+    """Read a threshold from text: a quantile, ``inf``, ``-inf`` or ``abs:X``."""
     if text == "test":
         raise argparse.ArgumentTypeError(
-            "test needs two models of every client, which single files do not hold: in Python, "
-            "fedstat.split(weights, method='icc', tau='test')"
+            "test needs 2 replicates per client, but files hold 1. Use fedstat.split(..., method='icc', tau='test') in "
+            "Python."
         )
     if text.startswith("abs:"):
         return Absolute(float(text[4:]))
@@ -48,75 +48,85 @@ def tau(text: str) -> Tau:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the command, as its store notes them; the verbs say more of each."""
+    """Settings of the command, as its store holds them; :func:`fedstat.split` and others describe them."""
 
     layer: tuple[str, ...] | None = setting(
         None,
-        "which weights",
+        _WEIGHTS,
         "layers to split: names, or patterns such as 'conv*' (default: all but embeddings and the output layer)",
     )
-    checkpoint: int | None = setting(None, "which weights", "round of a run (default: the last that it kept)", low=0)
+    checkpoint: int | None = setting(
+        None, _WEIGHTS, "round of a run whose weights are split (default: the last stored round)", low=0
+    )
     baseline: Path | None = setting(
         None,
-        "which weights",
-        "state_dict that all clients started from: it is taken off, and what training changed is split",
+        _WEIGHTS,
+        "state_dict of the initial parameters of all clients; it is subtracted first, so that updates are split",
     )
-    kappa: float = setting(0.85, _HOW, "eigenvalue share that decides the number of factors", above=0, high=1)
-    n_factors: int | None = setting(None, _HOW, "a given number of factors instead", low=1)
-    tau: Tau = setting(0.5, _HOW, "quantile of the communality or ICC; inf, --tau=-inf or abs:X (a value)", parse=tau)
+    kappa: float = setting(0.85, _SPLIT, "proportion of the eigenvalue sum that factors must reach", above=0, high=1)
+    n_factors: int | None = setting(None, _SPLIT, "number of factors, instead of --kappa", low=1)
+    tau: Tau = setting(
+        0.5,
+        _SPLIT,
+        "threshold from which units are shared: a quantile of the communality or ICC; inf, --tau=-inf or abs:X (a "
+        "value)",
+        parse=tau,
+    )
     method: Method = setting(
         "pa",
-        _HOW,
-        "estimator of the communality (shared: other units explain it), or icc (shared: clients agree)",
+        _SPLIT,
+        "factoring method for the communality (shared: other units explain the unit), or icc (shared: clients agree)",
     )
-    start: Literal["pc", "smc"] = setting("pc", _HOW, "communalities to iterate from")
-    max_iter: int | None = setting(None, _HOW, "cap on the eigendecompositions", low=1)
-    n_starts: int = setting(1, _HOW, "starts to try; distinct solutions are counted", low=1)
-    n_boot: int = setting(0, _CERTAIN, "bootstrap samples of the clients", low=0)
+    start: Literal["pc", "smc"] = setting("pc", _SPLIT, "initial values of the communalities")
+    max_iter: int | None = setting(None, _SPLIT, "largest number of iterations", low=1)
+    n_starts: int = setting(1, _SPLIT, "number of initial values to try; distinct solutions are counted", low=1)
+    n_boot: int = setting(0, _UNCERTAINTY, "number of bootstrap samples of clients", low=0)
     n_permutations: int = setting(
         0,
-        _CERTAIN,
-        "test whether units mean the same in all clients, by so many permutations of units within clients",
+        _UNCERTAINTY,
+        "number of permutations of units within clients, which test whether units are exchangeable",
         low=0,
     )
     sensitivity: bool = setting(
-        False, _CERTAIN, "compare the split with those of other estimators, kappas, taus, starts and numbers of steps"
+        False,
+        _UNCERTAINTY,
+        "compare the split with splits by other methods, kappas, taus, initial values and numbers of iterations",
     )
-    seed: int = setting(0, _CERTAIN, "seed of every draw", low=0)
+    seed: int = setting(0, _UNCERTAINTY, "seed of every draw", low=0)
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.sensitivity and (self.n_factors, self.start, self.max_iter) != (None, "pc", None):
             raise ValueError(
-                "--sensitivity compares numbers of factors by kappa, starts and steps of its own. Leave out "
-                "--n-factors, --start and --max-iter, or ask for it in another call."
+                "--sensitivity varies the number of factors, the initial values and the iterations. Remove "
+                "--n-factors, --start and --max-iter, or run it in another call."
             )
 
 
 def parser() -> _cli.Parser:
-    """Options of the command."""
-    p = _cli.Parser(
+    """Return the command-line parser, with one option per field of :class:`Settings`."""
+    cli = _cli.Parser(
         prog="python -m fedstat.decompose",
-        description="Split the units of layers into shared and client-specific ones: by factor analysis, or by "
-        "agreement between clients.",
+        description="Split the units of layers into shared and personal units, by factor analysis or by the agreement "
+        "of clients.",
     )
-    p.add_argument(
+    cli.add_argument(
         "files",
         nargs="+",
         metavar="FILE",
-        help="state_dicts, one a client: .pt, .pth, .ckpt, .bin, .safetensors or .npz files, or a folder of them; or "
+        help="state_dicts, one per client: .pt, .pth, .ckpt, .bin, .safetensors or .npz files, or a folder of them; or "
         "one run (.zarr)",
     )
-    add_arguments(p, Settings)
+    add_arguments(cli, Settings)
     output = _cli.add_output(
-        p, "write all results to this zarr store (.zarr)", overwrite=True, plot="the splits",
+        cli, "zarr store to write with all results", overwrite=True, plot="the splits",
         plot_default=Path("split.png"), quiet=False,
     )  # fmt: skip
     add = output.add_argument
-    add("--csv", type=Path, metavar="FILE", help="write the table of units to this .csv")
-    add("--latex", type=Path, metavar="FILE", help="write it, without loadings, to this .tex")
-    add("--summary", action="store_true", help="print loadings and fit indices too")
-    return p
+    add("--csv", type=Path, metavar="FILE", help=".csv file to write with the table of units")
+    add("--latex", type=Path, metavar="FILE", help=".tex file to write with the table of units, without loadings")
+    add("--summary", action="store_true", help="print loadings and fit indices, too")
+    return cli
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,23 +140,24 @@ def _work(args: argparse.Namespace) -> None:
     if args.out is not None:
         _cli.claim(args, COMMAND)
     settings = Settings(**read_arguments(args, Settings))
-    with warnings.catch_warnings(record=True) as said:
-        found = decompose(args.files, settings)
-    for text, kind in dict.fromkeys((str(one.message), one.category) for one in said):  # once, whoever says it
-        check.warn(text, kind)
+    with warnings.catch_warnings(record=True) as messages:
+        results = decompose(args.files, settings)
+    unique = dict.fromkeys((str(message.message), message.category) for message in messages)
+    for text, category in unique:  # several steps may give the same warning
+        check.warn(text, category)
     if args.out is not None:
-        save(args, settings, found)
+        save(args, settings, results)
     if args.plot is not None:
-        draw(args.plot, found)
+        draw(args.plot, results)
     for name in ("csv", "latex"):
         if (path := getattr(args, name)) is not None:
             with _cli.replace_file(path) as draft:
-                write_table(draft, table(found), latex=name == "latex")
-    show(args, found)
+                write_table(draft, table(results), latex=name == "latex")
+    show(args, results)
 
 
 def _require_table(option: str, path: Path | None) -> None:
-    """ValueError, before any work, if a table could not be written or would replace what is none of ours."""
+    """Raise ValueError, before any work, if a table cannot be written or would replace a file of another program."""
     if path is None:
         return
     _cli.require_file(option, path)
@@ -154,71 +165,75 @@ def _require_table(option: str, path: Path | None) -> None:
         with guard.opened(path) as stream:
             if not stream.read(80).startswith((b"layer,term,", b"% fedstat.decompose")):
                 raise ValueError(
-                    f"{option} {path} exists and was not written by fedstat: remove it or choose another name"
+                    f"{option} {path} exists and was not written by fedstat. Remove it or choose another name."
                 )
 
 
 def decompose(files: Sequence[str], settings: Settings) -> dict[str, ByLayer[Any]]:
-    """Read the weights, and return what is asked for: results by layer, under "split", "bootstrap", ..."""
-    weighed = layers_of(files, settings.layer, settings.checkpoint)
-    weights = xr.DataTree.from_dict({f"/{name}": w.to_dataset(name="w") for name, w in weighed.layers.items()})
-    which: dict[str, Any] = {"layer": list(weighed.layers), "baseline": settings.baseline}
-    fitting = {name: getattr(settings, name) for name in _FITTING}
-    seed: dict[str, Any] = {"seed": settings.seed}
-    found = {"split": split(weights, **which, **fitting, **seed, tau=settings.tau, n_starts=settings.n_starts)}
+    """Read the weights and return the requested results by layer, under "split", "bootstrap", ..."""
+    layer_weights = layers_of(files, settings.layer, settings.checkpoint)
+    datasets = {f"/{name}": w.to_dataset(name="w") for name, w in layer_weights.layers.items()}
+    weights = xr.DataTree.from_dict(datasets)
+    common: dict[str, Any] = {
+        "layer": list(layer_weights.layers),
+        "baseline": settings.baseline,
+        "seed": settings.seed,
+    }
+    fitting = common | {name: getattr(settings, name) for name in _FITTING}
+    results = {"split": split(weights, **fitting, tau=settings.tau, n_starts=settings.n_starts)}
     if settings.n_boot:
-        how: dict[str, Any] = {"tau": settings.tau, "n_boot": settings.n_boot}
-        found["bootstrap"] = bootstrap(weights, **which, **fitting, **seed, **how)
+        results["bootstrap"] = bootstrap(weights, **fitting, tau=settings.tau, n_boot=settings.n_boot)
     if settings.n_permutations:
-        how = {"n_permutations": settings.n_permutations}
-        found["permutation"] = permutation_test(weights, **which, **fitting, **seed, **how)
+        results["permutation"] = permutation_test(weights, **fitting, n_permutations=settings.n_permutations)
     if settings.sensitivity:
-        how = {"tau": settings.tau, "kappa": settings.kappa, "method": settings.method}
-        found["sensitivity"] = sensitivity(weights, **which, **how, **seed)
-    found["split"] = ByLayer(found["split"].results, weighed.left_out)
-    return found
+        reference: dict[str, Any] = {"tau": settings.tau, "kappa": settings.kappa, "method": settings.method}
+        results["sensitivity"] = sensitivity(weights, **common, **reference)
+    results["split"] = ByLayer(results["split"].results, layer_weights.left_out)
+    return results
 
 
-def show(args: argparse.Namespace, found: dict[str, ByLayer[Any]]) -> None:
-    """Print what was found, layer by layer."""
-    for i, (layer, result) in enumerate(found["split"].items()):
+def show(args: argparse.Namespace, results: dict[str, ByLayer[Any]]) -> None:
+    """Print the results, layer by layer."""
+    for i, (layer, result) in enumerate(results["split"].items()):
         print("\n" * (i > 0) + f"{layer}: {result.summary() if args.summary else repr(result)}")
-        for kind, by_layer in found.items():
+        for kind, by_layer in results.items():
             if kind != "split":
                 print(f"{layer}: {by_layer[layer]}")
-    if left_out := found["split"].left_out:
-        print("\n" + said_of(left_out, "--layer '*'"))
+    if skipped := results["split"].left_out:
+        print("\n" + said_of(skipped, "--layer '*'"))
     for path in (args.csv, args.latex):
         if path is not None:
-            print(f"Written: {path}")
+            print(f"Saved: {path}")
     if args.out is not None:
-        print(f"\nStored: fedstat.read_split({str(args.out)!r})")
+        print(f"\nSaved: fedstat.read_split({str(args.out)!r})")
 
 
-def save(args: argparse.Namespace, settings: Settings, found: dict[str, ByLayer[Any]]) -> None:
-    """Write ``/split/<layer>`` and all results whole, with the configuration among the root attributes."""
+def save(args: argparse.Namespace, settings: Settings, results: dict[str, ByLayer[Any]]) -> None:
+    """Write a table per layer under ``/split/<layer>``, and all results; the root attributes hold the settings."""
     options = {k: str(v) if isinstance(v, Path | Absolute) else v for k, v in vars(settings).items()}
-    drawn: Mapping[str, Any] = found.get("bootstrap", {})
-    tables = {f"/split/{layer}": to_dataset(one, drawn.get(layer)) for layer, one in found["split"].items()}
-    tree = xr.DataTree.from_dict(tables | whole(found))
+    bootstraps: Mapping[str, Any] = results.get("bootstrap", {})
+    tables = {
+        f"/split/{layer}": to_dataset(result, bootstraps.get(layer)) for layer, result in results["split"].items()
+    }
+    tree = xr.DataTree.from_dict(tables | whole(results))
     attrs = store.provenance("split of hidden units", {"files": args.files} | options, command=COMMAND)
     store.save(args.out, tree, attrs, overwrite=args.overwrite)
 
 
-def draw(path: Path, found: dict[str, ByLayer[Any]]) -> None:
-    """Draw the histogram, and the scree if there is one, of every layer into one file."""
+def draw(path: Path, results: dict[str, ByLayer[Any]]) -> None:
+    """Draw a histogram and, for factor analyses, a scree plot of every layer into one file."""
     from matplotlib.figure import Figure
 
     from fedstat.plot.factor import communality, scree
 
-    results: Mapping[str, Any] = found["split"]
-    drawn: Mapping[str, Any] = found.get("bootstrap", {})
-    figure = Figure(figsize=(9, 3.2 * len(results)))
-    columns = 1 if all(result.fit.method == "icc" for result in results.values()) else 2
-    axes = figure.subplots(len(results), columns, squeeze=False)
-    for row, (layer, result) in zip(axes, results.items(), strict=True):
-        drawn_of = "agreement" if result.fit.method == "icc" else "communality"
-        communality(drawn.get(layer, result), ax=row[0]).set_title(f"{layer}: {drawn_of}")
+    splits: Mapping[str, Any] = results["split"]
+    bootstraps: Mapping[str, Any] = results.get("bootstrap", {})
+    figure = Figure(figsize=(9, 3.2 * len(splits)))
+    columns = 1 if all(result.fit.method == "icc" for result in splits.values()) else 2
+    axes = figure.subplots(len(splits), columns, squeeze=False)
+    for row, (layer, result) in zip(axes, splits.items(), strict=True):
+        statistic = "agreement" if result.fit.method == "icc" else "communality"
+        communality(bootstraps.get(layer, result), ax=row[0]).set_title(f"{layer}: {statistic}")
         if result.fit.method != "icc":
             scree(result.factors, ax=row[1]).set_title(f"{layer}: eigenvalues")
     figure.tight_layout()

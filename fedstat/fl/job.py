@@ -179,7 +179,7 @@ class Job(TrainConfig):
 
 
 def of_rank(job: Job, group: ProcessGroup) -> Job:
-    """Return the job of this rank's clients; their random streams stay those of the full job."""
+    """Return the job of this rank's clients, with the random streams of the full job."""
     if not group.several:
         return job
     local_clients = np.arange(*group.bounds[group.rank : group.rank + 2])

@@ -299,8 +299,8 @@ def _attributes(
     job: Job, net: Net, algorithm: Algorithm, config: Mapping[str, Any], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the root attributes of a run's store; ``about`` holds the user's values, ``config`` the final ones."""
-    title, own = f"{algorithm.name}, {config['rounds']} rounds", (algorithm, job.aggregator)
-    attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=own)
+    title, components = f"{algorithm.name}, {config['rounds']} rounds", (algorithm, job.aggregator)
+    attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=components)
     attrs |= {"about": store.to_json(about), "layout": record.LAYOUT}
     return attrs | ({stored.PIECES: store.to_json(net.pieces)} if net.pieces else {})
 
@@ -374,7 +374,7 @@ def _process_group(job: Job, attrs: Mapping[str, Any], out: object, memory: obje
 
 def _run_at(job: Job, plan: _Plan, path: Path) -> None:
     """Make the run at ``path``, or continue it."""
-    own = (job.algorithm, job.aggregator)
+    components = (job.algorithm, job.aggregator)
     if job.room is not None:
         job = replace(job, rows_folder=path / store.JOURNAL / disk_rows.FOLDER)
 
@@ -382,7 +382,7 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
         store.settle(path)
         if plan.resume and path.exists():
             record.extend(path, plan.config, plan.groups, plan.attrs)
-            return store.resume(path, plan.config, command=COMMAND, own=own)
+            return store.resume(path, plan.config, command=COMMAND, own=components)
         return store.create(path, plan.groups, plan.attrs)
 
     writer = job.process_group.first(open_writer)

@@ -18,22 +18,22 @@ from fedstat.store import config_of
 
 
 def parser() -> _cli.Parser:
-    """Arguments of the command; those of the study are the fields of :class:`fedstat.motivation.Settings`."""
+    """Return the command-line parser, with one option per field of :class:`fedstat.motivation.Settings`."""
     cli = _cli.Parser(
         prog="python -m fedstat.motivation",
-        description="The motivating study of FedFac: one MLP for each client, and how the outputs of its hidden "
-        "neurons differ between clients. The default data come with scikit-learn and need no files.",
+        description="Run the motivating study of FedFac: train one MLP for each client, and measure how the outputs of "
+        "its hidden units differ between clients. The default data come with scikit-learn and need no files.",
     )
     groups = add_arguments(cli, Settings)
     _cli.add_data_dir(groups["data"])
     add = groups["method"].add_argument
-    add("--outputs", choices=OUTPUTS, default="own", help="outputs shown: over the client's own training samples, or "
-        "over a common evaluation set; both are stored (default own)")  # fmt: skip
+    add("--outputs", choices=OUTPUTS, default="own", help="samples for the outputs in the report: the client's "
+        "training samples (own), or a common evaluation set; both outputs are stored (default own)")  # fmt: skip
     _cli.add_compute(cli)
     _cli.add_output(
         cli,
         "store to write (default runs/motivation-<time>.zarr)",
-        resume="go on with the study at --out, if there is one, with its settings",
+        resume="continue the study at --out, if there is one, with its settings",
         plot="heat maps, entropies and communalities",
     )
     return cli
@@ -45,13 +45,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _work(args: argparse.Namespace) -> None:
-    where = _cli.compute(args)
+    compute = _cli.compute(args)
     _cli.fill_out(args, "motivation")
     _cli.claim(args, COMMAND)
-    chosen = config_of(args.out) if args.resume and args.out.exists() else {}
-    chosen |= read_arguments(args, Settings)
+    settings = config_of(args.out) if args.resume and args.out.exists() else {}
+    settings |= read_arguments(args, Settings)
     show = not args.quiet and sys.stderr.isatty()
-    run = study(data_dir=args.data_dir, out=args.out, resume=args.resume, progress=show, **where, **chosen)
+    run = study(data_dir=args.data_dir, out=args.out, resume=args.resume, progress=show, **compute, **settings)
     if args.plot is not None:
         from fedstat.plot.fedfac import motivation_grid
 

@@ -1,4 +1,4 @@
-"""The motivating study: one MLP for each client, and how its hidden neurons differ between clients (FedFac §1)."""
+"""Motivating study of FedFac (§1): one MLP per client, and differences of its hidden units between clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMMAND = "fedstat.motivation"
 
 
 class Samples(NamedTuple):
-    """Inputs x (sample, ...) and classes y (sample,)."""
+    """Samples with inputs x (sample, ...) and classes y (sample,)."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -44,59 +44,60 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the study; the paper gives the data, clients and hidden units, its published code the training.
+    """Settings of the study: data, clients and hidden units from the paper, training from its published code.
 
     Parameters
     ----------
     data : str
-        Name of an image data set of :func:`fedstat.data.load`; its training split is divided among the clients.
+        Name of an image data set of :func:`fedstat.data.load`; its training samples are divided among the clients.
     cases : tuple of {"iid", "one-class"}
-        Partitions: samples at random, or every class cut into equal shards, one per client.
+        Partitions. "iid" draws samples at random; "one-class" cuts every class into equal shards, one per client.
     clients, hidden : int
-        C, and the ReLU units of the one hidden layer.
+        Number of clients C, and of ReLU units in the single hidden layer.
     local_epochs, batch_size, lr
-        Training of every client by Adam.
+        Settings of every client's training by Adam.
     mean, sd : float
         Inputs are (pixel / largest pixel − mean) / sd.
     common_samples : int
-        Samples of the common evaluation set, drawn from the test split, or from all samples where there is none.
+        Number of samples in the common evaluation set, drawn from the test samples, or from all samples if a data set
+        has no test samples.
     k : int
-        Neighbour of the entropy estimate.
+        Number k of the nearest neighbor in the entropy estimate.
     kappa : float
-        Share of the eigenvalues' sum that decides the number of factors.
+        Proportion of the eigenvalue sum that the factors must reach.
     replicates : int
-        Half-samples of the clients behind the intervals of the rank correlations.
+        Number of random halves of the clients, for the CIs of the rank correlations.
     seed : int
-        Seed of the partition, the start, the batches and the half-samples.
+        Seed of the partition, the initial parameters, the batches and the random halves.
     """
 
-    data: str = setting("digits", "data", f"image data set, of {', '.join(data.SOURCES)}", choices=tuple(data.SOURCES))
+    data: str = setting("digits", "data", f"image data set: {', '.join(data.SOURCES)}", choices=tuple(data.SOURCES))
     cases: tuple[str, ...] = setting(
-        tuple(PARTITIONS), "data", "partitions among the clients", choices=tuple(PARTITIONS), distinct=True
+        tuple(PARTITIONS), "data", "partitions of samples among clients", choices=tuple(PARTITIONS), distinct=True
     )
-    clients: int = setting(100, "data", "clients C", low=1)
-    hidden: int = setting(200, "method", "hidden units", low=1)
+    clients: int = setting(100, "data", "number of clients C", low=1)
+    hidden: int = setting(200, "method", "number of hidden units", low=1)
     local_epochs: int = setting(5, "training", "epochs of training", low=1)
-    batch_size: int = setting(16, "training", "samples in a batch", low=1)
+    batch_size: int = setting(16, "training", "samples per batch", low=1)
     lr: float = setting(1e-3, "training", "learning rate of Adam", above=0)
-    mean: float = setting(0.0, "data", "subtracted from the inputs in [0, 1]")
-    sd: float = setting(1.0, "data", "divisor of the inputs, after the mean is subtracted", above=0)
-    common_samples: int = setting(2000, "data", "samples of the common evaluation set", low=1)
-    k: int = setting(3, "method", "neighbour of the entropy estimate", low=1)
+    mean: float = setting(0.0, "data", "mean, subtracted from the inputs in [0, 1]")
+    sd: float = setting(1.0, "data", "SD, by which the inputs are divided after the mean is subtracted", above=0)
+    common_samples: int = setting(2000, "data", "samples in the common evaluation set", low=1)
+    k: int = setting(3, "method", "k of the k-nearest-neighbor entropy estimate", low=1)
     kappa: float = setting(
         0.75,
         "method",
-        "share of the eigenvalues' sum that decides the number of factors; pa takes at most 50 steps, and many factors "
+        "proportion of the eigenvalue sum that the factors must reach; pa stops after 50 iterations, and many factors "
         "need more",
         above=0,
         high=1,
     )
-    replicates: int = setting(100, "method", "half-samples of the clients behind intervals", low=2)
+    replicates: int = setting(100, "method", "random halves of the clients, for the CIs of the correlations", low=2)
     seed: int = setting(0, "training", "seed of every draw", low=0)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        # Half of the clients must hold more than k, or their entropy is undefined.
+        # The entropy of half of the clients is undefined unless they are more than k.
         check.integer("clients", self.clients, low=2 * (self.k + 1))
 
 
@@ -111,46 +112,46 @@ def study(
     progress: bool = False,
     **settings: Any,
 ) -> xr.DataTree:
-    """Train one MLP for each client from one start, and measure how its hidden neurons differ between clients.
+    """Train one MLP per client from common initial parameters, and measure how hidden units differ between clients.
 
-    FedFac §1, Figs. 1 and 2.
+    Repeats FedFac §1, Figs. 1 and 2.
 
     Parameters
     ----------
     data_dir : path, optional
         Folder of the data set's files, as in :func:`fedstat.data.load`; not needed for the digits.
     out : path, optional
-        Store to write, a zarr folder; without it the study is kept in memory.
+        Store to write, a zarr folder; without it the study stays in memory.
     resume : bool
-        Go on with the study at ``out``, if there is one: cases that are complete stay.
+        If True, continue the study at ``out``, if there is one; complete cases are not repeated.
     device, client_chunk, threads
-        As in :func:`fedstat.fl.train`; they change no draw, and results only by float32 rounding.
+        See :func:`fedstat.fl.train`; they change no draw, and results only by float32 rounding.
     progress : bool
-        Show a progress bar on stderr.
+        If True, show a progress bar on stderr.
     **settings
         See :class:`fedstat.motivation.Settings`.
 
     Returns
     -------
     DataTree
-        ``/outputs``: mean_output (case, outputs, client, unit), the mean activation of a hidden neuron over a client's
-        own training samples or over the common set; accuracy (case, outputs, client) on them; label (case, client),
-        the client's commonest class.
-        ``/dispersion``: entropy, std_error (case, outputs, unit) in nats, of the outputs over clients less atoms; n,
-        the clients it rests on; atom_share, the share of the clients in atoms; zero_share; spread, the standard
-        deviation.
+        ``/outputs``: mean_output (case, outputs, client, unit), mean activation of a hidden unit over a client's
+        training samples or over the common evaluation set; accuracy (case, outputs, client) on these samples; label
+        (case, client), the client's most frequent class.
+        ``/dispersion`` (case, outputs, unit), of the outputs over clients: entropy, std_error in nats, without atoms
+        (tied outputs); n, number of clients in the entropy; atom_share, proportion of clients in atoms; zero_share,
+        proportion of clients with output 0; spread, the SD.
         ``/split``: communality (case, on, estimator, unit) of the clients' weights or updates, and n_factors,
         converged (case, on, estimator).
-        ``/relation``: spearman (case, outputs, on, estimator), the rank correlation of entropy and communality over
-        neurons, and spearman_half (…, replicate) on random halves of the clients.
-        ``/weights/<layer>``: w, b (case, client, unit, …) and start_w, start_b.
+        ``/relation``: spearman (case, outputs, on, estimator), rank correlation of entropy and communality over units,
+        and spearman_half (…, replicate) on random halves of the clients.
+        ``/weights/<layer>``: w, b (case, client, unit, …), and the initial parameters start_w, start_b.
 
     Raises
     ------
     ValueError
-        If a setting is out of range, the data are not images, or ``resume`` meets a study with other settings.
+        If a setting is out of range, the data are not images, or ``resume`` finds a study with other settings.
     FileNotFoundError
-        If the data set's files are not there.
+        If files of the data set are missing.
 
     Examples
     --------
@@ -158,58 +159,58 @@ def study(
     >>> run["dispersion/entropy"].sizes
     Frozen({'case': 2, 'outputs': 2, 'unit': 8})
     """
-    chosen = Settings(**settings)
-    machine = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
-    images = cache(partial(_images, chosen, data_dir))  # not read for a study that is complete
-    made = grid.Study(
+    config = Settings(**settings)
+    compute = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
+    read_images = cache(partial(_read_images, config, data_dir))  # a complete study needs no images
+    motivating_study = grid.Study(
         title="Motivating study",
         command=COMMAND,
         references=SOURCE,
-        config=asdict(chosen),
-        layout=lambda: _layout_of(chosen, images()),
-        cells=[Cell(case, {"case": i}) for i, case in enumerate(chosen.cases)],
-        begin=lambda writer, where: _begin(chosen, images(), writer, where),
+        config=asdict(config),
+        layout=lambda: _check_and_layout(config, read_images()),
+        cells=[Cell(case, {"case": i}) for i, case in enumerate(config.cases)],
+        begin=lambda writer, compute: _begin(config, read_images(), writer, compute),
         done="outputs/done",
         unit="case",
     )
-    return grid.make(made, machine, out=out, resume=resume, progress=progress)
+    return grid.make(motivating_study, compute, out=out, resume=resume, progress=progress)
 
 
-def _images(settings: Settings, data_dir: str | Path | None) -> xr.Dataset:
+def _read_images(settings: Settings, data_dir: str | Path | None) -> xr.Dataset:
     return data.to_float(data.load(settings.data, data_dir), mean=settings.mean, sd=settings.sd)
 
 
-def _require_dealt(settings: Settings, images: xr.Dataset) -> None:
-    """Deal the labels alone in all cases, so that what cannot be dealt is said before the first is trained."""
-    labels = _training(images)
+def _require_partitions(settings: Settings, images: xr.Dataset) -> None:
+    """Partition the labels in all cases, so that an impossible partition is an error before training begins."""
+    labels = _training_samples(images)
     labels = labels.drop_vars("x").assign(x=("sample", np.zeros(labels.sizes["sample"], np.uint8)))
     for case in settings.cases:
         PARTITIONS[case](labels, clients=settings.clients, seed=settings.seed)
 
 
-def _layout_of(settings: Settings, images: xr.Dataset) -> dict[str, Group]:
-    """Layout of a new store, after the look at what cannot be dealt."""
-    _require_dealt(settings, images)
+def _check_and_layout(settings: Settings, images: xr.Dataset) -> dict[str, Group]:
+    """Return the layout of a new store; raise ValueError if a partition is impossible."""
+    _require_partitions(settings, images)
     return _layout(settings, _net(settings, images))
 
 
-def _training(images: xr.Dataset) -> xr.Dataset:
+def _training_samples(images: xr.Dataset) -> xr.Dataset:
     return images.isel(sample=np.flatnonzero(images["split"].to_numpy() == "train"))
 
 
-def _begin(settings: Settings, images: xr.Dataset, writer: Target, machine: ComputeConfig) -> Make:
-    """How one case is made."""
-    common = Samples(*(part.to(machine.device) for part in _common(settings, images)))
-    train, net = _training(images), _net(settings, images)
+def _begin(settings: Settings, images: xr.Dataset, writer: Target, compute: ComputeConfig) -> Make:
+    """Return the function that trains one case and writes its results."""
+    common_samples = Samples(*(tensor.to(compute.device) for tensor in _draw_common_samples(settings, images)))
+    train, net = _training_samples(images), _net(settings, images)
 
     def make(cell: Cell, tick: Callable[[], object]) -> None:
         (i,) = cell.where
         fed = PARTITIONS[settings.cases[i]](train, clients=settings.clients, seed=settings.seed)
-        job = _job(settings, net, batches.rows_of(fed, "train", common.x.device), machine)
+        job = _job(settings, net, batches.rows_of(fed, "train", common_samples.x.device), compute)
         before = start(job)
         after, _ = observed_round(job, before, ())
         models = Download(job, after).models()
-        _write_case(settings, writer, i, job, models, before.global_params, common)
+        _write_case(settings, writer, i, job, models, before.global_params, common_samples)
         writer.write("outputs/done", (i,), True)
         writer.commit()
         tick()
@@ -222,37 +223,39 @@ def _net(settings: Settings, images: xr.Dataset) -> Net:
     return nets.mlp([inputs, settings.hidden, int(images["y"].max()) + 1])
 
 
-def _job(settings: Settings, net: Net, rows: Rows, machine: ComputeConfig) -> Job:
+def _job(settings: Settings, net: Net, rows: Rows, compute: ComputeConfig) -> Job:
     return Job(
         rows, rows, net, algorithms.local(), losses.for_outputs(nets.n_outputs(net)),
         optimizer=optim.adam(settings.lr), local_epochs=settings.local_epochs, batch_size=settings.batch_size,
-        seed=settings.seed, compute=machine,
+        seed=settings.seed, compute=compute,
     )  # fmt: skip
 
 
-def _common(settings: Settings, images: xr.Dataset) -> Samples:
-    split = images["split"].to_numpy()
-    at = np.flatnonzero(split == "test") if (split == "test").any() else np.arange(len(split))
-    n = min(settings.common_samples, len(at))
-    at = np.sort(generator(settings.seed, "motivation", "common").choice(at, n, replace=False))
-    return Samples(torch.from_numpy(images["x"].to_numpy()[at]), torch.from_numpy(images["y"].to_numpy()[at]))
+def _draw_common_samples(settings: Settings, images: xr.Dataset) -> Samples:
+    subset = images["split"].to_numpy()
+    rows = np.flatnonzero(subset == "test") if (subset == "test").any() else np.arange(len(subset))
+    n = min(settings.common_samples, len(rows))
+    rows = np.sort(generator(settings.seed, "motivation", "common").choice(rows, n, replace=False))
+    return Samples(torch.from_numpy(images["x"].to_numpy()[rows]), torch.from_numpy(images["y"].to_numpy()[rows]))
 
 
 def mean_outputs(net: Net, params: Params, samples: Callable[[int], Samples]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean activations of the first layer's ReLU units, and the share of right predictions, client by client.
+    """Compute mean activations of the first layer's ReLU units, and the accuracy, for each client.
 
     Parameters
     ----------
     net : Net
-        As :func:`fedstat.fl.nets.mlp` makes it.
+        Network of :func:`fedstat.fl.nets.mlp`.
     params : Params (client, ...)
+        Parameters of the client models.
     samples : callable (client) -> Samples
-        Samples on which a client's model is evaluated.
+        Returns the samples on which a client's model is evaluated.
 
     Returns
     -------
     mean_output : array (client, unit)
     accuracy : array (client,)
+        Proportion of correct predictions.
     """
     weight, bias = params["fc1.weight"], params["fc1.bias"]
     mean, accuracy = np.empty(weight.shape[:2]), np.empty(len(weight))
@@ -260,40 +263,46 @@ def mean_outputs(net: Net, params: Params, samples: Callable[[int], Samples]) ->
         x, y = samples(c)
         hidden = torch.relu(torch.addmm(bias[c], x.flatten(1), weight[c].T))
         mean[c] = hidden.double().mean(0).cpu().numpy()
-        guess = net.apply({name: p[c : c + 1] for name, p in params.items()}, x[None])[0].argmax(-1)
-        accuracy[c] = float((guess == y).double().mean())
+        prediction = net.apply({name: p[c : c + 1] for name, p in params.items()}, x[None])[0].argmax(-1)
+        accuracy[c] = float((prediction == y).double().mean())
     return mean, accuracy
 
 
 def _write_case(
-    settings: Settings, writer: Target, i: int, job: Job, params: Params, server: Params, common: Samples
+    settings: Settings,
+    writer: Target,
+    i: int,
+    job: Job,
+    params: Params,
+    initial_params: Params,
+    common_samples: Samples,
 ) -> None:
-    """Outputs, their entropy, the weights' communality, and the relation of the two, of case number i."""
+    """Write outputs, their entropy, the weights' communality, and their correlation, for case number i."""
     first = job.train.start
 
-    def own(c: int) -> Samples:
+    def client_samples(c: int) -> Samples:
         return Samples(job.train.x[first[c] : first[c + 1]], job.train.y[first[c] : first[c + 1]])
 
     for name, p in params.items():
         layer, kind = nets.layer_of(name), {"weight": "w", "bias": "b"}[name.rpartition(".")[2]]
         writer.write(f"weights/{layer}/{kind}", (i,), p.cpu().numpy())
-        writer.write(f"weights/{layer}/start_{kind}", (), server[name].cpu().numpy())
-    label = np.array([np.bincount(own(c).y.cpu().numpy()).argmax() for c in range(job.clients)])
+        writer.write(f"weights/{layer}/start_{kind}", (), initial_params[name].cpu().numpy())
+    label = np.array([np.bincount(client_samples(c).y.cpu().numpy()).argmax() for c in range(job.clients)])
     writer.write("outputs/label", (i,), label)
-    seen = [mean_outputs(job.net, params, samples) for samples in (own, lambda _: common)]
-    for j, (mean, accuracy) in enumerate(seen):
+    outputs = [mean_outputs(job.net, params, samples) for samples in (client_samples, lambda _: common_samples)]
+    for j, (mean, accuracy) in enumerate(outputs):
         writer.write("outputs/mean_output", (i, j), mean)
         writer.write("outputs/accuracy", (i, j), accuracy)
         for name, values in statistics.dispersion(mean, k=settings.k).items():
             writer.write(f"dispersion/{name}", (i, j), values)
     weights = params["fc1.weight"].cpu().numpy()
-    start = server["fc1.weight"].cpu().numpy()
+    initial_weights = initial_params["fc1.weight"].cpu().numpy()
     strata = statistics.strata_of(settings.cases[i], label)
-    found = statistics.relation(
-        np.stack([mean for mean, _ in seen]), np.stack([weights, weights - start]),
+    relation = statistics.relation(
+        np.stack([mean for mean, _ in outputs]), np.stack([weights, weights - initial_weights]),
         statistics.halves(strata, settings.replicates, seed=settings.seed), k=settings.k, kappa=settings.kappa,
     )  # fmt: skip
-    for name, values in found.items():
+    for name, values in relation.items():
         writer.write(name, (i,), values)
 
 
@@ -308,15 +317,15 @@ def _layout(settings: Settings, net: Net) -> dict[str, Group]:
         "replicate": settings.replicates,
     }
     by_unit, chunk = "case outputs unit", {"case": 1}
-    group = partial(store.group, axes, chunk)
+    make_group = partial(store.group, axes, chunk)
     groups = {
-        "outputs": group(
+        "outputs": make_group(
             mean_output=("case outputs client unit", "float64", {}, {"outputs": 1}),
             accuracy=("case outputs client", "float64"),
             label=("case client", "int64", "commonest class of the client"),
             done=("case", "bool"),
         ),
-        "dispersion": group(
+        "dispersion": make_group(
             entropy=(by_unit, "float64", {"long_name": "entropy over clients", "units": "nats"}),
             std_error=(by_unit, "float64", {"units": "nats"}),
             n=(by_unit, "int64", "clients the entropy rests on"),
@@ -324,12 +333,12 @@ def _layout(settings: Settings, net: Net) -> dict[str, Group]:
             zero_share=(by_unit, "float64", "share of clients with output 0"),
             spread=(by_unit, "float64", "standard deviation over clients"),
         ),
-        "split": group(
+        "split": make_group(
             communality=("case on estimator unit", "float64"),
             n_factors=("case on estimator", "int64"),
             converged=("case on estimator", "bool"),
         ),
-        "relation": group(
+        "relation": make_group(
             spearman=("case outputs on estimator", "float64"),
             spearman_half=("case outputs on estimator replicate", "float64"),
         ),

@@ -1,4 +1,4 @@
-"""Neural-tangent-kernel theory of FedSplit (FedFac §3.3) on labelled data: ``python -m fedstat.ntk`` checks it."""
+"""Neural-tangent-kernel theory of FedSplit (FedFac §3.3) on labeled data; ``python -m fedstat.ntk`` checks it."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Check Theorems 1 and 2 of FedFac on data: ``python -m fedstat.ntk --data digits``."""
+"""Command line that checks Theorems 1 and 2 of FedFac on data: ``python -m fedstat.ntk --data digits``."""
 
 from __future__ import annotations
 
@@ -28,57 +28,62 @@ _OF_DATA = {"gaussian": "d", "digits": "partition"}
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the command, as its store notes them; the verbs say more of each."""
+    """Settings of the command, as its store holds them; :func:`fedstat.ntk.convergence` and others describe them."""
 
     data: str = setting("gaussian", "data", "gaussian, digits or a zarr store with x and y")
-    partition: Literal["one-class", "iid"] = setting("one-class", "data", "of digits")
-    clients: tuple[int, ...] = setting((10,), "data", "clients; several (theorem 2): all samples are kept", low=1)
+    partition: Literal["one-class", "iid"] = setting("one-class", "data", "partition of digits among clients")
+    clients: tuple[int, ...] = setting(
+        (10,), "data", "numbers of clients; several, for theorem 2, divide all samples among so many clients", low=1
+    )
     n: tuple[int, ...] = setting(
-        (20,), "data", "training samples per client; several: theorem 2 at each", low=1, aliases=("--n-train",)
+        (20,), "data", "training samples per client; several are for theorem 2", low=1, aliases=("--n-train",)
     )
     n_test: int = setting(50, "data", "test samples per client", low=0)
-    d: int = setting(50, "data", "covariates of gaussian", low=1)
-    normalize: bool = setting(False, "data", "scale samples to unit length (stores only)")
-    theorem: int = setting(1, "method", "1: convergence; 2: generalisation", choices=(1, 2))
-    methods: tuple[Method, ...] = setting(METHODS[:3], "method", "theorem 1: ways to train")
+    d: int = setting(50, "data", "number of covariates of gaussian", low=1)
+    normalize: bool = setting(False, "data", "scale samples of a store to unit length")
+    theorem: int = setting(1, "method", "theorem to check; 1: convergence; 2: generalization", choices=(1, 2))
+    methods: tuple[Method, ...] = setting(METHODS[:3], "method", "theorem 1: training methods to compare")
     widths: tuple[int, ...] = setting(
-        (256, 1024), "method", "shared units, and as many personal ones; theorem 2 uses the last", low=1
+        (256, 1024),
+        "method",
+        "numbers of shared units, each with as many personal units; theorem 2 uses the last",
+        low=1,
     )
     kappa: float = setting(
-        0.75, "method", "dynamic: share of the eigenvalues' sum that decides the number of factors", above=0, high=1
+        0.75, "method", "dynamic: proportion of the eigenvalue sum that the factors must reach", above=0, high=1
     )
-    constant: float = setting(1.0, "method", "factor c of theorem 2's confidence term", low=0)
-    delta: float = setting(0.05, "method", "probability with which theorem 2's bound may fail", above=0, below=1)
-    init_scale: float = setting(0.1, "method", "alpha of theorem 2", above=0)
-    rounds: int = setting(200, "training", "communication rounds", low=1)
-    local_steps: int = setting(5, "training", "steps of gradient descent in a round", low=1)
+    constant: float = setting(1.0, "method", "theorem 2: factor c of the confidence term", low=0)
+    delta: float = setting(0.05, "method", "theorem 2: probability with which the bound may fail", above=0, below=1)
+    init_scale: float = setting(0.1, "method", "theorem 2: scale alpha of the initial weights", above=0)
+    rounds: int = setting(200, "training", "number of communication rounds", low=1)
+    local_steps: int = setting(5, "training", "steps of gradient descent per round", low=1)
     lr: str = setting("stable", "training", "learning rate: a number, stable or theorem")
-    server_lr: float = setting(1.0, "training", "learning rate of the server", above=0)
-    reduction: Literal["sum", "mean"] = setting("sum", "training", "theorem 1: gradients over samples")
-    replicates: int = setting(5, "training", "starts of the networks", low=1)
+    server_lr: float = setting(1.0, "training", "server learning rate", above=0)
+    reduction: Literal["sum", "mean"] = setting("sum", "training", "theorem 1: reduction of gradients over samples")
+    replicates: int = setting(5, "training", "number of replicates, with different initial parameters", low=1)
     seed: int = setting(0, "training", "seed of every draw", low=0)
-    device: str | None = setting(None, "compute", "cpu or cuda: compute with torch there (default: NumPy)")
+    device: str | None = setting(None, "compute", "cpu or cuda: device for PyTorch (default: compute with NumPy)")
 
     def __post_init__(self) -> None:
         check_fields(self)
         unused = {name: f"theorem {n}" for n, names in _OF_THEOREM.items() if n != self.theorem for name in names}
         unused |= {name: f"--data {data}" for data, name in _OF_DATA.items() if data != self.data}
         for name, use in unused.items():
-            if getattr(self, name) != getattr(Settings, name):
-                raise ValueError(f"--{name.replace('_', '-')} is for {use} only: leave it out")
+            if (value := getattr(self, name)) != getattr(Settings, name):
+                raise ValueError(f"--{name.replace('_', '-')} is for {use} only, but got {value!r}. Remove it.")
         if self.device is not None:
             device_named(self.device)
 
 
 def parser() -> _cli.Parser:
-    """Command line of ``python -m fedstat.ntk``."""
-    p = _cli.Parser(
+    """Return the command-line parser, with one option per field of :class:`Settings`."""
+    cli = _cli.Parser(
         prog="python -m fedstat.ntk",
-        description="Check Theorems 1 and 2 of FedFac on data: convergence and generalisation of wide networks.",
+        description="Check Theorems 1 and 2 of FedFac on data: convergence and generalization of wide networks.",
     )
-    add_arguments(p, Settings)
-    _cli.add_output(p, "store to write (default: none)", overwrite=True)
-    return p
+    add_arguments(cli, Settings)
+    _cli.add_output(cli, "store to write (default: none)", overwrite=True)
+    return cli
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,7 +95,8 @@ def _work(args: argparse.Namespace) -> None:
     if args.out is not None:
         _cli.claim(args, COMMAND)
     settings, show = Settings(**read_arguments(args, Settings)), not args.quiet and sys.stderr.isatty()
-    result: ConvergenceResult | GeneralizationResult = (_first if settings.theorem == 1 else _second)(settings, show)
+    check_theorem = _check_theorem1 if settings.theorem == 1 else _check_theorem2
+    result: ConvergenceResult | GeneralizationResult = check_theorem(settings, show)
     if args.out is not None:
         title = f"Theorem {settings.theorem} on {result.data.attrs['title']}"
         device = settings.device or "cpu"
@@ -99,7 +105,7 @@ def _work(args: argparse.Namespace) -> None:
     print(result.summary())
 
 
-def _data(settings: Settings) -> xr.Dataset:
+def _make_data(settings: Settings) -> xr.Dataset:
     sizes = {"clients": max(settings.clients), "n": max(settings.n), "n_test": settings.n_test}
     if settings.data == "gaussian":
         return descent.gaussian(**sizes, d=settings.d, seed=settings.seed)
@@ -108,7 +114,7 @@ def _data(settings: Settings) -> xr.Dataset:
     return descent.read(settings.data, **sizes)
 
 
-def _lr(text: str) -> Any:
+def _parse_lr(text: str) -> Any:
     if text in ("stable", "theorem"):
         return text
     try:
@@ -117,30 +123,30 @@ def _lr(text: str) -> Any:
         raise ValueError(f"lr must be 'stable', 'theorem' or a number, but got {text!r}") from None
 
 
-def _common(settings: Settings) -> dict[str, Any]:
-    """Arguments that both verbs take."""
+def _common_arguments(settings: Settings) -> dict[str, Any]:
+    """Return the arguments that both theorems take."""
     names = ("rounds", "local_steps", "server_lr", "replicates", "seed", "normalize")
-    return {name: getattr(settings, name) for name in names} | {"lr": _lr(settings.lr)}
+    return {name: getattr(settings, name) for name in names} | {"lr": _parse_lr(settings.lr)}
 
 
-def _first(settings: Settings, show: bool) -> ConvergenceResult:
+def _check_theorem1(settings: Settings, show: bool) -> ConvergenceResult:
     if len(settings.clients) > 1 or len(settings.n) > 1:
         raise ValueError("theorem 1 takes one --clients and one --n, but got several. Run it once for each.")
-    data = _data(settings)
+    data = _make_data(settings)
     names = ("widths", "methods", "reduction", "kappa", "device")
-    own = {name: getattr(settings, name) for name in names}
-    result = convergence(data, **own, **_common(settings), progress=show)
+    arguments = {name: getattr(settings, name) for name in names} | _common_arguments(settings)
+    result = convergence(data, **arguments, progress=show)
     result.data.attrs["title"] = data.attrs["title"]
     return result
 
 
-def _second(settings: Settings, show: bool) -> GeneralizationResult:
-    data = _data(settings)
-    own = {name: getattr(settings, name) for name in ("constant", "delta", "init_scale")}
+def _check_theorem2(settings: Settings, show: bool) -> GeneralizationResult:
+    data = _make_data(settings)
+    arguments = {name: getattr(settings, name) for name in ("constant", "delta", "init_scale")}
     result = generalization(
         data, clients=settings.clients if len(settings.clients) > 1 else None,
         samples=settings.n if len(settings.n) > 1 else None, width=settings.widths[-1],
-        **own, **_common(settings), progress=show,
+        **arguments, **_common_arguments(settings), progress=show,
     )  # fmt: skip
     result.data.attrs["title"] = data.attrs["title"]
     return result

@@ -1,4 +1,4 @@
-"""Settings of a run by name, and the run that they describe."""
+"""Settings of a run by name, and training with them."""
 
 from __future__ import annotations
 
@@ -28,24 +28,28 @@ from fedstat.study.federation import Federation, like, make, network
 
 
 def named() -> list[str]:
-    """Algorithms that a command line can make; FedSplit is not one, as it needs a split."""
-    every = ((name, algorithms.settings_of(name).values()) for name in algorithms.ALGORITHMS)
-    return [name for name, settings in every if all(one.default is not Parameter.empty for one in settings)]
+    """Return the names of algorithms whose settings all have defaults; FedSplit needs a split and is not among them."""
+    settings_by_name = {name: algorithms.settings_of(name).values() for name in algorithms.ALGORITHMS}
+    return [
+        name
+        for name, settings in settings_by_name.items()
+        if all(declared.default is not Parameter.empty for declared in settings)
+    ]
 
 
 class Key(NamedTuple):
-    """A key of a grid's file.
+    """Key of a grid's file.
 
     Attributes
     ----------
     name : str
     tables : tuple of str
-        Where it may stand: "" for the top of the file, "scale.NAME", "dataset", "method", "method.sweep", "tune".
+        Tables that may hold it: "" for the top of the file, "scale.NAME", "dataset", "method", "method.sweep", "tune".
     meaning : str
     default : object
-        None where there is none.
+        None if it has no default.
     methods : tuple of str
-        Algorithms that take it; none where it is for all runs.
+        Algorithms that take it; () if it is for all runs.
     """
 
     name: str
@@ -57,66 +61,68 @@ class Key(NamedTuple):
 
 ANYWHERE = ("", "scale.NAME", "dataset", "method", "method.sweep", "tune")
 STRUCTURE = (
-    Key("seeds", ("", "scale.NAME", "tune"), "seeds: every data set and method is run with each; in [tune], the seeds "
-        "to tune on", [0]),
-    Key("dataset", ("",), "[[dataset]], one table for each setting of the data; crossed with every [[method]]"),
-    Key("method", ("",), "[[method]], one table for each method, with at least one key"),
-    Key("scale", ("",), "[scale.NAME], settings that --scale NAME takes in place of the others; a data set or a method "
-        "may hold a table NAME of its own"),
+    Key("seeds", ("", "scale.NAME", "tune"), "seeds: every data set and method is run with each seed; in [tune], the "
+        "seeds for tuning", [0]),
+    Key("dataset", ("",), "[[dataset]], one table per scenario; crossed with every [[method]]"),
+    Key("method", ("",), "[[method]], one table per method, with at least one key"),
+    Key("scale", ("",), "[scale.NAME], settings that override the others with --scale NAME; a data set or a method may "
+        "hold its own table NAME"),
     Key("tune", ("",), "[tune], lists of candidates, which --tune tries in this order; [tune.NAME] for a scale"),
-    Key("methods", ("dataset",), "algorithms that the data set is for, by name; all by default"),
-    Key("studies", ("dataset", "method"), "studies that the table is for: data sets and methods of no common study are "
-        "not crossed, and --study NAME makes one study's runs"),
-    Key("sweep", ("method",), "[method.sweep], lists of values: a run for every combination"),
-    Key("together", ("tune",), "choose over all data sets together, not for each", False),
+    Key("methods", ("dataset",), "names of the algorithms that run on the data set; all by default"),
+    Key("studies", ("dataset", "method"), "studies of the table: data sets and methods without a common study are not "
+        "crossed, and --study NAME makes the runs of one study"),
+    Key("sweep", ("method",), "[method.sweep], lists of values: one run for every combination"),
+    Key("together", ("tune",), "tune on all data sets together, not on each", False),
 )  # fmt: skip
-"""Keys that say how runs are put together."""
+"""Keys that combine data sets, methods and seeds to runs."""
 
 
 def keys(algorithms_too: Iterable[str] = ()) -> list[Key]:
-    """Every key of a grid's file, with its meaning and default: structure, settings of runs, settings of methods.
+    """Return every key of a grid's file: structure, settings of runs, settings of algorithms.
 
     Parameters
     ----------
     algorithms_too : iterable of str
-        Algorithms in users' files, such as "mine.py:ditto", whose settings are keys too.
+        Algorithms in users' files, such as "mine.py:ditto", whose settings are keys, too.
 
     Examples
     --------
     >>> next(key for key in keys() if key.name == "mu")[2:]
     ("μ, strength of the penalty on distance from the server's model", 0.01, ('fedprox', 'fedprox+'))
     """
-    found = [*STRUCTURE]
-    found += [Key(one.name, ANYWHERE, one.metadata["help"], one.default) for one in fields(Settings)]
+    common = [
+        Key(declared.name, ANYWHERE, declared.metadata["help"], declared.default) for declared in fields(Settings)
+    ]
     takers: dict[tuple[str, str, Any], list[str]] = {}
-    for method in (*algorithms.ALGORITHMS, *algorithms_too):
-        for name, one in algorithms.settings_of(method).items():
-            default = None if one.default is Parameter.empty else one.default
-            takers.setdefault((name, one.help, _plain(default)), []).append(method)
-    of_methods = sorted(takers.items(), key=lambda item: item[0][0])
-    return found + [Key(name, ANYWHERE, said, default, tuple(who)) for (name, said, default), who in of_methods]
+    for algorithm in (*algorithms.ALGORITHMS, *algorithms_too):
+        for name, declared in algorithms.settings_of(algorithm).items():
+            default = None if declared.default is Parameter.empty else declared.default
+            takers.setdefault((name, declared.help, _as_hashable(default)), []).append(algorithm)
+    by_name = sorted(takers.items(), key=lambda item: item[0][0])
+    special = [Key(name, ANYWHERE, text, default, tuple(methods)) for (name, text, default), methods in by_name]
+    return [*STRUCTURE, *common, *special]
 
 
-def _plain(default: Any) -> Any:
+def _as_hashable(default: Any) -> Any:
     return tuple(default) if isinstance(default, list) else default
 
 
-def require(found: Mapping[str, Any], table: str, known: Iterable[str], where: str) -> None:
-    """ValueError, with the nearest names, if a table of a grid's file has a key that it cannot have.
+def require(content: Mapping[str, Any], table: str, settings: Iterable[str], where: str) -> None:
+    """Raise ValueError with the nearest names if a table of a grid's file has a key that it cannot hold.
 
     Parameters
     ----------
-    found : mapping
-        The table.
+    content : mapping
+        Content of the table.
     table : str
-        One of ``ANYWHERE``.
-    known : iterable of str
-        Names of settings, and of tables that may stand there.
+        Kind of the table, one of ``ANYWHERE``.
+    settings : iterable of str
+        Names of the settings and nested tables that the table may hold.
     where : str
-        For the message.
+        Name of the table in the message.
     """
-    names = [*known, *(key.name for key in STRUCTURE if table in key.tables)]
-    for name in found:
+    names = [*settings, *(key.name for key in STRUCTURE if table in key.tables)]
+    for name in content:
         if name not in names:
             hint = check.did_you_mean(name, names, cutoff=0.5)
             elsewhere = next((f" It belongs in {_heading(key.tables)}." for key in STRUCTURE if key.name == name), "")
@@ -135,43 +141,44 @@ OF_AGGREGATOR = (*OF_PRIVACY, "aggregator")
 """Settings of :meth:`Settings.make_aggregator`."""
 
 LATER = ("labels", "domains", "sampling", "keep_weights", *OF_AGGREGATOR)
-"""Settings that older runs do not have: at their defaults they are not noted, so that these keep names and settings."""
+"""Settings that older runs lack. Their defaults are not stored, so that names and settings of older runs stay valid."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one run; :meth:`of` also takes those of its algorithm by name.
+    """Settings of one run; :meth:`of` also takes the settings of its algorithm by name.
 
     Parameters
     ----------
     label : str, optional
-        Name of the setting in tables; data set and partition by default.
+        Name of the scenario in tables; data set and partition by default.
     data, partition : str
-        A name of ``fedstat.data.SOURCES``, of which "cifar-100:test" takes the published test samples alone, or the
-        path of one's own arrays (:func:`fedstat.data.arrays.load`), and one of
-        ``fedstat.study.federation.PARTITIONS``.
+        ``data``: a name of ``fedstat.data.SOURCES``, or the path of the user's arrays
+        (:func:`fedstat.data.arrays.load`); "cifar-100:test" takes the published test samples only. ``partition``: one
+        of ``fedstat.study.federation.PARTITIONS``.
     clients : int
-        Number of clients; the partition "natural" has its own.
+        Number of clients; the partition "natural" sets it.
     samples : int, optional
-        Largest number of samples of a client, over all subsets.
+        Largest number of samples per client, over all subsets.
     min_size : int
-        Smallest number of samples of a client: smaller ones are topped up (Dirichlet) or left out (natural).
+        Smallest number of samples per client. Smaller clients get more samples (Dirichlet) or are removed (natural).
     test, validation : float
-        Shares of each client's samples. A natural partition of data with published test samples uses these, and takes
-        the last of the training samples for validation.
+        Fractions of each client's samples. A natural partition of data with published test samples uses these, and
+        takes the last training samples for validation.
     new_share : float
-        Share of new clients, which do not train and are evaluated at the end (Table 3).
+        Fraction of unseen clients, which never train and are evaluated after the last round (FedFac, Table 3).
     labels : {"common", "permuted"}
-        "permuted": every client numbers the classes in an order of its own, see
-        :func:`fedstat.data.partition.permute_labels`; its output layer must then be its own.
+        "permuted": every client numbers the classes in a different order, see
+        :func:`fedstat.data.partition.permute_labels`; its output layer must then be personal.
     domains : tuple of str
-        Of the partition "domains": names of :data:`fedstat.data.partition.CIFAR100_DOMAINS`, by default all five, or of
-        superclasses, all with the same number of classes. Clients are dealt to them evenly.
+        Domains of the partition "domains": names of :data:`fedstat.data.partition.CIFAR100_DOMAINS`, by default all
+        five, or of superclasses, with equal numbers of classes. Clients are divided evenly among the domains.
     net : str
         A name of ``fedstat.fl.nets.NETS``.
     width : float
-        Multiplies the network's channels and hidden units.
+        Factor that multiplies the network's channels and hidden units.
     norm : {"group", "batch"}, optional
+        Normalization layers of the network.
     net_options : tuple of str
         Further arguments of the network, such as "hidden=32".
     algorithm : str
@@ -180,134 +187,144 @@ class Settings:
         ``fedstat.fl.algorithms.WRAPPERS``.
     options : tuple of str
         Settings of the algorithm, such as "components=2", in the order of :func:`fedstat.fl.algorithms.settings_of`;
-        the others have its defaults.
+        other settings have the algorithm's defaults.
     rounds, participation, local_epochs, batch_size, optimizer, lr, server_lr, seed, evaluate_every, ablation, probe,
     precision
-        See :func:`fedstat.fl.train`; ``batch_size`` 0 takes all samples, two numbers are a range of participation. The
-        seed is also that of the partition.
+        See :func:`fedstat.fl.train`. ``batch_size`` 0 takes all samples as one batch; two numbers are a range of
+        participation rates. The partition uses the seed, too.
     sampling : {"fixed", "poisson"}
         See :func:`fedstat.fl.train`.
     aggregator : str
         A name of ``fedstat.fl.prepare.AGGREGATORS``, such as "median" or "trimmed-mean:0.1".
     clip, noise_multiplier, delta, clip_moments, noise_multiplier_moments : float, optional
-        Make the run differentially private, see :func:`fedstat.fl.aggregate.private`: the first two do, the others have
-        its defaults. Without ``clip`` the others have no effect.
+        Settings of differential privacy, see :func:`fedstat.fl.aggregate.private`. A private run needs the first two;
+        the others have the defaults of that function. Without ``clip``, setting another is an error.
     readouts : tuple of str
-        Other ways to predict after the last round: the algorithm's name followed by one of
+        Other prediction rules for the final models: the algorithm's name followed by one of
         ``fedstat.fl.algorithms.READOUTS`` and its settings, such as "fedavg-shrunken by=layer".
     keep_weights : tuple of str
-        Layers whose weights are stored, or "all" or "none" alone.
+        Layers whose weights are stored; "all" or "none" stands alone.
     """
 
-    label: str | None = setting(None, "data", "name of this setting in tables")
+    label: str | None = setting(None, "data", "name of the scenario in tables (default: data set and partition)")
     data: str = setting(
         "digits",
         "data",
-        f"data set: {', '.join(datasets.SOURCES)}, or the path of one's own arrays, own.npz, with {arrays.ARRAYS}; "
-        "with :train or :test, only its published part",
+        f"data set: {', '.join(datasets.SOURCES)}, or the path of your arrays, own.npz, with {arrays.ARRAYS}; a name "
+        "that ends in :train or :test takes only these published samples",
     )
-    partition: str = setting("dirichlet:0.1", "data", f"how samples go to clients: {', '.join(federation.PARTITIONS)}")
-    clients: int = setting(20, "data", "number of clients C; the partition natural has its own", low=1)
+    partition: str = setting(
+        "dirichlet:0.1", "data", f"partition of samples among clients: {', '.join(federation.PARTITIONS)}"
+    )
+    clients: int = setting(20, "data", "number of clients C; the partition natural sets it", low=1)
     samples: int | None = setting(None, "data", "largest number of samples per client", low=1)
     min_size: int = setting(10, "data", "smallest number of samples per client", low=1)
-    test: float = setting(0.2, "data", "share of a client's samples for test", above=0, below=1)
-    validation: float = setting(0.0, "data", "share of a client's samples for validation")
+    test: float = setting(0.2, "data", "fraction of each client's samples for testing", above=0, below=1)
+    validation: float = setting(0.0, "data", "fraction of each client's samples for validation")
     new_share: float = setting(
-        0.0, "data", "share of new clients, which do not train and are evaluated at the end", low=0, below=1
+        0.0,
+        "data",
+        "fraction of unseen clients, which never train and are evaluated after the last round",
+        low=0,
+        below=1,
     )
     net: str = setting("mlp", "method", f"network: {', '.join(nets.NETS)}", choices=tuple(nets.NETS))
-    width: float = setting(1.0, "method", "factor of the network's channels and hidden units", above=0)
-    norm: Literal["group", "batch"] | None = setting(None, "method", "normalisation of the network's layers")
+    width: float = setting(1.0, "method", "factor that multiplies the network's channels and hidden units", above=0)
+    norm: Literal["group", "batch"] | None = setting(None, "method", "normalization layers of the network")
     net_options: tuple[str, ...] = setting(
         (), "method", "further arguments of the network, such as hidden=32 or hidden=64,32"
     )
     algorithm: str = setting(
         "fedfac-dynamic",
         "method",
-        f"algorithm: {', '.join(named())}; with + (fine-tuned), -shrunken, -low-rank or -private-head at the end, or "
-        "the last followed by + or -shrunken; or path/to/file.py:name, a function that makes an Algorithm, whose "
-        "arguments are options too",
+        f"algorithm: {', '.join(named())}; a suffix modifies it: + (fine-tuned), -shrunken, -low-rank or "
+        "-private-head, which + or -shrunken may follow; or path/to/file.py:name, a function that makes an Algorithm "
+        "and whose arguments become options",
     )
     options: tuple[str, ...] = setting((), "method", "settings of the algorithm and of its suffix, such as by=client")
-    rounds: int = setting(20, "training", "communication rounds T", low=1)
+    rounds: int = setting(20, "training", "number of communication rounds T", low=1)
     participation: Participation = setting(
         TrainConfig.participation,
         "training",
-        "share of the clients active in a round, or a range from which it is drawn in every round",
+        "participation rate: fraction of clients selected per round, or a range from which it is drawn in every round",
     )
-    local_epochs: int = setting(TrainConfig.local_epochs, "training", "epochs of local training in a round", low=1)
-    batch_size: int = setting(TrainConfig.batch_size, "training", "samples in a batch, 0 for all", low=0)
-    optimizer: Literal["sgd", "adam"] = setting("sgd", "training", "local optimiser")
+    local_epochs: int = setting(TrainConfig.local_epochs, "training", "epochs of local training per round", low=1)
+    batch_size: int = setting(TrainConfig.batch_size, "training", "samples per batch; 0 takes all as one batch", low=0)
+    optimizer: Literal["sgd", "adam"] = setting("sgd", "training", "local optimizer")
     lr: float = setting(0.1, "training", "local learning rate", above=0)
-    server_lr: float = setting(TrainConfig.server_lr, "training", "learning rate of the server", above=0)
-    seed: int = setting(TrainConfig.seed, "training", "seed of partition, start, participation and batches", low=0)
-    evaluate_every: int = setting(1, "what is measured", "rounds between evaluations", low=1)
+    server_lr: float = setting(TrainConfig.server_lr, "training", "server learning rate", above=0)
+    seed: int = setting(
+        TrainConfig.seed, "training", "seed of partition, initial parameters, selected clients and batches", low=0
+    )
+    evaluate_every: int = setting(1, "measurements", "number of rounds between evaluations", low=1)
     ablation: int = setting(
         0,
-        "what is measured",
-        "number of draws of random values that replace shared or personal units at the end",
+        "measurements",
+        "number of draws of random values that replace shared or personal units after the last round",
         low=0,
     )
     probe: tuple[str, ...] = setting(
         (),
-        "what is measured",
-        "halves: also train active clients on each half of their samples, to tell what is their own from noise; "
-        "drift: distance of clients from the server's aggregate; uploads: weights before aggregation; "
-        "parameters: factors of composed weights",
+        "measurements",
+        "halves: split-half training of selected clients, for the reliability of client differences; drift: distance "
+        "of clients from the global model; uploads: weights before aggregation; parameters: factors of composed "
+        "weights",
         choices=tuple(PROBES),
     )
     readouts: tuple[str, ...] = setting(
         (),
-        "what is measured",
-        "other ways to predict after the last round, such as fedavg+ or 'fedavg-shrunken by=layer'",
+        "measurements",
+        "other prediction rules for the final models, such as fedavg+ or 'fedavg-shrunken by=layer'",
     )
-    precision: Precision = setting(ComputeConfig.precision, "training", "precision of matrix products in training")
+    precision: Precision = setting(
+        ComputeConfig.precision, "training", "precision of matrix products in training and evaluation"
+    )
     labels: Literal["common", "permuted"] = setting(
-        "common", "data", "permuted: every client numbers the classes in an order of its own"
+        "common", "data", "permuted: every client numbers the classes in a different order"
     )
     domains: tuple[str, ...] = setting(
         (),
         "data",
-        f"domains of the partition domains, or superclasses (default {', '.join(map(repr, federation.DOMAINS))}); "
-        "clients are dealt to them evenly",
+        f"domains, or superclasses, of the partition domains (default {', '.join(map(repr, federation.DOMAINS))}); "
+        "clients are divided evenly among them",
     )
     sampling: Sampling = setting(
         TrainConfig.sampling,
         "training",
-        "fixed: that share is active in every round; poisson: each client with that probability",
+        "fixed: the same number of clients in every round; poisson: each client independently, with the participation "
+        "rate as its probability",
     )
     aggregator: str = setting(
         "mean",
         "training",
-        f"how the server combines each parameter over clients: {', '.join(AGGREGATORS)} (0.1 drops a tenth of the "
-        "values at each end)",
+        f"combines each parameter over clients: {', '.join(AGGREGATORS)} (0.1 drops a tenth of the values at each end)",
     )
     clip: float | None = setting(
         None,
         "privacy",
-        "make the run differentially private: largest norm of a client's update (needs --noise-multiplier)",
+        "largest norm of a client's update; makes the run differentially private (needs --noise-multiplier)",
         above=0,
     )
     noise_multiplier: float | None = setting(
-        None, "privacy", "standard deviation of the noise on the sum of updates, over --clip", above=0
+        None, "privacy", "SD of the noise on the sum of updates, divided by --clip", above=0
     )
-    delta: float | None = setting(None, "privacy", "δ of --clip: probability with which ε may fail (default 1e-5)")
+    delta: float | None = setting(None, "privacy", "probability δ with which the bound ε may fail (default 1e-5)")
     clip_moments: float | None = setting(
         None,
         "privacy",
-        "largest norm of what a client tells of its weights for FedFac's split, in units of that of the server's copy "
+        "largest norm of a client's moments for FedFac's split, divided by the norm of the global model's moments "
         "(default 1)",
         above=0,
     )
     noise_multiplier_moments: float | None = setting(
-        None, "privacy", "--noise-multiplier of FedFac's moments (default the same)", above=0
+        None, "privacy", "noise multiplier of FedFac's moments (default: --noise-multiplier)", above=0
     )
     keep_weights: tuple[str, ...] = setting(
-        ("all",), "what is measured", "layers whose weights are stored, or all, or none"
+        ("all",), "measurements", "layers whose weights are stored; or all, or none"
     )
 
     def __post_init__(self) -> None:
-        # What can be checked before the data are read; the rest is checked where it is used.
+        # Checks that need no data; other settings are checked by the functions that take them.
         for name in ("options", "net_options", "readouts", "probe", "domains", "keep_weights"):
             object.__setattr__(self, name, federation.strings(name, getattr(self, name)))
         object.__setattr__(self, "keep_weights", self.keep_weights or Settings.keep_weights)
@@ -321,23 +338,24 @@ class Settings:
         object.__setattr__(self, "participation", checked(self.participation))
         check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
         aggregator = self.make_aggregator()
-        if ":" in self.aggregator:  # one form of its number: "trimmed-mean:.10" to "trimmed-mean:0.1"
+        if ":" in self.aggregator:  # equal numbers get equal text: "trimmed-mean:.10" becomes "trimmed-mean:0.1"
             object.__setattr__(self, "aggregator", aggregator.name)
-        prepare.require_weights(self.make_algorithm(), aggregator)
-        for read in self.make_readouts().values():
-            read(self.make_algorithm())
-        known, net = self.make_algorithm().settings, make(self, *like(federation.source_of(self.data)[0]))
-        if "layers" in known:
-            masks.resolve(net, known["layers"])
+        algorithm = self.make_algorithm()
+        prepare.require_weights(algorithm, aggregator)
+        for wrap in self.make_readouts().values():
+            wrap(algorithm)
+        net = make(self, *like(federation.source_of(self.data)[0]))
+        if "layers" in algorithm.settings:
+            masks.resolve(net, algorithm.settings["layers"])
         for layer in self.layers_kept or ():
-            alone = ["all", "none"] if len(self.keep_weights) == 1 else []
-            check.choice("keep_weights", layer, [*nets.layers(net), *alone])
-        for name in {"personal_layers", "global_layers"} & set(known):
-            masks.last_layers(net, name, known[name], all_too=name == "global_layers")
+            keywords = ["all", "none"] if len(self.keep_weights) == 1 else []
+            check.choice("keep_weights", layer, [*nets.layers(net), *keywords])
+        for name in {"personal_layers", "global_layers"} & set(algorithm.settings):
+            masks.last_layers(net, name, algorithm.settings[name], all_too=name == "global_layers")
 
     @property
     def name(self) -> str:
-        """Label, or data set and partition."""
+        """Name of the scenario: the label, or data set and partition."""
         permuted = ", permuted labels" if self.labels == "permuted" else ""
         return self.label or f"{custom.short(self.data)}, {self.partition}{permuted}"
 
@@ -349,43 +367,43 @@ class Settings:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Settings given to the algorithm, by name."""
+        """Settings passed to the algorithm, by name."""
         return federation.network_options("options", self.options)
 
     @classmethod
     def of(cls, **settings: Any) -> Settings:
-        """Settings of a run and its algorithm, by name.
+        """Make the settings of a run and its algorithm from names.
 
         Raises
         ------
         ValueError
-            If there is no such setting (the nearest names are given), or one is given by name and among the options.
+            If a setting is unknown (the message has the nearest names), or is passed by name and among the options.
 
         Examples
         --------
         >>> Settings.of(algorithm="fedprox", mu=0.3).options
         ('mu=0.3',)
         """
-        return cls(**_divided(settings, settings.get("options", ()), settings.get("algorithm", cls.algorithm)))
+        return cls(**_as_fields(settings, settings.get("options", ()), settings.get("algorithm", cls.algorithm)))
 
     def but(self, **settings: Any) -> Settings:
-        """A copy with some settings replaced, by name; None restores the algorithm's default.
+        """Return a copy with settings replaced by name; None restores the algorithm's default.
 
         Examples
         --------
         >>> Settings.of(kappa=0.75, tau=0.5).but(rounds=3, tau=0.25).options
         ('kappa=0.75', 'tau=0.25')
         """
-        others = () if "options" in settings else tuple(o for o in self.options if o.partition("=")[0] not in settings)
+        unchanged = tuple(option for option in self.options if option.partition("=")[0] not in settings)
         algorithm = settings.get("algorithm", self.algorithm)
-        return replace(self, **_divided(settings, settings.get("options", others), algorithm))
+        return replace(self, **_as_fields(settings, settings.get("options", unchanged), algorithm))
 
     def make_algorithm(self) -> Algorithm:
-        """The algorithm with its given settings."""
+        """Make the algorithm with its settings."""
         return algorithms.named(self.algorithm, **self.given)
 
     def training(self) -> TrainConfig:
-        """Settings of training, with the optimiser and the aggregator that are named."""
+        """Return the settings of training, with the optimizer and the aggregator made from their names."""
         return TrainConfig(
             optimizer=optimizer_named(self.optimizer, self.lr),
             participation=self.participation,
@@ -398,76 +416,82 @@ class Settings:
         )
 
     def make_aggregator(self) -> Aggregator:
-        """Return the private aggregator if ``clip`` is given, else the named one."""
-        given = {name: value for name in OF_PRIVACY if (value := getattr(self, name)) is not None}
-        if not given:
+        """Return the private aggregator if ``clip`` is set, else the aggregator by name."""
+        privacy = {name: value for name in OF_PRIVACY if (value := getattr(self, name)) is not None}
+        if not privacy:
             return aggregator_named(self.aggregator)
         if self.clip is None:
-            name = next(iter(given))
-            raise check.NoEffectError(name, f"without clip, which makes a run private, but got {given[name]!r}")
+            name = next(iter(privacy))
+            raise check.NoEffectError(name, f"without clip, which makes a run private, but got {privacy[name]!r}")
         if self.aggregator != Settings.aggregator:
             raise ValueError(
                 f"clip={self.clip:g} makes a run private by noise on a sum over clients, but aggregator "
                 f"{self.aggregator!r} takes no sum. Remove clip, or use aggregator 'mean'."
             )
         if self.noise_multiplier is None:
-            raise ValueError(f"clip={self.clip:g} makes a run private: give noise_multiplier too, such as 1.0")
-        return private(**given)
+            raise ValueError(
+                f"clip={self.clip:g} makes a run private, but noise_multiplier is missing. Set it, to 1.0 for example."
+            )
+        return private(**privacy)
 
     def make_readouts(self) -> dict[str, Callable[[Algorithm], Algorithm]]:
-        """The readouts, as wrappers of the algorithm."""
-        made: dict[str, Callable[[Algorithm], Algorithm]] = {}
+        """Return the wrappers of the algorithm that make its other prediction rules, by the text of ``readouts``."""
+        wrappers: dict[str, Callable[[Algorithm], Algorithm]] = {}
         for text in self.readouts:
             if self.algorithm.endswith(algorithms.READOUTS):
                 raise ValueError(
-                    f"{self.algorithm} already predicts in its own way: give readouts to the plain method, such as "
-                    "algorithm fedavg with readouts fedavg+"
+                    f"readouts are for algorithms without a prediction rule in their name, but got {self.algorithm}. "
+                    "Use the plain name, such as algorithm fedavg with readouts fedavg+."
                 )
             name, *options = text.split() or [""]
-            end = name.removeprefix(self.algorithm)
-            if not name.startswith(self.algorithm) or end not in algorithms.READOUTS:
-                ways = ", ".join(self.algorithm + end for end in algorithms.READOUTS)
-                raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r:.200}")
-            chosen = federation.network_options("readouts", tuple(options))
-            algorithms.require_settings(name, chosen)
-            made[text] = partial(algorithms.WRAPPERS[end], **chosen)
-        return made
+            suffix = name.removeprefix(self.algorithm)
+            if not name.startswith(self.algorithm) or suffix not in algorithms.READOUTS:
+                rules = ", ".join(self.algorithm + suffix for suffix in algorithms.READOUTS)
+                raise ValueError(f"readouts of {self.algorithm} must begin with one of {rules}, but got {text!r:.200}")
+            settings = federation.network_options("readouts", tuple(options))
+            algorithms.require_settings(name, settings)
+            wrappers[text] = partial(algorithms.WRAPPERS[suffix], **settings)
+        return wrappers
 
 
 def names(more: Iterable[Any] = ()) -> list[str]:
-    """Names of all settings: fields of :class:`Settings`, and settings of the algorithms, ``more`` among them."""
-    every = [*algorithms.ALGORITHMS, *(name for name in more if custom.is_own(name))]
-    of_methods = [setting for algorithm in every for setting in algorithms.settings_of(algorithm)]
-    return list(dict.fromkeys([*(field.name for field in fields(Settings)), *of_methods]))
+    """Return the names of all settings: fields of :class:`Settings`, and settings of all algorithms.
+
+    ``more`` names users' algorithms; other names in it are ignored.
+    """
+    all_algorithms = [*algorithms.ALGORITHMS, *(name for name in more if custom.is_own(name))]
+    special = [name for algorithm in all_algorithms for name in algorithms.settings_of(algorithm)]
+    return list(dict.fromkeys([*(field.name for field in fields(Settings)), *special]))
 
 
-def _divided(settings: Mapping[str, Any], options: Any, algorithm: Any) -> dict[str, Any]:
-    """Fields of :class:`Settings`, settings of the algorithm being put among the options."""
+def _as_fields(settings: Mapping[str, Any], options: Any, algorithm: Any) -> dict[str, Any]:
+    """Return fields of :class:`Settings`; move settings of the algorithm to the options."""
     common = {field.name for field in fields(Settings)}
-    chosen = {k: v for k, v in settings.items() if k in common}
-    known, options = names([algorithm]), federation.strings("options", options)
+    all_names, options = names([algorithm]), federation.strings("options", options)
     for name in settings:
-        check.choice("a setting", name, known)
-    if twice := {option.partition("=")[0] for option in options} & (settings.keys() - common):
-        raise ValueError(f"{min(twice)} is given twice, by name and among the options {list(options)}")
-    more = [f"{k}={federation.text(k, v)}" for k, v in settings.items() if k not in common and v is not None]
-    return chosen | {"options": (*options, *more)}
+        check.choice("a setting", name, all_names)
+    if duplicates := {option.partition("=")[0] for option in options} & (settings.keys() - common):
+        raise ValueError(
+            f"{min(duplicates)} is given twice, by name and among the options {list(options)}. Remove one of them."
+        )
+    special = [f"{k}={federation.text(k, v)}" for k, v in settings.items() if k not in common and v is not None]
+    return {k: v for k, v in settings.items() if k in common} | {"options": (*options, *special)}
 
 
 def _canonical(algorithm: str, options: tuple[str, ...]) -> tuple[str, ...]:
-    """Options in the order of the algorithm's settings, with numbers in one form: "mu=1" to "mu=1.0"."""
-    takes, given = algorithms.settings_of(algorithm), federation.network_options("options", options)
-    algorithms.require_settings(algorithm, given)
-    found = []
-    for name, taken in takes.items():
-        if name in given:
-            value = given[name]
-            if isinstance(value, tuple) and not taken.several:
+    """Return options in the order of the algorithm's settings, with floats in one form: "mu=1" becomes "mu=1.0"."""
+    values = federation.network_options("options", options)
+    algorithms.require_settings(algorithm, values)
+    canonical = []
+    for name, declared in algorithms.settings_of(algorithm).items():
+        if name in values:
+            value = values[name]
+            if isinstance(value, tuple) and not declared.several:
                 raise ValueError(f"{name} must be one value, but got {value!s:.200}")
-            if taken.number and isinstance(value, int) and not isinstance(value, bool):
+            if declared.number and isinstance(value, int) and not isinstance(value, bool):
                 value = float(value)
-            found.append(f"{name}={federation.text(name, value)}")
-    return tuple(found)
+            canonical.append(f"{name}={federation.text(name, value)}")
+    return tuple(canonical)
 
 
 def run(
@@ -479,7 +503,7 @@ def run(
     progress: Callable[[int], object] | None = None,
     **where: Any,
 ) -> xr.DataTree:
-    """Make the data, the network and the algorithm that the settings name, and train.
+    """Make the data, the network and the algorithm of the settings, and train.
 
     Parameters
     ----------
@@ -494,12 +518,12 @@ def run(
     Returns
     -------
     DataTree
-        See :func:`fedstat.fl.train`; its ``config`` holds all settings.
+        See :func:`fedstat.fl.train`; its attribute ``config`` holds all settings.
 
     Examples
     --------
-    >>> done = run(Settings.of(clients=10, rounds=2, participation=0.5, tau=0.5))
-    >>> done["metrics/accuracy"].sizes
+    >>> stored = run(Settings.of(clients=10, rounds=2, participation=0.5, tau=0.5))
+    >>> stored["metrics/accuracy"].sizes
     Frozen({'round': 2, 'client': 10})
     """
     fed, new = federated(settings, data_dir)
@@ -507,7 +531,7 @@ def run(
         fed,
         network(settings, fed),
         settings.make_algorithm(),
-        **vars(settings.training()) | {"optimizer": settings.optimizer},  # by name, as the run notes it
+        **vars(settings.training()) | {"optimizer": settings.optimizer},  # the run stores its name
         lr=settings.lr,
         rounds=settings.rounds,
         precision=settings.precision,
@@ -526,46 +550,46 @@ def run(
 
 
 def files(settings: Settings) -> dict[str, dict[str, str]]:
-    """Names and digests of a user's own files, for a run's settings: no other files continue the run."""
-    found = {"algorithm_file": custom.noted(settings.algorithm)} if custom.is_own(settings.algorithm) else {}
+    """Return names and digests of the user's files in the settings; a run with other files cannot be continued."""
+    described = {"algorithm_file": custom.noted(settings.algorithm)} if custom.is_own(settings.algorithm) else {}
     data, _ = federation.source_of(settings.data)
     if arrays.is_arrays(data):
-        found[DATA_FILE] = {"name": custom.short(data), "sha256": arrays.digest(data)}
-    return found
+        described[DATA_FILE] = {"name": custom.short(data), "sha256": arrays.digest(data)}
+    return described
 
 
 DATA_FILE = "data_file"
 
 
 def about(settings: Settings) -> dict[str, Any]:
-    """All settings, as noted in a run's store; those of ``LATER`` only if they are not the default."""
-    noted = {k: v for k, v in asdict(settings).items() if k not in LATER or v != getattr(Settings, k)}
-    return noted | {"label": settings.name}
+    """Return the settings to store in a run; settings in ``LATER`` are stored unless they have their defaults."""
+    stored = {k: v for k, v in asdict(settings).items() if k not in LATER or v != getattr(Settings, k)}
+    return stored | {"label": settings.name}
 
 
 def settings_of(path: str | Path) -> dict[str, Any]:
-    """Settings that the run at ``path`` was made with, see :func:`noted`."""
+    """Return the settings of the run at ``path``, see :func:`noted`."""
     return noted(store.attributes(Path(path)))
 
 
 def noted(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in a run's attributes; those of older runs are not kept, and {}."""
-    found = guard.parsed("the attribute about", attrs.get("about", "{}").encode(), finite=False)
-    return {field.name: found[field.name] for field in fields(Settings) if field.name in found}
+    """Return the settings in a run's attributes; {} for older runs, which do not store them."""
+    stored = guard.parsed("the attribute about", attrs.get("about", "{}").encode(), finite=False)
+    return {field.name: stored[field.name] for field in fields(Settings) if field.name in stored}
 
 
 def federated(settings: Settings, data_dir: str | Path | None = None) -> tuple[xr.Dataset, xr.Dataset | None]:
-    """Clients that train, and new clients or None."""
-    # Runs that differ only in the method use the same data.
-    dealt = Federation(*(getattr(settings, name) for name in Federation._fields))
-    return federation.federated(dealt, _place(data_dir))
+    """Return the data of clients that train, and of unseen clients or None."""
+    # Only these settings decide the data, so that runs that differ in the method alone share them in the cache.
+    data_settings = Federation(*(getattr(settings, name) for name in Federation._fields))
+    return federation.federated(data_settings, _absolute_folder(data_dir))
 
 
-def _place(data_dir: str | Path | None) -> str:
-    """Folder of data wherever it is named, so that a place stands for one folder."""
+def _absolute_folder(data_dir: str | Path | None) -> str:
+    """Return the absolute path of the data folder: the cache needs one name for a folder."""
     return str(folder(data_dir).absolute())
 
 
 def read_data(runs: Iterable[Settings], data_dir: str | Path | None = None) -> None:
-    """Read the data sets of some runs, the first run's last to stay cached; raises as :func:`fedstat.data.load`."""
-    federation.read((one.data for one in runs), _place(data_dir))
+    """Read the data sets of runs, the first run's last, so that it stays cached; raise as :func:`fedstat.data.load`."""
+    federation.read((run.data for run in runs), _absolute_folder(data_dir))

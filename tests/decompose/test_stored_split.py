@@ -184,7 +184,7 @@ def test_tables_have_one_row_a_layer_and_unit(clients: Path, tmp_path: Path) -> 
         (["--layer", "conv*"], "has no layer that matches 'conv*', only fc1, fc2, head"),
         (["--checkpoint", "3"], "layer 'fc1' has no dim checkpoint, but got checkpoint=3"),
         (["--baseline", "none.npz"], "there is no file none.npz"),
-        (["--sensitivity", "--n-factors", "2"], "Leave out --n-factors"),
+        (["--sensitivity", "--n-factors", "2"], "Remove --n-factors"),
         (["--n-boot", "4", "--method", "icc"], "fedstat.icc(weights, n_boot=B)"),
         (["--n-boot", "-1"], "n_boot must be an integer >= 0, but got -1"),
         (["--csv", "."], "--csv must be a file"),

@@ -238,7 +238,7 @@ WRONG = {
         "begin with one of fedper",
     ),
     "readout's option": (lambda: Settings(algorithm="fedavg", readouts=("fedavg+ grid=1",)), "but got 'grid'"),
-    "readouts of what has one": (lambda: Settings(algorithm="fedavg+", readouts="fedavg+"), "to the plain method"),
+    "readouts of what has one": (lambda: Settings(algorithm="fedavg+", readouts="fedavg+"), "Use the plain name"),
     "rate of nothing": (lambda: algorithms.finetuned(algorithms.fedavg(), 0, rate=2), "rate has no effect"),
     "ends of ends": (lambda: algorithms.named("fedavg++"), "algorithm must be one of"),
 }

@@ -62,7 +62,7 @@ def test_stores_are_read_with_labels_0_and_1_as_signs(capsys, tmp_path):
     [
         (["--clients", "2", "3"], "theorem 1 takes one --clients"),
         (["--data", "nowhere.zarr"], "'gaussian', 'digits' or an existing zarr store, but got 'nowhere.zarr'"),
-        (["--theorem", "2", "--kappa", "0.5"], "--kappa is for theorem 1 only: leave it out"),
+        (["--theorem", "2", "--kappa", "0.5"], "--kappa is for theorem 1 only, but got 0.5. Remove it"),
         (["--theorem", "2", "--device", "cpu"], "--device is for theorem 1 only"),
         (["--init-scale", "0.2"], "--init-scale is for theorem 2 only"),
         (["--data", "digits", "--d", "5"], "--d is for --data gaussian only"),

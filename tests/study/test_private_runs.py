@@ -50,7 +50,7 @@ def test_a_private_run_by_command_says_so_and_can_be_made_again(tmp_path, capsys
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"clip": 1.0}, "clip=1 makes a run private: give noise_multiplier too"),
+        ({"clip": 1.0}, "clip=1 makes a run private, but noise_multiplier is missing"),
         ({"noise_multiplier": 1.0}, "noise_multiplier has no effect without clip"),
         ({"delta": 1e-5}, "delta has no effect without clip"),
         ({"clip": -1.0, "noise_multiplier": 1.0}, r"clip must be a finite number in \(0, inf\), but got -1.0"),
