@@ -1,6 +1,6 @@
 """fedstat: statistics of personalized federated learning.
 
-Which hidden units of a federated network are shared by all clients, and which are personal?
+fedstat estimates which hidden units of a federated network are shared by all clients and which are personal.
 
     describe a layer   fa, n_factors, layer_matrix, effective_rank, knn_entropy
     split its units    split, split_map, update, Absolute
@@ -74,7 +74,7 @@ _VERBS = {
 }  # fmt: skip
 _PACKAGES = ("attack", "data", "decompose", "fl", "motivation", "ntk", "plot", "results", "sim", "study")
 
-# No __all__, with which help(fedstat) would print every verb's docstring.
+# There is no __all__: with it, help(fedstat) would print the docstring of every function.
 __getattr__, __dir__ = lazy.attach(
     __name__,
     {name: module for module, names in _VERBS.items() for name in names}

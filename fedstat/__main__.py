@@ -1,4 +1,4 @@
-"""``python -m fedstat`` lists the commands, ``python -m fedstat NAME ...`` runs one; so does ``fedstat NAME ...``."""
+"""Command line: ``python -m fedstat`` lists the commands, ``python -m fedstat NAME ...`` runs one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedstat._utils import lazy
 
-if __name__ == "__main__" or Path(sys.argv[0]).stem == "fedstat":  # python -m fedstat, or the script
+if __name__ == "__main__" or Path(sys.argv[0]).stem == "fedstat":  # python -m fedstat, or the script fedstat
     lazy.leave_while_loading()
 
 import argparse
@@ -21,60 +21,69 @@ from fedstat._utils import check
 
 
 class Command(NamedTuple):
-    """A command: the module with its ``parser()`` and ``main(argv)``, what it is for, and among which it is listed."""
+    """Command of fedstat.
+
+    Attributes
+    ----------
+    module : str
+        Module with its ``parser()`` and ``main(argv)``.
+    purpose : str
+        Its line in the list of commands.
+    group : str
+        Title under which it is listed.
+    """
 
     module: str
     purpose: str
-    among: str
+    group: str
 
 
 COMMANDS = {
     "decompose": Command(
-        "fedstat.decompose.__main__", "weights of any origin -> shared and client-specific units", "split weights"
+        "fedstat.decompose.__main__", "split units of trained layers into shared and personal units", "split weights"
     ),
-    "fl": Command("fedstat.fl.__main__", "federated training on real data, one run or a grid", "train"),
-    "sim": Command(
-        "fedstat.sim.__main__", "simulation study on model (8): ways to split neurons, side by side", "study"
-    ),
+    "fl": Command("fedstat.fl.__main__", "federated training on real data: one run or a grid of runs", "train"),
+    "sim": Command("fedstat.sim.__main__", "simulation study on model (8): accuracy of splitting rules", "study"),
     "recovery": Command(
-        "fedstat.sim.recovery.__main__", "for which κ factor analysis finds the true split of model (8)", "study"
+        "fedstat.sim.recovery.__main__", "recovery of the true split of model (8), as a function of κ", "study"
     ),
     "motivation": Command(
-        "fedstat.motivation.__main__", "neurons' outputs over clients: entropy, its peaks, its relation to ν", "study"
+        "fedstat.motivation.__main__", "entropy of unit outputs over clients, and its relation to ν", "study"
     ),
-    "ntk": Command("fedstat.ntk.__main__", "FedFac's theorems against training", "study"),
-    "attack": Command("fedstat.attack.__main__", "what methods leak: images recovered from what clients send", "study"),
-    "report": Command("fedstat.reporting.__main__", "one HTML file on runs and studies", "look after runs"),
-    "verify": Command(
-        "fedstat.reporting.verify", "check that runs are as they were written, by their checksums", "look after runs"
+    "ntk": Command("fedstat.ntk.__main__", "bounds of FedFac's theorems, compared with training", "study"),
+    "attack": Command(
+        "fedstat.attack.__main__", "gradient inversion: images recovered from what clients send", "study"
     ),
+    "report": Command("fedstat.reporting.__main__", "HTML report of runs and studies", "report and check"),
+    "verify": Command("fedstat.reporting.verify", "check that stored runs match their checksums", "report and check"),
     "doctor": Command(
-        "fedstat.reporting.doctor", "what fedstat finds here: packages, machine, data, space", "look after runs"
+        "fedstat.reporting.doctor", "check of packages, hardware, data sets and disk space", "report and check"
     ),
 }
 """Commands by name, in the order in which they are listed."""
 
 
 def parser(prog: str = "python -m fedstat") -> _cli.Parser:
-    """Arguments of the entrance: a command's name; what follows is the command's own."""
+    """Return the parser for the name of a command; the command parses the arguments that follow."""
     cli = _cli.Parser(
         prog=prog,
         usage="%(prog)s COMMAND [options]",
-        description=f"fedstat {__version__}: statistics of personalised federated learning",
+        description=f"fedstat {__version__}: statistics of personalized federated learning",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"{listed()}\n\nOptions of a command: {prog} COMMAND --help. In Python: import fedstat; help(fedstat)",
+        epilog=f"{list_commands()}\n\nOptions of a command: {prog} COMMAND --help\nIn Python: import fedstat; "
+        "help(fedstat)",
     )
-    cli.add_argument("command", nargs="?", metavar="COMMAND", help="one of those below")
+    cli.add_argument("command", nargs="?", metavar="COMMAND", help="name of a command below")
     cli.add_argument("--version", action="version", version=f"fedstat {__version__}")
     return cli
 
 
-def listed() -> str:
-    """The commands, by what they are for."""
+def list_commands() -> str:
+    """Return the list of commands, grouped by purpose."""
     parts = []
-    for among, commands in groupby(COMMANDS.items(), key=lambda item: item[1].among):
-        lines = (f"  {name:<12}{one.purpose}" for name, one in commands)
-        parts.append("\n".join([f"{among}:", *lines]))
+    for title, commands in groupby(COMMANDS.items(), key=lambda item: item[1].group):
+        lines = (f"  {name:<12}{command.purpose}" for name, command in commands)
+        parts.append("\n".join([f"{title}:", *lines]))
     return "\n\n".join(parts)
 
 

@@ -97,7 +97,7 @@ def test_the_entrance_lists_every_command_with_its_purpose(capsys):
     said = capsys.readouterr().out
     for name, one in entrance.COMMANDS.items():
         assert f"  {name:<12}{one.purpose}\n" in said
-        assert f"{one.among}:\n" in said
+        assert f"{one.group}:\n" in said
 
 
 def test_every_package_with_a_command_line_is_a_command():
@@ -142,7 +142,7 @@ def options_of(name):
     return {group.title: [a for a in group._group_actions if a.option_strings] for group in cli._action_groups}
 
 
-@pytest.mark.parametrize("name", [name for name, one in entrance.COMMANDS.items() if one.among in ("train", "study")])
+@pytest.mark.parametrize("name", [name for name, one in entrance.COMMANDS.items() if one.group in ("train", "study")])
 def test_every_option_stands_under_a_heading(name):
     found = options_of(name)
     assert [action.dest for action in found["options"]] == ["help"]
@@ -153,7 +153,7 @@ def test_options_of_one_name_are_said_alike_everywhere():
     alike = {"--data-dir", "--device", "--client-chunk", "--threads", "--quiet"}
     said: dict[str, dict[str, str]] = {}
     for name, one in entrance.COMMANDS.items():
-        if one.among not in ("train", "study"):
+        if one.group not in ("train", "study"):
             continue
         for action in (a for actions in options_of(name).values() for a in actions):
             for option in alike.intersection(action.option_strings):

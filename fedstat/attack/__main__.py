@@ -27,23 +27,24 @@ COMMAND = "fedstat.attack"
 
 
 def parser() -> _cli.Parser:
-    """Arguments of the command."""
+    """Return the command-line parser, with one option per field of :class:`fedstat.attack.experiment.Attack`."""
     cli = _cli.Parser(
         prog="python -m fedstat.attack",
         description="Gradient inversion (DLG, deep leakage from gradients): recover training images from what clients "
         "of finished runs send after one local step; compare their PSNR with that of the class-mean image.",
     )
     cli.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="store of python -m fedstat.fl; all of the same data"
+        "runs", nargs="+", type=Path, metavar="RUN", help="store of python -m fedstat.fl; all runs use one data set"
     )
     _cli.add_data_dir(cli.add_argument_group("data"))
     groups = add_arguments(cli, Attack)
-    groups["method"].add_argument("--rounds", type=int, nargs="+", metavar="T", help="rounds done before the attacked "
-        "step; 0 is the common start (default: those of 10 20 30 40 50 that all runs have, or the last)")  # fmt: skip
+    groups["method"].add_argument("--rounds", type=int, nargs="+", metavar="T", help="rounds after which a local step "
+        "is attacked; 0: initial parameters (default: rounds among 10 20 30 40 50 that all runs have, or the "
+        "last)")  # fmt: skip
     _cli.add_compute(cli)
     _cli.add_output(
         cli,
-        "write PSNR and images to this zarr store, or the table to this .csv",
+        "store to write with PSNR and images, or .csv file to write with the table",
         overwrite=True,
         plot="recovered images and PSNR by round",
     )
@@ -56,20 +57,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _work(args: argparse.Namespace) -> None:
-    table = args.out is not None and args.out.suffix.lower() == ".csv"
-    if table:
+    is_table = args.out is not None and args.out.suffix.lower() == ".csv"
+    if is_table:
         _cli.require_file("--out", args.out)
         if args.out.exists() and not args.overwrite:
             raise ValueError(f"--out {args.out} exists. Add --overwrite or choose another name.")
     elif args.out is not None:
         _cli.claim(args, COMMAND)
-    where, begun = _cli.compute(args), time.monotonic()
+    compute, start_time = _cli.compute(args), time.monotonic()
     attack = asdict(Attack(**read_arguments(args, Attack)))
-    rounds = rounds_of(args.rounds, [(one.name, one.settings.rounds) for one in map(read, args.runs)])
+    rounds = rounds_of(args.rounds, [(run.name, run.settings.rounds) for run in map(read, args.runs)])
     total = len(args.runs) * len(rounds) * len(modes_of(attack["labels"]))
     with tqdm(total=total, unit="attack", disable=args.quiet or not sys.stderr.isatty()) as bar:
-        result = leakage(args.runs, rounds=rounds, data_dir=args.data_dir, progress=bar.update, **attack, **where)
-    if table:
+        result = leakage(args.runs, rounds=rounds, data_dir=args.data_dir, progress=bar.update, **attack, **compute)
+    if is_table:
         with _cli.replace_file(args.out) as draft:
             result.tidy().to_csv(draft, index=False)
     elif args.out is not None:
@@ -79,14 +80,14 @@ def _work(args: argparse.Namespace) -> None:
 
         _cli.save_figure(leakage_grid(result), args.plot, dpi=150)
     print(result.summary())
-    print(f"Time: {time.monotonic() - begun:.0f} s, including repeated training")
+    print(f"Time: {time.monotonic() - start_time:.0f} s, including repeated training")
     if args.out is not None:
-        print(f"Saved: {args.out}" if table else f"Saved: fedstat.open_run({str(args.out)!r})")
+        print(f"Saved: {args.out}" if is_table else f"Saved: fedstat.open_run({str(args.out)!r})")
 
 
 def _save(args: argparse.Namespace, attack: dict[str, Any], result: LeakageResult) -> None:
-    given = {k: [*map(str, v)] if k == "runs" else str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    config = given | attack
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    config = options | {"runs": [*map(str, args.runs)]} | attack
     attrs = store.provenance("gradient inversion", config, command=COMMAND)
     store.save(args.out, xr.DataTree.from_dict({"/leakage": result.to_dataset()}), attrs, overwrite=args.overwrite)
 

@@ -20,25 +20,25 @@ from fedstat.store import config_of
 
 
 def parser() -> _cli.Parser:
-    """Arguments of the command; those of the study are the fields of :class:`fedstat.sim.Settings`."""
+    """Return the command-line parser, with one option per field of :class:`fedstat.sim.Settings`."""
     cli = _cli.Parser(
         prog="python -m fedstat.sim",
-        description="Simulation study on model (8) of FedFac: how well each way of splitting neurons into shared and "
-        "personal ones works. The defaults are of the paper's size and take about two minutes on two cores; "
-        "--replicates 10 --rounds 100 is the full setting.",
+        description="Run the simulation study on model (8) of FedFac: accuracy with different splits of the hidden "
+        "units into shared and personal. The defaults have the paper's sizes and take about two minutes on two cores; "
+        "--replicates 10 --rounds 100 runs the full study.",
     )
     add_arguments(cli, Settings)
     add = cli.add_argument_group("settings from a file").add_argument
-    add("--config", type=Path, metavar="FILE.toml", help="settings from a file; the command line overrides them")
-    add("--scale", metavar="NAME", help="table of --config whose settings override those outside of tables")
-    where = _cli.add_compute(cli)
-    _cli.add_dask(where, "run, a method on a replicate,")
+    add("--config", type=Path, metavar="FILE.toml", help="file of settings; options on the command line override them")
+    add("--scale", metavar="NAME", help="table of --config whose settings override the settings outside of tables")
+    compute = _cli.add_compute(cli)
+    _cli.add_dask(compute, "run (one method on one replicate)")
     _cli.add_output(
         cli,
         "store to write (default runs/sim-<time>.zarr)",
-        resume="go on with the study at --out, if there is one, with its settings or more --replicates, --p, --alpha, "
+        resume="continue the study at --out, if there is one, with its settings or more --replicates, --p, --alpha or "
         "--methods",
-        plot="accuracies, stability and split",
+        plot="accuracy, stability and splits",
     )
     return cli
 
@@ -50,13 +50,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _work(args: argparse.Namespace) -> None:
     if args.scale is not None and args.config is None:
-        raise ValueError("--scale needs --config, the file that has the scale")
-    where = _cli.compute(args)
+        raise ValueError("--scale needs --config, the file with its table. Add --config, or remove --scale.")
+    compute = _cli.compute(args)
     _cli.fill_out(args, "sim")
     _cli.claim(args, COMMAND)
-    settings = _settings(args)
+    settings = _read_settings(args)
     with _cli.executor(args) as executor:
-        run = study(out=args.out, resume=args.resume, progress=not args.quiet, executor=executor, **where, **settings)
+        run = study(out=args.out, resume=args.resume, progress=not args.quiet, executor=executor, **compute, **settings)
     if args.plot is not None:
         from fedstat.plot.study import study_grid  # seaborn takes a second to import
 
@@ -65,23 +65,23 @@ def _work(args: argparse.Namespace) -> None:
     print(f"\nSaved: fedstat.open_run({str(args.out)!r})")
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Settings of the file, overridden by those of the command line."""
-    chosen: dict[str, Any] = {}
+def _read_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Combine settings: the command line overrides the file, which overrides the stored study."""
+    settings: dict[str, Any] = {}
     if args.resume and args.out.exists():
-        chosen = config_of(args.out)
+        settings = config_of(args.out)
     elif args.resume:
         print(f"there is no study at {args.out} yet: starting one", file=sys.stderr)
     if args.config is not None:
-        read, where = read_toml(args.config), f"--config {args.config}"
-        scales = {name: read.pop(name) for name, value in list(read.items()) if isinstance(value, dict)}
-        for part in (read, *scales.values()):
-            require_known(part, Settings, where)
-            require_types(part, Settings, f" in {where}")
-        chosen |= read
+        content, file = read_toml(args.config), f"--config {args.config}"
+        scales = {name: content.pop(name) for name, value in list(content.items()) if isinstance(value, dict)}
+        for table in (content, *scales.values()):
+            require_known(table, Settings, file)
+            require_types(table, Settings, f" in {file}")
+        settings |= content
         if args.scale is not None:
-            chosen |= scales[check.choice("--scale", args.scale, scales)]
-    return chosen | read_arguments(args, Settings)
+            settings |= scales[check.choice("--scale", args.scale, scales)]
+    return settings | read_arguments(args, Settings)
 
 
 if __name__ == "__main__":

@@ -189,93 +189,100 @@ _COMMIT_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the study; what the paper does not give is an argument with a default.
+    """Settings of the study; settings that the paper leaves open have defaults, too.
 
     Parameters
     ----------
     p, alpha : tuple of float
-        Shared shares of neurons and of covariates; every pair is run.
+        Fractions of units, and of covariates, that are shared; every pair is run.
     methods : tuple of str
-        ``true``: the given truth; ``oracle``: factor analysis of the true weights; ``static``, ``dynamic``: FedFac;
-        ``random``: a random split of the true size that stays; ``random-redrawn``: one drawn anew in every round;
-        ``fedavg``: all shared; ``local``: nothing shared.
+        Splits to compare. ``true``: the true split; ``oracle``: factor analysis of the true weights; ``static``,
+        ``dynamic``: FedFac; ``random``: a fixed random split with the true number of shared units;
+        ``random-redrawn``: such a split drawn again in every round; ``fedavg``: all shared; ``local``: none shared.
     clients, d, m, n_train, n_test, sigma, means
         Settings of the data, see :func:`fedstat.sim.generate`.
     rounds, local_epochs, batch_size, lr
-        T, G, B (0: all samples as one batch) and η_l of the training by SGD.
+        T, G, B (0 takes all samples as one batch) and η_l of the training by SGD.
     participation : float
-        Share of clients active in a round.
+        Participation rate: fraction of clients selected per round.
     kappa : float
-        Share of the eigenvalues' sum that decides the number of factors.
+        Proportion of the eigenvalue sum that the factors must reach.
     tau : float or None
-        Quantile of ν from which units are shared; None takes 1 − p, so that every split has the true size.
+        Quantile of the communality ν from which units are shared. None takes 1 − p, so that every split shares the
+        true number of units.
     estimator : {"pa", "pc", "leverage"}
-        Estimator of ν, see :func:`fedstat.stats.factor.fit`.
+        Factoring method, see :func:`fedstat.stats.factor.fit`.
     replicates : int
-        The first draws data, start and batches from ``seed``, each other one from a seed of its own
-        (:meth:`replicate_seed`): the same for every method, so that methods are compared within replicates.
+        Number of replicates. The first draws data, initial parameters and batches from ``seed``, every further
+        replicate from its seed (:meth:`replicate_seed`). All methods get equal draws, so that they are compared within
+        replicates.
     seed : int
+        Seed of the study.
     replicate_seeds : {"named", "consecutive"}
-        How replicates get their seeds. "consecutive" is what studies of earlier versions did, seed + r, so that
-        studies with neighbouring seeds share replicates; such a study is resumed as it was begun.
+        Seeds of the replicates. "named" derives independent seeds. "consecutive" is seed + r, as in earlier versions,
+        so that studies with neighboring seeds share replicates; a study begun with it is resumed with it.
     """
 
-    p: tuple[float, ...] = setting((0.5,), "data", "shared shares of the neurons", low=0, high=1, distinct=True)
-    alpha: tuple[float, ...] = setting((0.4,), "data", "shared shares of the covariates", low=0, high=1, distinct=True)
-    methods: tuple[str, ...] = setting(METHODS, "method", "ways to split", choices=METHODS, distinct=True)
-    clients: int = setting(100, "data", "clients C", low=1)
-    d: int = setting(100, "data", "covariates", low=1)
-    m: int = setting(200, "data", "hidden neurons", low=1)
+    p: tuple[float, ...] = setting((0.5,), "data", "fractions of units that are shared", low=0, high=1, distinct=True)
+    alpha: tuple[float, ...] = setting(
+        (0.4,), "data", "fractions of covariates that are shared", low=0, high=1, distinct=True
+    )
+    methods: tuple[str, ...] = setting(METHODS, "method", "splits to compare", choices=METHODS, distinct=True)
+    clients: int = setting(100, "data", "number of clients C", low=1)
+    d: int = setting(100, "data", "number of covariates", low=1)
+    m: int = setting(200, "data", "number of hidden units", low=1)
     n_train: int = setting(100, "data", "training samples per client", low=1)
     n_test: int = setting(100, "data", "test samples per client", low=1)
-    sigma: float = setting(1.0, "data", "standard deviation of the noise before the labels", low=0)
+    sigma: float = setting(1.0, "data", "SD of the noise ε; a label is 1 if h + ε > 0", low=0)
     means: Means = setting(
-        "independent", "data", "means of covariates and personal weights: independent, or shared as the paper writes"
+        "independent", "data", "means of covariates and of personal weights: independent, or shared as in the paper"
     )
-    rounds: int = setting(30, "training", "communication rounds", low=1)
-    local_epochs: int = setting(5, "training", "epochs of local training in a round", low=1)
-    batch_size: int = setting(10, "training", "samples in a batch, 0 for all", low=0)
-    lr: float = setting(0.05, "training", "learning rate of local SGD", above=0)
-    participation: float = setting(1.0, "training", "share of the clients active in a round", above=0, high=1)
+    rounds: int = setting(30, "training", "number of communication rounds", low=1)
+    local_epochs: int = setting(5, "training", "epochs of local training per round", low=1)
+    batch_size: int = setting(10, "training", "samples per batch; 0 takes all as one batch", low=0)
+    lr: float = setting(0.05, "training", "local learning rate of SGD", above=0)
+    participation: float = setting(
+        1.0, "training", "participation rate: fraction of clients selected per round", above=0, high=1
+    )
     kappa: float = setting(
-        0.85, "method", "share of the eigenvalues' sum that decides the number of factors", above=0, high=1
+        0.85, "method", "proportion of the eigenvalue sum that the factors must reach", above=0, high=1
     )
     tau: float | None = setting(
         None,
         "method",
-        "quantile of the communalities from which neurons are shared; the true share by default",
+        "quantile of the communality from which units are shared (default: 1 - p, the true number of shared units)",
         above=0,
         below=1,
         infinite=True,
     )
-    estimator: factor.Method = setting("pa", "method", f"estimator of the communality, of {', '.join(factor.METHODS)}")
-    replicates: int = setting(
-        5, "training", "replicates: the first has --seed, each other one a seed of its own", low=1
-    )
+    estimator: factor.Method = setting("pa", "method", f"factoring method: {', '.join(factor.METHODS)}")
+    replicates: int = setting(5, "training", "number of replicates; the first has --seed", low=1)
     seed: int = setting(0, "training", "seed of the study", low=0)
     replicate_seeds: Literal["named", "consecutive"] = setting(
-        "named", "training", "how replicates get their seeds: named, or consecutive as studies of earlier versions did"
+        "named",
+        "training",
+        "seeds of replicates: named (independent), or consecutive as in studies of earlier versions",
     )
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def replicate_seed(self, replicate: int) -> int:
-        """Seed of a replicate, as :func:`fedstat.sim.generate` takes it."""
+        """Return the seed of a replicate, for :func:`fedstat.sim.generate`."""
         return self.seed + replicate if self.replicate_seeds == "consecutive" else replicate_seed(self.seed, replicate)
 
     @property
     def config(self) -> dict[str, Any]:
-        """What a store notes: of consecutive seeds what earlier versions noted, nothing."""
-        noted = asdict(self)
-        return noted if self.replicate_seeds == "named" else {k: noted[k] for k in noted if k != "replicate_seeds"}
+        """Settings to store; with consecutive seeds without ``replicate_seeds``, as earlier versions stored them."""
+        config = asdict(self)
+        return config if self.replicate_seeds == "named" else {k: config[k] for k in config if k != "replicate_seeds"}
 
     def model(self, p: float, alpha: float, replicate: int) -> Model8:
-        """Model (8) of one cell of the grid."""
+        """Return model (8) of one replicate."""
         return Model8(self.clients, self.d, self.m, p, alpha, self.means, self.replicate_seed(replicate))
 
     def training(self, replicate: int) -> TrainConfig:
-        """Settings of training in one replicate."""
+        """Return the settings of training in one replicate."""
         return TrainConfig(
             optimizer=optim.sgd(self.lr),
             participation=self.participation,
@@ -301,32 +308,37 @@ def study(
     Parameters
     ----------
     out : path, optional
-        Store to stream to, a zarr folder; without it the study is kept in memory.
+        Store to write, a zarr folder; without it the study stays in memory.
     resume : bool
-        Go on with the study at ``out``, if there is one: runs that are complete stay, the one that was cut off
-        starts again, and the numbers are those of an uninterrupted study. Finished or not, it may get more
-        ``replicates``, ``p``, ``alpha`` and ``methods``, all else equal; not more rounds, as no state of its runs is
-        kept.
+        If True, continue the study at ``out``, if there is one. Complete runs are not repeated, an interrupted run
+        starts again, and the results equal the results of an uninterrupted study. The study may be extended by
+        ``replicates``, ``p``, ``alpha`` and ``methods``, with all other settings equal. It cannot be extended by
+        rounds, because it stores no states of its runs.
     device, client_chunk, threads
-        As in :func:`fedstat.fl.train`; they change no draw, and results only by float32 rounding.
+        See :func:`fedstat.fl.train`; they change no draw, and results only by float32 rounding.
     progress : bool
-        Show a progress bar on stderr.
+        If True, show a progress bar on stderr.
     executor : Executor, optional
-        Makes the runs side by side, by its workers: any :class:`concurrent.futures.Executor`, such as Dask's
-        ``Client.get_executor(pure=False)``; this process alone writes to ``out``. Runs that are not complete when the
-        study is cut off begin again. Give ``threads=1``, or as many as a worker has cores.
+        Trains the runs in parallel: any :class:`concurrent.futures.Executor`, such as Dask's
+        ``Client.get_executor(pure=False)``. Only this process writes to ``out``. Runs that are incomplete when the
+        study is interrupted start again. Pass ``threads=1``, or the number of cores of a worker.
     **settings
         See :class:`fedstat.sim.Settings`.
 
     Returns
     -------
     DataTree
-        ``/metrics``: accuracy, loss (p, alpha, method, replicate, round, client) on test samples, of every client's
-        personal model, NaN where not run yet; ``rounds_done`` (p, alpha, method, replicate).
-        ``/split/fc1``: shared (…, round, unit); communality (…, round, unit) where factor analysis made the split, with
+        ``/metrics``: accuracy, loss (p, alpha, method, replicate, round, client) of client models on test samples, NaN
+        for runs that are still missing; ``rounds_done`` (p, alpha, method, replicate).
+        ``/split/fc1``: shared (…, round, unit); for splits by factor analysis also communality (…, round, unit) and
         n_factors, n_iter, converged (…, round).
-        ``/truth``: unit_shared (p, unit); of the oracle's analysis communality (p, alpha, replicate, unit) and
-        n_factors, converged; majority_share (p, alpha, replicate) of the labels.
+        ``/truth``: unit_shared (p, unit); communality (p, alpha, replicate, unit), n_factors and converged
+        (p, alpha, replicate) of the oracle's factor analysis; majority_share (p, alpha, replicate) of the labels.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range, or ``resume`` finds a study with other settings.
 
     Examples
     --------
@@ -336,48 +348,48 @@ def study(
     """
     if resume and out is not None and store.command_of(Path(out)) == COMMAND:
         settings = {"replicate_seeds": store.config_of(out).get("replicate_seeds", "consecutive")} | settings
-    chosen = Settings(**settings)
-    machine = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
-    made = grid.Study(
+    design = Settings(**settings)
+    compute = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
+    simulation = grid.Study(
         title="Simulation study on model (8)",
         command=COMMAND,
         references=SOURCE,
-        config=chosen.config,
-        layout=partial(_layout, chosen),
-        cells=list(_cells(chosen)),
-        begin=partial(_begin, chosen),
+        config=design.config,
+        layout=partial(_layout, design),
+        cells=list(_cells(design)),
+        begin=partial(_begin, design),
         done="metrics/rounds_done",
-        steps=chosen.rounds,
+        steps=design.rounds,
         unit="round",
         grows=("replicates", "p", "alpha", "methods"),
     )
-    return grid.make(made, machine, out=out, resume=resume, progress=progress, executor=executor)
+    return grid.make(simulation, compute, out=out, resume=resume, progress=progress, executor=executor)
 
 
 def _cells(settings: Settings) -> Iterator[Cell]:
-    """All runs; the methods of one replicate follow one another, on the same data."""
+    """Yield all runs; the methods of a replicate, which share its data, are consecutive."""
     sizes = (len(settings.p), len(settings.alpha), settings.replicates, len(settings.methods))
     for i, j, r, k in np.ndindex(*sizes):
         name = f"p={settings.p[i]:g} alpha={settings.alpha[j]:g} replicate={r} {settings.methods[k]}"
         yield Cell(name, {"p": i, "alpha": j, "method": k, "replicate": r})
 
 
-def _begin(settings: Settings, writer: Target, machine: ComputeConfig) -> Make:
-    """How one run is made, the data being drawn once for all methods of a replicate that follow one another."""
-    noted: set[tuple[int, int, int]] = set()
+def _begin(settings: Settings, writer: Target, compute: ComputeConfig) -> Make:
+    """Return the function that makes one run and writes it; consecutive methods of a replicate share its data."""
+    written: set[tuple[int, int, int]] = set()
 
     def make(cell: Cell, tick: Callable[[], object]) -> None:
         p, alpha, method, replicate = cell.where
         data, oracle = _draw(settings, p, alpha, replicate)
-        if (p, alpha, replicate) not in noted:
-            _note(writer, (p, alpha, replicate), data, oracle)
-            noted.add((p, alpha, replicate))
+        if (p, alpha, replicate) not in written:
+            _write_truth(writer, (p, alpha, replicate), data, oracle)
+            written.add((p, alpha, replicate))
         job = prepare(
             data,
             nets.mlp([settings.d, settings.m, 1]),
             _algorithm(settings, settings.methods[method], data["unit_shared"].to_numpy(), oracle),
             settings.training(replicate),
-            machine,
+            compute,
         )
         _run(job, settings.rounds, cell.where, writer, tick)
 
@@ -386,81 +398,81 @@ def _begin(settings: Settings, writer: Target, machine: ComputeConfig) -> Make:
 
 @lru_cache(maxsize=1)
 def _draw(settings: Settings, i: int, j: int, replicate: int) -> tuple[xr.Dataset, factor.Fit]:
-    """Data of a replicate and the factor analysis of its true weights."""
+    """Draw the data of a replicate, and return them with the factor analysis of its true weights."""
     model = settings.model(settings.p[i], settings.alpha[j], replicate)
     sizes = {name: getattr(settings, name) for name in ("n_train", "n_test", "sigma")}
     data = generate(**asdict(model), **sizes)
     return data, factor.fit(correlation(model), kappa=settings.kappa, method=settings.estimator)
 
 
-def _note(writer: Target, where: tuple[int, int, int], data: xr.Dataset, oracle: factor.Fit) -> None:
-    """Write what is known of the data to the store."""
-    writer.write("truth/majority_share", where, data.attrs["majority_share"])
+def _write_truth(writer: Target, index: tuple[int, int, int], data: xr.Dataset, oracle: factor.Fit) -> None:
+    """Write the class balance of the data and the oracle's factor analysis to the store."""
+    writer.write("truth/majority_share", index, data.attrs["majority_share"])
     for name in ("communality", "n_factors", "converged"):
-        writer.write(f"truth/{name}", where, np.asarray(getattr(oracle, name)))
+        writer.write(f"truth/{name}", index, np.asarray(getattr(oracle, name)))
 
 
 def _algorithm(settings: Settings, method: str, truth: np.ndarray, oracle: factor.Fit) -> Algorithm:
-    share = float(truth.mean())
+    fraction = float(truth.mean())
     tau = settings.tau
     if tau is None:
-        tau = -math.inf if share == 1 else math.inf if share == 0 else 1 - share
+        tau = -math.inf if fraction == 1 else math.inf if fraction == 0 else 1 - fraction
     analysis: dict[str, Any] = {"kappa": settings.kappa, "tau": tau, "estimator": settings.estimator}
-    table: dict[str, Callable[[], Algorithm]] = {
+    makers: dict[str, Callable[[], Algorithm]] = {
         "true": lambda: algorithms.fedsplit({LAYER: truth}),
         "oracle": lambda: algorithms.fedsplit({LAYER: split.shared(oracle.communality, tau=tau)}),
         "static": lambda: algorithms.fedfac([LAYER], dynamic=False, **analysis),
         "dynamic": lambda: algorithms.fedfac([LAYER], **analysis),
-        "random": lambda: algorithms.random_split([LAYER], share=share),
-        "random-redrawn": lambda: algorithms.random_split([LAYER], share=share, redrawn=True),
+        "random": lambda: algorithms.random_split([LAYER], share=fraction),
+        "random-redrawn": lambda: algorithms.random_split([LAYER], share=fraction, redrawn=True),
         "fedavg": algorithms.fedavg,
         "local": algorithms.local,
     }
-    return table[method]()
+    return makers[method]()
 
 
-def _run(job: Job, rounds: int, where: tuple[int, ...], writer: Target, tick: Callable[[], Any]) -> None:
-    """One run to its last round; finished rounds are committed about twice a second, and at an interrupt."""
-    state, buffer, observers = start(job), Buffer(writer, where), [metrics.scores(), metrics.split([LAYER])]
-    committed = time.monotonic()
+def _run(job: Job, rounds: int, index: tuple[int, ...], writer: Target, tick: Callable[[], Any]) -> None:
+    """Run all rounds; commit the finished rounds about twice a second, and after an interrupt."""
+    state, buffer, observers = start(job), Buffer(writer, index), [metrics.scores(), metrics.split([LAYER])]
+    last_commit = time.monotonic()
 
     def commit() -> None:
         buffer.flush()
-        writer.write("metrics/rounds_done", where, state.round)
+        writer.write("metrics/rounds_done", index, state.round)
         writer.commit()
 
     try:
         while state.round < rounds:
-            new, values = observed_round(job, state, observers)
-            buffer.add(new.round, values)
-            state = new
+            next_state, values = observed_round(job, state, observers)
+            buffer.add(next_state.round, values)
+            state = next_state
             tick()
-            if time.monotonic() - committed > _COMMIT_SECONDS:
+            if time.monotonic() - last_commit > _COMMIT_SECONDS:
                 commit()
-                committed = time.monotonic()
+                last_commit = time.monotonic()
     finally:
         if state.round:
             commit()
 
 
 def _layout(settings: Settings) -> dict[str, Group]:
-    lead = {
+    run_dims = {
         "p": ("p", np.array(settings.p), {"long_name": "p"}),
         "alpha": ("alpha", np.array(settings.alpha), {"long_name": "α"}),
         "method": [*settings.methods],
         "replicate": settings.replicates,
     }
-    chunk, of_truth = dict.fromkeys(lead, 1), ("p", "alpha", "replicate")
-    groups = record.layout(lead, settings.rounds, settings.clients, {LAYER: settings.m})
-    groups["metrics"] |= store.group({}, chunk, rounds_done=(tuple(lead), "int64"))
+    chunk, truth_dims = dict.fromkeys(run_dims, 1), ("p", "alpha", "replicate")
+    groups = record.layout(run_dims, settings.rounds, settings.clients, {LAYER: settings.m})
+    groups["metrics"] |= store.group({}, chunk, rounds_done=(tuple(run_dims), "int64"))
     shared = np.stack([settings.model(value, settings.alpha[0], 0).unit_shared for value in settings.p])
     groups["truth"] = store.group(
-        lead | {"unit": settings.m},
+        run_dims | {"unit": settings.m},
         chunk,
         unit_shared=("p unit", shared),
-        majority_share=(of_truth, "float64", "mean share of a client's commoner label"),
-        communality=((*of_truth, "unit"), "float64", "communality of the true weights"),
-        n_factors=(of_truth, "int64"),
-        converged=(of_truth, "bool"),
+        majority_share=(truth_dims, "float64", "mean share of a client's commoner label"),
+        communality=((*truth_dims, "unit"), "float64", "communality of the true weights"),
+        n_factors=(truth_dims, "int64"),
+        converged=(truth_dims, "bool"),
     )
     return groups

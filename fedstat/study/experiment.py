@@ -88,7 +88,7 @@ def keys(algorithms_too: Iterable[str] = ()) -> list[Key]:
     Examples
     --------
     >>> next(key for key in keys() if key.name == "mu")[2:]
-    ("μ, strength of the penalty on distance from the server's model", 0.01, ('fedprox', 'fedprox+'))
+    ('μ, strength of the penalty on distance from the global model', 0.01, ('fedprox', 'fedprox+'))
     """
     common = [
         Key(declared.name, ANYWHERE, declared.metadata["help"], declared.default) for declared in fields(Settings)

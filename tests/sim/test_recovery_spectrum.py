@@ -174,4 +174,4 @@ def test_command_draws_the_spectrum_and_refuses_one_file_for_two_figures(tmp_pat
     with pytest.raises(SystemExit) as leaving:
         main([*arguments, "--plot", str(tmp_path / "s.png")])
     assert leaving.value.code == 2
-    assert "--plot and --spectrum must be two files" in capsys.readouterr().err
+    assert "--plot and --spectrum must be different files" in capsys.readouterr().err

@@ -221,7 +221,7 @@ def test_the_command_prints_the_table_and_where_the_run_is(tmp_path, capsys):
     out, plot = tmp_path / "run.zarr", tmp_path / "run.png"
     assert main([*FLAGS, "--rounds", "2", "--out", str(out), "--plot", str(plot), "--quiet"]) == 0
     text = capsys.readouterr().out
-    assert "oracle split: AUC" in text
+    assert "Oracle (split from the true weights): AUC" in text
     assert f"fedstat.open_run('{out}')" in text
     assert plot.stat().st_size > 10_000
     config = json.loads(store.open_run(out).attrs["config"])

@@ -163,7 +163,7 @@ RECOVERY = """
 --out folder --overwrite | --out folder
 --spectrum x.xyz | --spectrum must end in .png, .pdf or .svg, but got x.xyz
 --spectrum photo.png | was not drawn by fedstat
---spectrum new.png --plot new.png | --plot and --spectrum must be two files
+--spectrum new.png --plot new.png | --plot and --spectrum must be different files
 --clients 1 | needs at least 2 clients and 2 covariates
 """
 MOTIVATION = """
@@ -221,7 +221,7 @@ NTK = """
 --reduction max | reduction must be one of
 --replicates 0 | replicates must be
 --kappa 0 --methods dynamic | kappa must be
---theorem 2 --kappa 0.5 | --kappa is for theorem 1 only: leave it out
+--theorem 2 --kappa 0.5 | --kappa is for theorem 1 only, but got 0.5. Remove it
 --theorem 2 --constant nan | constant
 --theorem 2 --delta 0 | delta
 --theorem 2 --delta 1 | delta
@@ -264,7 +264,7 @@ a.npz b.npz --start none | start must be one of 'pc', 'smc', but got 'none'
 a.npz b.npz --n-starts 0 | n_starts
 a.npz b.npz --n-boot -1 | n_boot must be
 a.npz b.npz --n-permutations -1 | n_permutations must be
-a.npz b.npz --sensitivity --n-factors 1 | Leave out --n-factors
+a.npz b.npz --sensitivity --n-factors 1 | Remove --n-factors
 a.npz b.npz --csv file.txt | was not written by fedstat
 a.npz b.npz --latex folder | --latex must be a file
 a.npz b.npz --seed -1 | seed

@@ -22,29 +22,32 @@ COMMAND = "fedstat.sim.recovery"
 
 
 def parser() -> _cli.Parser:
-    """Arguments of the command."""
+    """Return the command-line parser."""
     cli = _cli.Parser(
         prog="python -m fedstat.sim.recovery",
-        description="Recovery of shared and personal neurons of model (8) from the true weights, as a function of "
-        "kappa: area under the ROC curve (AUC) of the communality, by estimator, and of the clients' agreement.",
+        description="Measure how well factor analysis of the true weights of model (8) recovers shared and personal "
+        "units, as a function of kappa: area under the ROC curve (AUC) of the communality, by method, and of the "
+        "agreement of clients (icc).",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = cli.add_argument_group("data").add_argument
-    add("--p", type=float, nargs="+", default=[0.2, 0.5, 0.8], metavar="P", help="shared shares of neurons")
-    add("--alpha", type=float, nargs="+", default=[0.4], metavar="A", help="shared shares of covariates")
-    add("--clients", type=int, default=100, metavar="C", help="clients")
-    add("--d", type=int, default=100, metavar="D", help="covariates")
-    add("--m", type=int, default=200, metavar="M", help="hidden neurons")
-    add("--replicates", type=int, default=4, metavar="R", help="draws of the weights")
+    add("--p", type=float, nargs="+", default=[0.2, 0.5, 0.8], metavar="P", help="fractions of units that are shared")
+    add("--alpha", type=float, nargs="+", default=[0.4], metavar="A", help="fractions of covariates that are shared")
+    add("--clients", type=int, default=100, metavar="C", help="number of clients")
+    add("--d", type=int, default=100, metavar="D", help="number of covariates")
+    add("--m", type=int, default=200, metavar="M", help="number of hidden units")
+    add("--replicates", type=int, default=4, metavar="R", help="number of draws of the weights")
     add("--seed", type=int, default=0, metavar="S", help="seed of the first draw")
     add = cli.add_argument_group("method").add_argument
-    add("--kappa", type=float, nargs="+", default=list(KAPPA), metavar="K", help="eigenvalue-ratio thresholds")
+    add("--kappa", type=float, nargs="+", default=list(KAPPA), metavar="K",
+        help="proportions of the eigenvalue sum that the factors must reach")  # fmt: skip
     add("--estimators", nargs="+", default=list(DEFAULT), metavar="E",
-        help=f"of {', '.join(recovery.ESTIMATORS)}; icc is agreement between clients and needs no kappa")  # fmt: skip
-    output = _cli.add_output(cli, "store to write (default: none)", overwrite=True, plot="the AUC against kappa")
+        help=f"methods: {', '.join(recovery.ESTIMATORS)}; icc is the agreement of clients and needs no "
+        "kappa")  # fmt: skip
+    output = _cli.add_output(cli, "store to write (default: none)", overwrite=True, plot="AUC against kappa")
     output.add_argument("--spectrum", type=Path, metavar="FILE.png",
-        help="draw which neurons the eigenvectors of R belong to, where kappa cuts and what that does to the "
-        "communalities, in the first draw (png, pdf or svg)")  # fmt: skip
+        help="draw the first draw's eigenvectors of R by the units that they load on, the cuts by kappa, and the "
+        "resulting communalities (png, pdf or svg)")  # fmt: skip
     return cli
 
 
@@ -56,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 def _work(args: argparse.Namespace) -> None:
     _cli.require_figure("--spectrum", args.spectrum)
     if args.plot is not None and args.plot == args.spectrum:
-        raise ValueError(f"--plot and --spectrum must be two files, but both are {args.plot}")
+        raise ValueError(f"--plot and --spectrum must be different files, but both are {args.plot}. Rename one.")
     if args.out is not None:
         _cli.claim(args, COMMAND)
     names = ("p", "alpha", "kappa", "estimators", "clients", "d", "m", "replicates", "seed")
@@ -72,8 +75,8 @@ def _work(args: argparse.Namespace) -> None:
     if args.spectrum is not None:
         from fedstat.plot.simulation import spectrum_grid
 
-        of_first = spectrum(**{name: getattr(args, name) for name in ("p", "alpha", "clients", "d", "m", "seed")})
-        _cli.save_figure(spectrum_grid(of_first), args.spectrum, dpi=150, bbox_inches="tight")
+        first_draw = spectrum(**{name: getattr(args, name) for name in ("p", "alpha", "clients", "d", "m", "seed")})
+        _cli.save_figure(spectrum_grid(first_draw), args.spectrum, dpi=150, bbox_inches="tight")
     print(report(result))
     if args.out is not None:
         print(f"\nSaved: fedstat.open_run({str(args.out)!r})")
