@@ -100,12 +100,12 @@ def mixed(
     from statsmodels.regression.linear_model import OLS
 
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    data = comparison.told(data, value, method, heterogeneity, group).dropna()
+    data = comparison.complete_rows(data, value, method, heterogeneity, group).dropna()
     groups = data[group].nunique()
     if groups < 2:
         raise ValueError(f"a random intercept needs at least 2 values of {group!r}, but got {groups}")
     design = _design(data, method, heterogeneity, reference)
-    comparison.require_one_each(data, method, [heterogeneity, group])
+    comparison.require_single_values(data, method, [heterogeneity, group])
     df = len(data) - groups - (design.shape[1] - 1)
     if df < 1:
         raise ValueError(

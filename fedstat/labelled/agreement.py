@@ -1,4 +1,4 @@
-"""Do clients agree on a layer's units: the verb ``icc``."""
+"""Agreement of clients on a layer's units: the verb ``icc``."""
 
 from __future__ import annotations
 
@@ -41,79 +41,89 @@ def icc(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
 ) -> IccResult:
-    """How far clients agree on each unit: the share of the variance of its weights that all clients have in common.
+    """Estimate each unit's agreement: its intraclass correlation over clients.
 
-    That is *agreement*: one unit of one client beside the same unit of the others. FedFac's communality ν
-    (:func:`fedstat.fa`) is something else, how well *other units* explain a unit: a unit that is the same in every
-    client but resembles no other unit has ν near 0 and agreement 1.
+    Agreement is the proportion of the variance of a unit's weights that all clients have in common. It compares one
+    unit over clients. FedFac's communality ν (:func:`fedstat.fa`) answers another question: how well do the *other
+    units* explain a unit? A unit that is equal in all clients but resembles no other unit has ν near 0 and agreement 1.
 
-    The weights of a unit are the targets, the clients the raters of a two-way layout, and the six coefficients are
-    those of Shrout and Fleiss [1]_ under the names of R's ``psych::ICC``. Which one answers "do clients agree on this
-    unit?" follows from their three questions. Every client has every weight of the unit, so clients are crossed with
-    weights and not nested in them: not ICC1. Clients stand for others that were not sampled, and a unit whose weights
-    one client has shifted computes something else, so that differences between clients' means are disagreement: not
-    ICC3, which removes them. And the clients' own models are used, not the mean of all of them: not the forms with k,
-    which say how reliable the *average* model is and come near 1 with many clients. What is left is **ICC2**, in McGraw
-    and Wong's [2]_ notation ICC(A,1), and it is what the result prints and draws unless another is asked for.
+    The result prints and draws **ICC2**, McGraw and Wong's [2]_ ICC(A,1), unless another coefficient is requested.
+    Weights that were averaged over clients agree by construction: their ICC2 is 1.
 
     Parameters
     ----------
-    weights : array, tensor or DataArray (client, unit, weight...), or what holds layers
+    weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
         As in :func:`fedstat.split`: at least 2 clients and 2 weights per unit. A lazy DataArray of more than 64 MB is
-        read twice, for ``inference="F"`` once; of up to 1 GiB a copy in float32 is held, larger ones are read again for
-        some units at a time.
+        read twice, with ``inference="F"`` once. Up to 1 GiB, a copy in float32 is held in memory. Larger data are read
+        again for some units at a time.
     baseline : array, tensor or DataArray (unit, weight...), path or state_dict, optional
-        Initial parameters that all clients share. Agreement is then that of the changes, weights − baseline: clients
-        that have hardly left a common initialization agree on their weights for that reason alone.
+        Initial parameters common to all clients. Agreement is then that of the changes, weights − baseline. Clients
+        that have hardly left common initial parameters agree on their weights for that reason alone.
     inference : {"sign-flip", "permutation", "F"}
-        What p values rest on. "sign-flip": signs of whole clients are flipped. "permutation": units are permuted within
-        clients, which assumes that all units have equal covariances. "F": weights are independent and normal; these are
-        the numbers of R's psych, intervals included. Otherwise intervals are the jackknife over clients.
+        Basis of the p values:
+
+        - "sign-flip" flips the signs of whole clients.
+        - "permutation" permutes units within clients. It assumes that all units have equal covariances.
+        - "F" assumes independent, normal weights. P values and intervals are those of R's psych.
+
+        Without "F", intervals are the jackknife over clients.
     level : float in (0, 1)
         Confidence level of the intervals.
     n_boot : int
-        Bootstrap samples of clients; 0: none. The bootstrap holds the weights of all clients in memory, in their own
-        type.
+        Bootstrap samples of clients; 0: no bootstrap. The bootstrap holds the weights of all clients in memory, in
+        their dtype.
     seed : int
-        Seed of the bootstrap, of sign flips with more than 13 clients, and of drawn permutations.
+        Seed of the bootstrap, of sign flips with more than 13 clients, and of random permutations.
     layer, checkpoint
-        Which weights, where there are several layers or rounds: as in :func:`fedstat.split`.
+        Layers and round to analyze, if there are several: as in :func:`fedstat.split`.
 
     Returns
     -------
     IccResult
-        A :class:`fedstat.results.ByLayer` of them where layers are several.
-        For each unit, and for the layer, whose targets are all weights of all units together: there, differences
-        between the units' means count as agreement. A unit that has one value throughout (a dead unit) is NaN, counted
-        and named.
+        Coefficients of each unit and of the layer; with several layers, a :class:`fedstat.results.ByLayer` of these
+        results. The targets of the layer are all weights of all units together: differences between the units' means
+        count as agreement. A constant unit is NaN, counted and named.
 
     Raises
     ------
     ValueError
-        If there are fewer than 2 clients (3 with ``n_boot``) or weights in a unit, weights are NaN or infinite (the
-        client and the units are named), or ``baseline`` does not have the shape of one client's weights or is not
-        correlated with them: subtracted from all, it would make clients agree.
+        If there are fewer than 2 clients (3 with ``n_boot``) or 2 weights in a unit. If weights are NaN or infinite
+        (the client and the units are named). If ``baseline`` does not have the shape of one client's weights, or is not
+        correlated with them: subtracted from all clients, it would create agreement.
 
     Notes
     -----
-    **Does a unit agree?** H0 of a unit's p value: clients do not agree on it beyond the profile that all units have in
-    common; their deviations from it are independent and symmetric about 0. The layer's p value is of all units
-    together, and the common profile is tested on its own line. Each client's layer is scaled to norm 1.
-    :func:`fedstat.stats.icc_tests.sign_flips` has the steps.
+    **Why ICC2?** The layout is two-way: the weights of a unit are the targets, the clients the raters. The six
+    coefficients are those of Shrout and Fleiss [1]_, under the names of R's ``psych::ICC``. Three questions select one.
 
-    What cannot be decided is NaN, or has no conclusion: a unit is tested if it varies in 5 clients at least; the
-    layer's p is at least 2^(1 − C) for C clients (0.06 for 5, 0.03 for 6), and so is a unit's if no other unit is
-    pooled with it. The permutation test says something with 2 clients also, but only where units are alike.
+    - Are clients crossed with weights? Yes, every client has every weight of the unit. This rules out ICC1.
+    - Do differences between clients' means count as disagreement? Yes: clients stand for others that were not
+      sampled, and a unit whose weights one client has shifted computes something else. This rules out ICC3, which
+      removes these differences.
+    - Are single client models used, or their mean? Single models. This rules out the forms with k, which describe how
+      reliable the *average* model is and come near 1 with many clients.
 
-    **How large is agreement?** Intervals refer to other clients that are drawn as these were. They are the jackknife
-    over clients (:func:`fedstat.stats.icc_resampling.over_clients`), and are given for a unit that varies in 5 clients,
-    or in all of 3 or 4. The result's ``cautions()`` name clients of unlike size, groups and copies of clients, where
-    intervals are too short.
+    **Does a unit agree?** H0 of a unit's p value: clients do not agree on the unit beyond the profile that all units
+    have in common; their deviations from it are independent and symmetric about 0. The layer's p value tests all units
+    together. The common profile has a test and a line for itself. Each client's layer is scaled to norm 1 first. The
+    steps are listed in :func:`fedstat.stats.icc_tests.sign_flips`.
 
-    **In simulations** (``simulations/inference/agreement.py`` has the table), with synthetic layers and with trained
-    networks, the sign-flip test rejects in .04 to .06 of units where nothing agrees, and some unit of a layer is called
-    at a false discovery rate of .05 in .00 to .07. Permuting units of trained layers rejects in .05 to .3 of units. F
-    tests call some unit in nearly all layers of smooth weights.
+    A unit is tested if it varies in at least 5 clients; otherwise its p value is NaN. With C clients, the layer's p
+    value is at least 2^(1 − C): 0.06 for 5 clients, 0.03 for 6. The same bound holds for a unit if no other unit is
+    pooled with it. If the bound exceeds the level of the test, there is no conclusion.
+
+    The permutation test also works with 2 clients, but is valid only if units have equal covariances. Its H0, units
+    are exchangeable within clients, is false by construction if clients have common initial parameters.
+
+    **How large is agreement?** Intervals refer to other clients, drawn as these were. They are the jackknife over
+    clients (:func:`fedstat.stats.icc_resampling.over_clients`), and need a unit that varies in 5 clients, or in all of
+    3 or 4. Intervals are too short with clients of unequal size, with groups and with copies of clients; the result's
+    ``cautions()`` name such clients.
+
+    **In simulations** without agreement, with synthetic layers and with trained networks, the sign-flip test rejects in
+    .04 to .06 of the units. At a false discovery rate of .05, it finds an agreeing unit in .00 to .07 of the layers.
+    Permutations of units in trained layers reject in .05 to .3 of the units. F tests find an agreeing unit in nearly
+    all layers of smooth weights. ``simulations/inference/agreement.py`` has the table.
 
     References
     ----------
@@ -125,8 +135,8 @@ def icc(
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> alike = rng.normal(size=(1, 2, 50)) + 0.5 * rng.normal(size=(10, 2, 50))  # ICC = 1 / (1 + 0.25)
-    >>> own = rng.normal(size=(10, 2, 50))
-    >>> icc(np.concatenate([alike, own], axis=1))
+    >>> independent = rng.normal(size=(10, 2, 50))
+    >>> icc(np.concatenate([alike, independent], axis=1))
     Agreement of 10 clients on 4 units (ICC2 = ICC(A,1)), 50 weights per unit
     Layer: ICC2 = 0.43, 95% CI [0.39, 0.46] (jackknife over clients)
       Sign-flip test over clients, H0: no agreement on units beyond the profile that
@@ -139,23 +149,23 @@ def icc(
     """
     refuse_replicates(weights)
     units, total, origin = labels(weights, "unit", 1), None, None
-    drawn: tuple[Any, Any] = (None, None)
+    boot_samples: tuple[Any, Any] = (None, None)
     names: list[Any] = []
     blocks: Callable[[], Iterable[Any]] = list
     if (n_boot or inference == "permutation") and isinstance(weights, xr.DataArray):
         _require_memory(weights)
-    for clients, w in group_blocks(weights, whole=n_boot > 0):
-        w = w.detach() if is_torch_array(w) else w  # no graph of what is summed
-        blocks = partial(_again, w if total is None else weights)
+    for clients, w in group_blocks(weights, at_once=n_boot > 0):
+        w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
+        blocks = partial(_client_blocks, w if total is None else weights)
         if baseline is not None and total is None:
             origin = baseline_of(baseline, weights, w)
             require_related(origin, w)
         names += clients.tolist()
-        found = _icc.sums(w, origin)
-        _require_finite(found, w, units, clients)
-        total = found if total is None else total + found
-        if n_boot and len(clients) > 1:  # one client is refused below
-            drawn = icc_resampling.bootstrap(w, origin, replicates=n_boot, seed=seed)
+        block_sums = _icc.sums(w, origin)
+        _require_finite(block_sums, w, units, clients)
+        total = block_sums if total is None else total + block_sums
+        if n_boot and len(clients) > 1:  # icc_sums raises for a single client
+            boot_samples = icc_resampling.bootstrap(w, origin, replicates=n_boot, seed=seed)
     sums = cast(_icc.Sums, total)
     result = icc_sums(sums, units, level=level)
     if inference != "F":
@@ -165,22 +175,22 @@ def icc(
             result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
             test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
         )  # fmt: skip
-    return replace(result, of_change=baseline is not None, replicates=drawn[0], layer_replicates=drawn[1])
+    return replace(result, of_change=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1])
 
 
-def _again(weights: Weights) -> Iterator[Any]:
-    """Groups of clients once more."""
+def _client_blocks(weights: Weights) -> Iterator[Any]:
+    """Iterate over blocks of clients again."""
     for _, w in group_blocks(weights):
         yield w
 
 
 def icc_sums(total: _icc.Sums, units: NDArray[Any], *, level: float = 0.95) -> IccResult:
-    """As :func:`icc` with ``inference="F"``, from sums over clients (:func:`fedstat.stats.icc.sums`) of a server."""
-    of_units, of_layer = _on_host(_icc.mean_squares(total)), _on_host(_icc.layer_mean_squares(total))
+    """Estimate agreement from sums over clients (:func:`fedstat.stats.icc.sums`), as a server has them; F tests."""
+    unit_squares, layer_squares = _on_host(_icc.mean_squares(total)), _on_host(_icc.layer_mean_squares(total))
     return IccResult(
-        coefficients=_icc.coefficients(of_units, level=level),
-        layer_coefficients=_icc.coefficients(of_layer, level=level),
-        mean_squares=of_units,
+        coefficients=_icc.coefficients(unit_squares, level=level),
+        layer_coefficients=_icc.coefficients(layer_squares, level=level),
+        mean_squares=unit_squares,
         units=units,
         level=level,
     )
@@ -194,8 +204,8 @@ def _on_host(ms: _icc.MeanSquares) -> _icc.MeanSquares:
 def _require_finite(s: _icc.Sums, w: Any, units: NDArray[Any], clients: NDArray[Any]) -> None:
     if np.isfinite(numpy_of(s.units.residual)).all():
         return
-    for client, one in zip(clients, w, strict=True):
-        finite = np.isfinite(numpy_of(one)).all(axis=1)
+    for client, client_weights in zip(clients, w, strict=True):
+        finite = np.isfinite(numpy_of(client_weights)).all(axis=1)
         if not finite.all():
             raise bad_weights(units[~finite], client)
     raise bad_weights(units[~np.isfinite(numpy_of(s.units.residual))])
@@ -204,6 +214,6 @@ def _require_finite(s: _icc.Sums, w: Any, units: NDArray[Any], clients: NDArray[
 def _require_memory(weights: xr.DataArray) -> None:
     if not weights.variable._in_memory and weights.nbytes > (free := memory.available()):
         raise ValueError(
-            f"the bootstrap and permutations need all weights, {weights.nbytes / 2**30:.1f} GiB, in memory, but "
+            f"Bootstrap and permutations need all weights in memory, {weights.nbytes / 2**30:.1f} GiB, but only "
             f"{free / 2**30:.1f} GiB are available. Select units, or use n_boot=0 and inference='sign-flip'."
         )

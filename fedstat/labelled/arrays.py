@@ -1,4 +1,4 @@
-"""From what users hold (arrays, tensors, DataArrays) to what the statistics take, with labels in every error."""
+"""Users' arrays, tensors and DataArrays as arrays for the statistics; errors name clients and units."""
 
 from __future__ import annotations
 
@@ -22,27 +22,32 @@ from fedstat.stats import icc as _icc
 from fedstat.stats.moments import Moments, broken_units, power, require_memory, rescaled, safe_blas, scaled_moments
 
 _BLOCK = 2**26  # bytes read at once
-_ROW = 2**30  # bytes of chunks side by side from which they are read several times, for some clients at a time
+_ROW = 2**30  # bytes of adjacent chunks; larger rows of chunks are read again for some clients at a time
 
 Weights = Any
 """(client, unit, weight...): NumPy array, torch tensor, or DataArray with dims ``client`` and ``unit``."""
 
 
 def layer_matrix(weights: Weights) -> Any:
-    """Input of the factor analysis of one layer: the clients' weights with one column a unit (FedFac §4.1).
+    """Stack clients' weights into the matrix that factor analysis takes, one column per unit (FedFac §4.1).
 
     Parameters
     ----------
     weights : array, tensor or DataArray (client, unit, weight...)
-        A layer's weights, units second, as torch stores them: (client, out, in) for a dense layer, (client, out, in,
-        height, width) for a convolution. Transposed convolutions and embeddings have their units third in torch: move
-        the axis, or let :func:`fedstat.read_weights` do it, which also puts the gates of a unit together. In a
-        DataArray every dim besides ``client`` and ``unit`` is a weight dim, in any order.
+        A layer's weights with units on the second axis, as torch stores them: (client, out, in) for a dense layer,
+        (client, out, in, height, width) for a convolution. In a DataArray every dim besides ``client`` and ``unit`` is
+        a weight dim, in any order. Transposed convolutions and embeddings have their units on the third axis in torch:
+        move this axis, or use :func:`fedstat.read_weights`, which moves it and also joins the gates of a unit.
 
     Returns
     -------
     array, tensor or DataArray (row, unit)
-        Rows are (client, weight) pairs, client by client; the kind is that of ``weights``.
+        One row per pair of client and weight, client by client; the same type of object as ``weights``.
+
+    Raises
+    ------
+    ValueError
+        If ``weights`` are not (client, unit, weight...), a dim is missing, or there are several models per client.
 
     Examples
     --------
@@ -55,27 +60,28 @@ def layer_matrix(weights: Weights) -> Any:
         need_dims(weights, "client", "unit")
         refuse_replicates(weights)
         check.numbers("weights", weights)
-        others = [d for d in weights.dims if d not in ("client", "unit")]
-        return weights.stack(row=["client", *others]).transpose("row", "unit")
+        weight_dims = [d for d in weights.dims if d not in ("client", "unit")]
+        return weights.stack(row=["client", *weight_dims]).transpose("row", "unit")
     flat = _flat(weights)
     swapped = flat.transpose(1, 2) if is_torch_array(flat) else flat.swapaxes(1, 2)
     return swapped.reshape(-1, flat.shape[1])
 
 
 class LayerSums(NamedTuple):
-    """What clients' weights add up to.
+    """Sums over clients from which a layer's factor analysis and agreement follow.
 
     Attributes
     ----------
     moments : Moments
-        Over all clients, or of each, stacked along a first dim client.
+        Moments over all clients, or of each client, stacked along a first dim client.
     exponent : array (unit,)
-        Of the powers of two that the units were divided by, see :func:`fedstat.stats.moments.scaled_moments`.
+        Exponents of the powers of two that divide the units, see :func:`fedstat.stats.moments.scaled_moments`.
     units : array (unit,)
-        Labels.
+        Labels of the units.
     n_clients : int
+        Number of clients.
     agreement : array (unit,)
-        ICC2; NaN where there is one client or one weight a unit.
+        ICC2; NaN with a single client or a single weight per unit.
     """
 
     moments: Moments
@@ -89,83 +95,83 @@ class LayerSums(NamedTuple):
         """Moments over all clients."""
         if self.moments.n.ndim == 0:
             return self.moments
-        return reduce(add, (Moments(*one) for one in zip(*self.moments, strict=True)))
+        return reduce(add, (Moments(*fields) for fields in zip(*self.moments, strict=True)))
 
 
 def standard(m: Moments, exponent: Any) -> dict[str, Any]:
-    """Mean and standard deviation (unit,) of the rows behind moments, by the names that a FactorResult has for them."""
-    by, n = numpy_of(power(exponent)), float(m.n)
+    """Return mean and standard deviation (unit,) of the rows behind moments, as fields of FactorResult."""
+    factor, n = numpy_of(power(exponent)), float(m.n)
     deviation = np.sqrt(np.diagonal(numpy_of(m.cross)) / n)
-    return {"center": numpy_of(m.mean) * by, "scale": deviation * by}
+    return {"center": numpy_of(m.mean) * factor, "scale": deviation * factor}
 
 
 def sums(weights: Weights) -> LayerSums:
-    """Sums over clients; a block of clients is in memory at a time."""
-    units, total, alike, n = labels(weights, "unit", 1), None, None, 0
+    """Sum a layer's weights over clients, with one block of clients in memory at a time."""
+    units, total, icc_total, n = labels(weights, "unit", 1), None, None, 0
     for names, block in group_blocks(weights):
-        for name, one in zip(names, block, strict=True):
-            found = _client_moments(one, units, name)
-            total = found if total is None else _joined(total, found)
-        alike, n = _with(alike, block), n + len(names)
-    return LayerSums(*cast(_Scaled, total), units, n, _agreement(alike))
+        for name, client_weights in zip(names, block, strict=True):
+            moments = _client_moments(client_weights, units, name)
+            total = moments if total is None else _add(total, moments)
+        icc_total, n = _add_icc_sums(icc_total, block), n + len(names)
+    return LayerSums(*cast(_Scaled, total), units, n, _agreement(icc_total))
 
 
 def row_sums(z: Any, units: NDArray[Any]) -> _Scaled:
-    """Moments of a matrix (row, unit); of one that Dask holds, chunk by chunk."""
+    """Compute the moments of a matrix (row, unit); of a Dask array, chunk by chunk."""
     if not isinstance(z, xr.DataArray):
-        found, exponent = scaled_moments(z)
-        return name_bad(found, units), exponent
+        moments, exponent = scaled_moments(z)
+        return require_finite(moments, units), exponent
     total: _Scaled | None = None
-    for part in _stretches(z, str(z.dims[0])):
-        found, exponent = scaled_moments(z[part].to_numpy())
-        one = name_bad(found, units), exponent
-        total = one if total is None else _joined(total, one)
+    for rows in _row_slices(z, str(z.dims[0])):
+        moments, exponent = scaled_moments(z[rows].to_numpy())
+        scaled = require_finite(moments, units), exponent
+        total = scaled if total is None else _add(total, scaled)
     return cast(_Scaled, total)
 
 
 def client_sums(weights: Weights) -> LayerSums:
-    """Sums of each client, stacked along a first dim client."""
-    units, alike = labels(weights, "unit", 1), None
+    """Sum a layer's weights within each client; the moments are stacked along a first dim client."""
+    units, icc_total = labels(weights, "unit", 1), None
     require_memory(len(units), all_pairs=False, clients=len(labels(weights, "client", 0)))
-    each: list[_Scaled] = []
+    by_client: list[_Scaled] = []
     for names, block in group_blocks(weights):
-        each += [_client_moments(one, units, name) for name, one in zip(names, block, strict=True)]
-        alike = _with(alike, block)
-    xp = array_namespace(each[0][1])
-    top = reduce(xp.maximum, (e for _, e in each))
-    aligned = [rescaled(m, e - top) for m, e in each]
+        by_client += [_client_moments(w, units, name) for name, w in zip(names, block, strict=True)]
+        icc_total = _add_icc_sums(icc_total, block)
+    xp = array_namespace(by_client[0][1])
+    top = reduce(xp.maximum, (e for _, e in by_client))
+    aligned = [rescaled(m, e - top) for m, e in by_client]
     stacked = Moments(*(xp.stack(field) for field in zip(*aligned, strict=True)))
-    return LayerSums(stacked, top, units, len(each), _agreement(alike))
+    return LayerSums(stacked, top, units, len(by_client), _agreement(icc_total))
 
 
 _Scaled = tuple[Moments, Any]
-"""Moments, and the exponents (unit,) of the powers of two that the units were divided by."""
+"""Moments, and the exponents (unit,) of the powers of two that divide the units."""
 
 
 def _client_moments(w: Any, units: NDArray[Any], client: Any) -> _Scaled:
-    """Moments of one client's weights (unit, weight)."""
-    found, exponent = scaled_moments(w.T)
-    return name_bad(found, units, client), exponent
+    """Compute the moments of one client's weights (unit, weight)."""
+    moments, exponent = scaled_moments(w.T)
+    return require_finite(moments, units, client), exponent
 
 
-def _with(total: _icc.Sums | None, block: Any) -> _icc.Sums:
-    found = _icc.sums(block.detach() if is_torch_array(block) else block)
-    return found if total is None else total + found
+def _add_icc_sums(total: _icc.Sums | None, block: Any) -> _icc.Sums:
+    block_sums = _icc.sums(block.detach() if is_torch_array(block) else block)
+    return block_sums if total is None else total + block_sums
 
 
 def _agreement(total: _icc.Sums | None) -> NDArray[np.float64]:
     t = cast(_icc.Sums, total).units
-    few = int(t.n) < 2 or t.profile.shape[-1] < 2
-    return np.full(len(t.profile), np.nan) if few else _icc.agreement(cast(_icc.Sums, total))
+    too_few = int(t.n) < 2 or t.profile.shape[-1] < 2
+    return np.full(len(t.profile), np.nan) if too_few else _icc.agreement(cast(_icc.Sums, total))
 
 
-def _joined(a: _Scaled, b: _Scaled) -> _Scaled:
+def _add(a: _Scaled, b: _Scaled) -> _Scaled:
     top = array_namespace(a[1]).maximum(a[1], b[1])
     return rescaled(a[0], a[1] - top) + rescaled(b[0], b[1] - top), top
 
 
-def group_blocks(weights: Weights, *, whole: bool = False) -> Iterator[tuple[NDArray[Any], Any]]:
-    """Yield (labels, (client, unit, weight)) for groups of clients; for all at once if in memory, or if ``whole``."""
+def group_blocks(weights: Weights, *, at_once: bool = False) -> Iterator[tuple[NDArray[Any], Any]]:
+    """Yield (labels, (client, unit, weight)) per block of clients; one block if in memory, or if ``at_once``."""
     names = labels(weights, "client", 0)
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
@@ -173,26 +179,26 @@ def group_blocks(weights: Weights, *, whole: bool = False) -> Iterator[tuple[NDA
         check.numbers("weights", weights)
         if 0 in weights.shape:
             raise ValueError(f"weights must hold at least one client, unit and weight, but got {dict(weights.sizes)}")
-        for part in [slice(None)] if whole else _stretches(weights, "client"):
-            block = weights.isel(client=part).load().transpose("client", "unit", ...).values
-            yield names[part], block.reshape(*block.shape[:2], -1)
+        for clients in [slice(None)] if at_once else _row_slices(weights, "client"):
+            block = weights.isel(client=clients).load().transpose("client", "unit", ...).values
+            yield names[clients], block.reshape(*block.shape[:2], -1)
     else:
         yield names, _flat(weights)
 
 
-def _stretches(data: xr.DataArray, dim: str) -> Iterator[slice]:
-    """What to read at a time: all if in memory, else whole chunks, of 64 MB together, or one where it is larger."""
+def _row_slices(data: xr.DataArray, dim: str) -> Iterator[slice]:
+    """Yield slices of a dim to read: all if in memory, else complete chunks of up to 64 MB, or one larger chunk."""
     start, n = 0, data.sizes[dim]
-    each = max(1, data.nbytes // n)
-    ends = [n] if data.variable._in_memory else _chunk_ends(data, dim, max(1, _ROW // each))
+    row_bytes = max(1, data.nbytes // n)
+    ends = [n] if data.variable._in_memory else _chunk_ends(data, dim, max(1, _ROW // row_bytes))
     for end, following in pairwise([*ends, math.inf]):
-        if following - start > _BLOCK // each:
+        if following - start > _BLOCK // row_bytes:
             yield slice(start, int(end))
             start = int(end)
 
 
-def _chunk_ends(data: xr.DataArray, dim: str, few: int) -> list[int]:
-    """Where chunks end: those of the store, or those of Dask, after every ``few`` too if others stand beside them."""
+def _chunk_ends(data: xr.DataArray, dim: str, most: int) -> list[int]:
+    """Return the ends of chunks of the store or of Dask; if other dims are chunked, cut after ``most`` rows, too."""
     n = data.sizes[dim]
     if data.chunks is None:
         stored = int(data.encoding.get("preferred_chunks", {}).get(dim, 1))
@@ -200,7 +206,7 @@ def _chunk_ends(data: xr.DataArray, dim: str, few: int) -> list[int]:
     borders = pairwise(accumulate(data.chunksizes[dim], initial=0))
     if all(len(sizes) == 1 for other, sizes in data.chunksizes.items() if other != dim):
         return [end for _, end in borders]
-    return [cut for start, end in borders for cut in (*range(start + few, end, few), end)]
+    return [cut for start, end in borders for cut in (*range(start + most, end, most), end)]
 
 
 def _flat(weights: Any) -> Any:
@@ -214,7 +220,7 @@ def _flat(weights: Any) -> Any:
 
 
 def values_of(z: Any, *, last: str, lazy: bool = False) -> Any:
-    """Array or tensor behind ``z``, its dim ``last`` in the last place; what Dask holds as it is, if ``lazy``."""
+    """Return the array or tensor behind ``z`` with the dim ``last`` last; if ``lazy``, a Dask array stays lazy."""
     z = check.numbers("z", z)
     if isinstance(z, xr.DataArray):
         need_dims(z, last)
@@ -224,7 +230,7 @@ def values_of(z: Any, *, last: str, lazy: bool = False) -> Any:
 
 
 def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
-    """Labels of a dim: its coordinate, else positions."""
+    """Return the labels of a dim: its coordinate, else positions."""
     check.one_array("weights", values)
     if isinstance(values, xr.DataArray) and dim in values.coords:
         return _labels.complete(f"the coordinate {dim} of weights", values[dim], dim)
@@ -238,49 +244,50 @@ def need_dims(values: xr.DataArray, *dims: str) -> None:
     """Raise ValueError if a dim is missing."""
     if missing := [d for d in dims if d not in values.dims]:
         matrix = "client" in missing and "row" in values.dims
-        way_out = "Pass the weights themselves, or this matrix to fedstat.fa" if matrix else "Rename with .rename(...)"
-        raise ValueError(f"the DataArray must have dim(s) {missing}, but got {values.dims}. {way_out}.")
+        hint = "Pass the weights themselves, or this matrix to fedstat.fa" if matrix else "Rename with .rename(...)"
+        raise ValueError(f"the DataArray must have dim(s) {missing}, but got {values.dims}. {hint}.")
 
 
 def refuse_replicates(weights: Any) -> None:
     """Raise ValueError if there are several models per client."""
     if isinstance(weights, xr.DataArray) and "replicate" in weights.dims:
         raise ValueError(
-            "there must be one model per client, but the weights have a dim replicate. To see how much clients differ "
-            "beyond the noise between replicates, use fedstat.variance_components(weights), and to split by that, "
-            "fedstat.split(weights, method='icc', tau='test'); otherwise select one replicate, or average."
+            "there must be one model per client, but the weights have a dim replicate. To separate client differences "
+            "from training noise, use fedstat.variance_components(weights); to split by this, use "
+            "fedstat.split(weights, method='icc', tau='test'). Otherwise select one replicate, or average over them."
         )
 
 
-def name_bad(m: Moments, units: NDArray[Any], client: Any = None) -> Moments:
-    """Return the moments, or raise ValueError naming the client and units that are not finite."""
+def require_finite(m: Moments, units: NDArray[Any], client: Any = None) -> Moments:
+    """Return the moments; raise ValueError that names client and units if some are not finite."""
     if bad := broken_units(m):
         raise bad_weights(units[bad], client)
     return m
 
 
 def bad_weights(units: NDArray[Any], client: Any = None) -> ValueError:
-    """Error for weights of these units that are NaN or infinite."""
-    whose = "the weights" if client is None else f"the weights of client {client!s}"
+    """Return the error for weights of these units that are NaN or infinite."""
+    owner = "the weights" if client is None else f"the weights of client {client!s}"
     return ValueError(
-        f"{whose} hold NaN or infinite values, first in unit(s) {few(units)}. "
-        "A diverged client is the usual cause: leave it out or lower its learning rate."
+        f"{owner} hold NaN or infinite values, first in unit(s) {few(units)}. "
+        "The usual cause is a diverged client: leave it out, or lower its learning rate."
     )
 
 
 def precision(values: Any) -> float:
-    """Distance of 1 to the next number that an array or tensor can hold; that of float64 for whole numbers."""
+    """Return the machine epsilon of an array or tensor; for integers, of float64."""
     if is_torch_array(values):
         return float(torch.finfo(values.dtype if values.is_floating_point() else torch.float64).eps)
     return float(np.finfo(values.dtype if values.dtype.kind == "f" else float).eps)
 
 
 def less_mean(x: NDArray[np.float64], eps: float) -> NDArray[np.float64]:
-    """Values (client, ...) less their mean over clients; exactly 0 for a client that is at the mean up to rounding.
+    """Subtract the mean over clients; a client at the mean up to rounding is set to exactly 0.
 
     Parameters
     ----------
     x : array (client, ...)
+        Values of the clients.
     eps : float
         Relative rounding error of ``x``.
 
@@ -289,46 +296,49 @@ def less_mean(x: NDArray[np.float64], eps: float) -> NDArray[np.float64]:
     >>> less_mean(np.array([[0.1], [0.1], [0.1]]), 2e-16).ravel()
     array([0., 0., 0.])
     """
-    found = x - x.mean(0)
-    with np.errstate(over="ignore"):  # what is infinite then is looked at number by number, too
-        square, whole = (np.square(np.linalg.norm(a.reshape(len(x), -1), axis=1)) for a in (found, x))
-        small = np.flatnonzero(square <= 4 * eps**2 * whole.sum())
+    deviation = x - x.mean(0)
+    with np.errstate(over="ignore"):  # clients whose square overflows are compared number by number below
+        square, total = (np.square(np.linalg.norm(a.reshape(len(x), -1), axis=1)) for a in (deviation, x))
+        small = np.flatnonzero(square <= 4 * eps**2 * total.sum())
     if small.size:
-        noise = (np.abs(found[small]) <= 2 * eps * np.abs(x).max(0)).reshape(len(small), -1).all(1)
-        found[small[noise]] = 0
-    return np.asarray(found)
+        noise = (np.abs(deviation[small]) <= 2 * eps * np.abs(x).max(0)).reshape(len(small), -1).all(1)
+        deviation[small[noise]] = 0
+    return np.asarray(deviation)
 
 
 def correlation_matrix(r: Any) -> Any:
-    """Check a given correlation matrix; NaN rows mark dead units. It is made symmetric to the last digit."""
-    given = numpy_of(r)
-    a, tol = given.astype(float), max(1e-8, 8 * precision(given))
+    """Check a correlation matrix and make it exactly symmetric; NaN rows mark constant units."""
+    values = numpy_of(r)
+    a, tol = values.astype(float), max(1e-8, 8 * precision(values))
     if a.shape[0] != a.shape[1]:
         raise ValueError(f"a correlation matrix must be square, but got shape {a.shape}. Pass corr=False for raw rows.")
     live = ~np.isnan(np.diagonal(a))
     core = a[np.ix_(live, live)]
     if not np.isfinite(core).all():
-        raise ValueError("a correlation matrix must be finite between live units, but got NaN or infinite values")
+        raise ValueError("a correlation matrix must be finite except for constant units, but got NaN or infinity")
     if (worst := float(np.abs(core - core.T).max(initial=0))) > tol:
         raise ValueError(f"a correlation matrix must be symmetric, but got |R - R'| up to {worst:.3g}")
     if (worst := float(np.abs(np.diagonal(core) - 1).max(initial=0))) > tol:
-        where = int(np.flatnonzero(live)[np.abs(np.diagonal(core) - 1).argmax()])
+        i = int(np.flatnonzero(live)[np.abs(np.diagonal(core) - 1).argmax()])
         raise ValueError(
-            f"a correlation matrix must have a unit diagonal, but got R[{where}, {where}] = {a[where, where]:g}. "
-            "Pass raw rows with corr=False to have them standardised; mark dead units by NaN rows."
+            f"a correlation matrix must have a unit diagonal, but got R[{i}, {i}] = {a[i, i]:g}. "
+            "Pass raw rows with corr=False to standardize them; mark constant units by NaN rows."
         )
     slack = tol * max(1, len(core))
     if (smallest := _smallest(core, slack)) < -slack:
         raise ValueError(
-            f"a correlation matrix must be positive semi-definite, but got smallest eigenvalue {smallest:.3g}. "
-            "Pairwise deletion of missing values is the usual cause: compute R from complete rows."
+            f"a correlation matrix must be positive semi-definite, but its smallest eigenvalue is {smallest:.3g}. "
+            "The usual cause is pairwise deletion of missing values: compute R from complete rows."
         )
     r = r if is_torch_array(r) else np.asarray(r, dtype=float)
     return r if np.array_equal(core, core.T) else (r + r.T) / 2
 
 
 def _smallest(r: NDArray[np.float64], slack: float) -> float:
-    """Smallest eigenvalue, or -slack if a Cholesky factor shows in an eighth of the time that it is no smaller."""
+    """Return the smallest eigenvalue, or -slack if a Cholesky factor exists.
+
+    The factor shows that no eigenvalue is below -slack, in an eighth of the time.
+    """
     try:
         with safe_blas(len(r)):
             np.linalg.cholesky(r + slack * np.eye(len(r)))

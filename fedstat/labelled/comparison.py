@@ -1,4 +1,4 @@
-"""Methods and ranks compared: the verbs ``compare`` and ``effective_rank``."""
+"""Comparison of methods, and effective rank of weights: the verbs ``compare`` and ``effective_rank``."""
 
 from __future__ import annotations
 
@@ -31,48 +31,53 @@ def compare(
     sample: str | None = None,
     level: float = 0.95,
 ) -> ComparisonResult:
-    """Compare methods with a reference within blocks, such as seeds: differences, intervals and p-values.
+    """Compare methods with a reference, paired within blocks such as seeds: differences, intervals, p values.
 
     Parameters
     ----------
     data : DataFrame
-        One row per method and block. Missing rows and NaN are left out of their method's pairs, and named.
+        One row per method and block. Missing rows and NaN are excluded from the method's pairs, and named.
     reference : str
-        The method that the others are compared with.
+        Method that the other methods are compared with.
     value, method : str
-        Columns.
+        Columns of the value and of the method.
     block : str or sequence of str
-        Columns within whose values methods are paired, outer ones first: seeds, or data sets and seeds.
+        Columns that define the pairs, outer columns first: seeds, or data sets and seeds.
     sample : str, optional
-        Of several columns, the one whose values are independent; differences are first averaged within each of them.
-        With ``sample="seed"`` claims are of these data sets, and a seed must have a pair in all of them; with the data
-        set, claims are of other data sets with these seeds.
+        With several columns in ``block``, the column whose values are independent. Differences are first averaged
+        within each of its values. With ``sample="seed"`` conclusions are about these data sets, and a seed must have a
+        pair in each of them. With the data set as sample, conclusions are about other data sets with these seeds.
     level : float in (0, 1)
         Confidence level of the intervals.
 
     Returns
     -------
     ComparisonResult
+        One row per method.
 
     Raises
     ------
     ValueError
-        If a column or the reference is missing, a row lacks its method or block, a value is infinite, a method has two
-        values in a block, or block has several columns and sample is none of them.
+        If a column or the reference is missing, a row lacks its method or block, a value is infinite, or a method has
+        two values in a block. If ``block`` has several columns and ``sample`` is none of them.
 
     Notes
     -----
-    Pairs that share a seed or a data set are not independent of each other, so that their number is not the size of a
-    sample. Tests and intervals are those of the paired t test. ``p_holm`` is Holm's step-down adjustment [1]_.
-    ``sim_conf_low`` and ``sim_conf_high`` are Bonferroni's t intervals, at level 1 − (1 − level)/m for m comparisons:
-    they hold simultaneously. Being as wide as Holm's first step, they never exclude 0 where Holm does not reject; Holm
-    may reject where they contain 0. Each method has a variance of its own: one variance of all methods would be shorter
-    with few blocks, but wrong where methods differ in spread. A method that differs by the same amount in every block
-    has no standard error, but counts among the m.
-    ``p_sign_flip`` is exact under the one assumption that differences are symmetric about 0 [2]_: the share of the 2ⁿ
-    changes of sign whose mean is at least as far from 0. It cannot fall below 2¹⁻ⁿ: 0.25 with three blocks. Beyond 16
-    blocks it is NaN. Differences that vary by less than the rounding of float32, in which accuracies are stored, count
-    as the same.
+    Pairs that share a seed or a data set are not independent, so the sample size is not the number of pairs.
+
+    Tests and intervals are from the paired t test. ``p_holm`` is Holm's step-down adjustment [1]_. ``sim_conf_low`` and
+    ``sim_conf_high`` are Bonferroni's t intervals at level 1 − (1 − level)/m for m comparisons: they hold
+    simultaneously. They are as wide as Holm's first step: they never exclude 0 if Holm does not reject, but Holm may
+    reject where they contain 0.
+
+    Each method has a separate variance. A pooled variance would give shorter intervals with few blocks, but wrong ones
+    if methods differ in spread. A method that differs by an equal amount in every block has no standard error, but
+    counts among the m. Differences count as equal if they vary by less than the rounding of float32, in which
+    accuracies are stored.
+
+    ``p_sign_flip`` is the proportion of the 2ⁿ sign changes whose mean is at least as far from 0 [2]_. It is exact and
+    assumes only that differences are symmetric about 0. It is at least 2¹⁻ⁿ: 0.25 with three blocks. With more than 16
+    blocks it is NaN.
 
     References
     ----------
@@ -91,20 +96,21 @@ def compare(
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     within = [block] if isinstance(block, str) else list(block)
-    data = told(data, value, method, *within)
+    data = complete_rows(data, value, method, *within)
     data[method] = data[method].astype(str)
     check.choice("reference", reference, list(dict.fromkeys(data[method])))
-    require_one_each(data, method, within)
+    require_single_values(data, method, within)
     by_method = _wide(data, value, method, within)
     sample = _sample(within, sample)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     for name in map(str, by_method.columns):
-        own = by_method[name].dropna()
-        row = {"method": name, "n_values": len(own), "mean": own.mean(), "std_error_mean": _means(own, [sample]).sem()}
+        values = by_method[name].dropna()
+        std_error = _means(values, [sample]).sem()
+        row = {"method": name, "n_values": len(values), "mean": values.mean(), "std_error_mean": std_error}
         if name != reference:
-            difference, said = _difference(by_method, name, reference, within, sample, level)
-            row, notes = row | difference, [*notes, *said]
+            difference, exclusions = _difference(by_method, name, reference, within, sample, level)
+            row, notes = row | difference, [*notes, *exclusions]
         rows.append(row)
     if few_pairs := [row["method"] for row in rows if 0 < row.get("n", 0) < LEAST_PAIRS and not _equal(row)]:
         notes.append(f"fewer than {LEAST_PAIRS} pairs, so no interval and no test: {', '.join(few_pairs)}")
@@ -120,46 +126,46 @@ _COLUMNS = [
 ]  # fmt: skip
 
 
-def told(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
-    """Return these columns; ValueError unless every row is labelled and its value is finite or NaN."""
+def complete_rows(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
+    """Return these columns; raise ValueError unless every row has its labels and a value that is finite or NaN."""
     for column in (value, *labels):
         if column not in data.columns:
             check.choice("a column of data", column, [str(c) for c in data.columns])
     data = data[[value, *labels]].reset_index(drop=True)
     for column in labels:
-        if (hole := data[column].isna()).any():
+        if (missing := data[column].isna()).any():
             raise ValueError(
-                f"every row must have its {column!r}, but it is missing in {hole.sum()} of {len(data)}, "
-                f"first in the row with {_where(data[hole], labels)}. Fill in or leave out these rows."
+                f"{column!r} is missing in {missing.sum()} of {len(data)} rows, first in the row with "
+                f"{_place(data[missing], labels)}. Fill in or drop these rows."
             )
     for column in data.columns:
         if np.iscomplexobj(data[column]) and column == value:
             raise ValueError(f"{column!r} must hold numbers, but got dtype {data[column].dtype}")
         numeric = pd.api.types.is_numeric_dtype(data[column])
-        if numeric and (out := np.isinf(data[column].astype(float))).any():
+        if numeric and (infinite := np.isinf(data[column].astype(float))).any():
             raise ValueError(
-                f"{column!r} must be finite or NaN, but got {data.loc[out, column].iloc[0]} in the row with "
-                f"{_where(data[out], labels)}. Enter NaN for a diverged run."
+                f"{column!r} must be finite or NaN, but got {data.loc[infinite, column].iloc[0]} in the row with "
+                f"{_place(data[infinite], labels)}. Enter NaN for a diverged run."
             )
     return data
 
 
-def require_one_each(data: pd.DataFrame, method: str, block: list[str]) -> None:
-    """Raise ValueError if a method has two values in a block, naming it and where."""
-    twice = data.duplicated([method, *block])
-    if twice.any():
+def require_single_values(data: pd.DataFrame, method: str, block: list[str]) -> None:
+    """Raise ValueError that names method and block if a method has two values in a block."""
+    duplicated = data.duplicated([method, *block])
+    if duplicated.any():
         raise ValueError(
-            f"a method must have one value in a block, but got {data.loc[twice, method].iloc[0]!r} twice at "
-            f"{_where(data[twice], block)}. Add what else varies to block, or select one value of it."
+            f"a method must have one value per block, but got {data.loc[duplicated, method].iloc[0]!r} twice at "
+            f"{_place(data[duplicated], block)}. Add the column that varies to block, or select one of its values."
         )
 
 
-def _where(rows: pd.DataFrame, labels: Sequence[str]) -> str:
+def _place(rows: pd.DataFrame, labels: Sequence[str]) -> str:
     return ", ".join(f"{label} = {rows[label].iloc[0]}" for label in labels)
 
 
 def _wide(data: pd.DataFrame, value: str, method: str, block: list[str]) -> pd.DataFrame:
-    """Blocks by methods, both in order of appearance; NaN where there is no value."""
+    """Return a table of blocks by methods, both in order of appearance, with NaN for missing values."""
     by_method = data.set_index([*block, method])[value].astype(float)
     table = by_method.unstack()
     order = by_method.reset_index(level=-1)
@@ -167,13 +173,13 @@ def _wide(data: pd.DataFrame, value: str, method: str, block: list[str]) -> pd.D
 
 
 def _sample(block: list[str], sample: str | None) -> str:
-    """Column whose values are the sample."""
+    """Return the column whose values are the sample."""
     if sample is None and len(block) == 1:
         return block[0]
     if sample not in block:
         raise ValueError(
             f"sample must be one of the columns of block, {', '.join(map(repr, block))}, but got {sample!r}. Pairs "
-            "that share a value are not independent: name the column whose values are, such as sample='seed'."
+            "that share a value are not independent: name the column with independent values, such as sample='seed'."
         )
     return sample
 
@@ -184,49 +190,50 @@ _ROUNDING = 2.0**-23  # of float32
 def _difference(
     by_method: pd.DataFrame, name: str, reference: str, within: list[str], sample: str, level: float
 ) -> tuple[dict[str, float], list[str]]:
-    """Difference of a method from the reference, tested, and notes on what was left out or cannot be said."""
+    """Test the difference of a method from the reference; return it and notes on exclusions and limits."""
     pairs, notes = by_method[[reference, name]].dropna(), []
     if lacking := [_name(i) for i in by_method.index if i not in pairs.index]:
         notes.append(f"{name}: no pair with {reference} in {', '.join(lacking)}; left out")
     differences, partial = _averaged(pairs[name] - pairs[reference], within, sample)
     if partial:
-        others = " and ".join(within[: within.index(sample)])
-        notes.append(f"{name}: {', '.join(partial)} has pairs in some values of {others} only; left out")
+        outer = " and ".join(within[: within.index(sample)])
+        notes.append(f"{name}: {', '.join(partial)} has pairs in some values of {outer} only; left out")
     rounding = _ROUNDING * float(pairs.abs().to_numpy().max()) if len(pairs) else 0.0
-    found = paired_test(differences, level, rounding)
-    if _equal(found):
-        rest = "interval" if found["difference"] == 0 else "interval or test"
+    test = paired_test(differences, level, rounding)
+    if _equal(test):
+        rest = "interval" if test["difference"] == 0 else "interval or test"
         notes.append(f"{name}: the same difference in every pair, so no standard error and no {rest}")
-    return found | {"n_pairs": len(pairs)}, notes
+    return test | {"n_pairs": len(pairs)}, notes
 
 
 def _equal(row: Mapping[str, Any]) -> bool:
-    """Whether all differences are the same."""
+    """Return True if all differences are equal."""
     return row["n"] > 1 and not math.isfinite(row["std_error"])
 
 
 def _averaged(differences: pd.Series[float], block: list[str], sample: str) -> tuple[NDArray[np.float64], list[str]]:
-    """Mean difference of each value of the sample, and the names of values that lack a pair.
+    """Return the mean difference of each value of the sample, and the names of values that lack a pair.
 
-    Of columns before the sample each value is to be there, since differences depend on it; of those after it as many as
-    there are.
+    Every value of the columns before the sample is needed, since differences depend on it. Columns after the sample
+    may lack values.
     """
     outer = block[: block.index(sample)]
-    found = _means(differences, [*outer, sample])
+    means = _means(differences, [*outer, sample])
     if not outer:
-        return np.asarray(found, np.float64), []
-    table = found.unstack(outer)
-    whole = table.notna().all(axis=1)
-    return np.asarray(table[whole].mean(axis=1), np.float64), [f"{sample} {name}" for name in table.index[~whole]]
+        return np.asarray(means, np.float64), []
+    table = means.unstack(outer)
+    complete = table.notna().all(axis=1)
+    incomplete = [f"{sample} {name}" for name in table.index[~complete]]
+    return np.asarray(table[complete].mean(axis=1), np.float64), incomplete
 
 
 def _means(values: pd.Series[float], by: list[str]) -> pd.Series[float]:
-    """Means by some of the columns of a block; the values themselves where a block has one column."""
+    """Average by these columns of a block; return the values unchanged if a block has one column."""
     return values if values.index.nlevels == 1 else values.groupby(level=by, sort=False).mean()
 
 
 def _adjusted(table: pd.DataFrame, level: float) -> pd.DataFrame:
-    """Add Holm's p values and Bonferroni's intervals; methods that have too few pairs are no part of the family."""
+    """Add Holm's p values and Bonferroni's intervals; methods with too few pairs are not in the family."""
     from statsmodels.stats.multitest import multipletests
 
     tested = table["p_value"].notna()
@@ -245,29 +252,32 @@ def _name(block: Hashable) -> str:
 
 
 def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95) -> EffectiveRankResult:
-    """Effective rank of what is personal in every client's weights, by layer, client and checkpoint.
+    """Compute the effective rank of the personal part of clients' weights, by layer, client and checkpoint.
 
-    The effective rank, exp of the entropy of the normalised singular values [1]_, is 1 if one direction holds all of a
-    matrix, and the smaller of its sides if all directions hold the same; it is at most the rank. Weights are taken as
-    matrices (unit, weight); a kernel's other dims are flattened.
+    The effective rank is exp of the entropy of the normalized singular values [1]_. It is 1 if a matrix has one
+    direction, and the smaller of its sides if all singular values are equal. It is at most the rank. Weights are
+    matrices (unit, weight); other dims of a kernel are flattened.
 
     Parameters
     ----------
     weights : DataTree, or array, tensor or DataArray (client, unit, weight...)
-        A run: all layers and checkpoints of its ``/weights``. Or one layer's weights, where a DataArray may have a dim
+        A run: all layers and checkpoints of its ``/weights``. Or the weights of one layer; a DataArray may have a dim
         ``checkpoint``.
     baseline : {"mean"}, or str, or None
-        What is taken off the weights, so that the personal part is left. "mean": the mean over clients, for any
-        method; where units are split, shared ones are equal in all clients, and what is left are the personal units.
-        The name of a shared factor of a run with ``probe="parameters"``: "weight" (σ of W = σ + BA) leaves BA, "mu"
-        leaves u vᵀ. None: nothing.
+        Shared part, subtracted first so that the personal part remains:
+
+        - "mean", for any algorithm: the mean over clients. After a split, shared units are equal in all clients, so
+          the personal units remain.
+        - The name of a shared factor of a run with ``probe="parameters"``: "weight" (σ of W = σ + BA) leaves BA, "mu"
+          leaves u vᵀ.
+        - None: nothing is subtracted.
     level : float in (0, 1)
-        Of the intervals, of Student's t, of the mean over clients.
+        Confidence level of the t intervals of the mean over clients.
 
     Returns
     -------
     EffectiveRankResult
-        NaN where nothing is personal: the part is zero.
+        Ranks (layer, [checkpoint,] client); NaN if the personal part is zero.
 
     Raises
     ------
@@ -277,11 +287,12 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
 
     Notes
     -----
-    Intervals take clients as independent. Those of one run share a server, so they speak of clients as in this run,
-    not of other runs. Where clients are of two kinds, few do not show both: with one in five of few directions, the
-    intervals of 3 clients hold the mean in 0.48, of 10 in 0.88. A part within the rounding
-    error of the numbers (of float32, 2e-7 of the weights' size) counts as zero; one little larger is largely rounding
-    noise, which has full rank.
+    Intervals assume independent clients. Clients of one run share a server, so intervals refer to clients of this run,
+    not of other runs. A few clients may not represent clients of two kinds: if one in five clients has few directions,
+    intervals from 3 clients contain the mean with probability 0.48, from 10 clients 0.88.
+
+    A personal part within rounding error counts as zero: in float32, 2e-7 of the weights' size. A part slightly larger
+    is mostly rounding noise, which has full rank.
 
     References
     ----------
@@ -291,8 +302,8 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
     --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
-    >>> own = rng.normal(size=(10, 20, 2)) @ rng.normal(size=(10, 2, 30))  # of rank 2
-    >>> effective_rank(own, baseline=None)
+    >>> weights = rng.normal(size=(10, 20, 2)) @ rng.normal(size=(10, 2, 30))  # of rank 2
+    >>> effective_rank(weights, baseline=None)
     Effective rank of client weights (mean over 10 clients)
       weights  1.96, 95% CI [1.94, 1.99] (t); maximum 20
     """
@@ -300,17 +311,17 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
     if isinstance(weights, xr.DataTree):
         layers = _of_run(weights, baseline)
     elif baseline is None or (isinstance(baseline, str) and baseline == "mean"):
-        layers = {"weights": _one(weights)}
+        layers = {"weights": _labelled_layer(weights)}
     else:
-        raise ValueError(f"baseline={baseline!r} needs a run, which holds that factor; of weights it is 'mean' or None")
-    parts = [_ranks(w, name, mean=baseline == "mean") for name, w in layers.items()]
-    rank = xr.concat([one for one, _ in parts], xr.Variable("layer", np.array(list(layers), object)))
-    found = xr.Dataset({"rank": rank, "largest": ("layer", [most for _, most in parts])})
-    return EffectiveRankResult(found, "nothing" if baseline is None else baseline, level)
+        raise ValueError(f"baseline={baseline!r} needs a run, but got weights. Use baseline='mean' or None.")
+    ranks, most = zip(*(_ranks(w, name, mean=baseline == "mean") for name, w in layers.items()), strict=True)
+    rank = xr.concat(ranks, xr.Variable("layer", np.array(list(layers), object)))
+    data = xr.Dataset({"rank": rank, "largest": ("layer", list(most))})
+    return EffectiveRankResult(data, "nothing" if baseline is None else baseline, level)
 
 
 def _of_run(run: xr.DataTree, baseline: Any) -> dict[str, xr.DataArray]:
-    """Weights of the layers, without the factor that is taken off."""
+    """Return the layers' weights minus the shared factor; the mean over clients is subtracted later."""
     if "weights" not in run.children:
         raise ValueError(f"the run must hold weights, but has the groups {', '.join(run.children)}")
     layers = layers_of_run(run)
@@ -318,26 +329,26 @@ def _of_run(run: xr.DataTree, baseline: Any) -> dict[str, xr.DataArray]:
         return layers
     factors = run["parameters"].children if "parameters" in run.children else {}
     name = "w" if baseline == "weight" else baseline
-    there = [layer for layer in layers if layer in factors and name in factors[layer].data_vars]
-    if not there:
+    factored = [layer for layer in layers if layer in factors and name in factors[layer].data_vars]
+    if not factored:
         raise ValueError(
-            f"no layer of the run holds a factor {baseline!r} to take off. Factors of composed weights are kept by "
-            "training with probe='parameters'; for other methods take off the mean over clients, baseline='mean'."
+            f"baseline={baseline!r} needs a factor of this name, but no layer of the run holds one. Train with "
+            "probe='parameters', which stores the factors of composed weights, or use baseline='mean'."
         )
-    found = {}
-    for layer in there:
+    personal = {}
+    for layer in factored:
         shared = factors[layer][name].sel(stage="aggregated", drop=True)
         if set(shared.dims) != set(layers[layer].dims):
             raise ValueError(
-                f"the factor {baseline!r} of layer {layer!r} must have the dims {layers[layer].dims} of the weights "
-                f"to be taken off them, but has {shared.dims}"
+                f"the factor {baseline!r} of layer {layer!r} must have the dims {layers[layer].dims} of the weights, "
+                f"but has {shared.dims}. Use baseline='mean'."
             )
-        found[layer] = layers[layer].astype(float) - shared
-    return found
+        personal[layer] = layers[layer].astype(float) - shared
+    return personal
 
 
-def _one(weights: Any) -> xr.DataArray:
-    """A layer's weights with labels."""
+def _labelled_layer(weights: Any) -> xr.DataArray:
+    """Return a layer's weights as a DataArray."""
     weights = check.numbers("weights", _labels.labelled(weights))
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
@@ -350,22 +361,22 @@ def _one(weights: Any) -> xr.DataArray:
 
 
 def _ranks(weights: xr.DataArray, layer: str, *, mean: bool) -> tuple[xr.DataArray, int]:
-    """Ranks ([checkpoint,] client), and the largest possible; one checkpoint is in memory at a time."""
+    """Return ranks ([checkpoint,] client) and the largest possible rank, reading one checkpoint at a time."""
     lead = [d for d in ("checkpoint",) if d in weights.dims]
     ordered = weights.transpose(*lead, "client", "unit", ...)
     ordered = ordered if lead else ordered.expand_dims("checkpoint")
     clients, units, rest = *ordered.shape[1:3], int(np.prod(ordered.shape[3:]))
     if clients < 2:
         raise ValueError(f"there must be at least 2 clients, but got {clients}")
-    found = np.empty(ordered.shape[:2])
-    for i in range(len(found)):
+    ranks = np.empty(ordered.shape[:2])
+    for i in range(len(ranks)):
         x = ordered[i].to_numpy().reshape(clients, units, rest).astype(float)
         if (bad := ~np.isfinite(x).all((1, 2))).any():
             raise ValueError(
                 f"the weights of client(s) {few(labels(weights, 'client', 0)[bad])} in layer {layer!r} hold NaN or "
-                'infinite values. Clients that were not active are NaN: leave them out, as .dropna("client") does.'
+                'infinite values. Clients that were not selected are NaN: drop them by .dropna("client").'
             )
-        found[i] = rank_of(less_mean(x, precision(weights)) if mean else x)
+        ranks[i] = rank_of(less_mean(x, precision(weights)) if mean else x)
     coords = {d: weights[d] for d in (*lead, "client") if d in weights.coords}
     dims = (*lead, "client")
-    return xr.DataArray(found if lead else found[0], coords, dims), min(units, rest)
+    return xr.DataArray(ranks if lead else ranks[0], coords, dims), min(units, rest)

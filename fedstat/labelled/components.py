@@ -1,4 +1,4 @@
-"""How much of the differences between clients is their own, beyond noise: the verb ``variance_components``."""
+"""Reliability of client differences, from replicates: the verb ``variance_components``."""
 
 from __future__ import annotations
 
@@ -36,61 +36,71 @@ def variance_components(
     method: Literal["moments", "reml"] = "moments",
     level: float = 0.95,
 ) -> ComponentsResult:
-    """How much of the differences between clients is their own, and how much is sampling noise?
+    """Estimate between-client variance and training noise from replicates, and the reliability of client differences.
 
-    Every client is trained twice or more from the same download, on disjoint parts of its data (replicates). The part
-    of its difference from the others that recurs in all of them is its own; the rest is noise. For client c, replicate
-    r and weight i of a unit, w_cri = m_i + x_c' γ_i + b_ci + e_cri with Var b = σ_b² and the mean of Var e = σ_e². The
-    result is the **personal share** σ_b² / (σ_b² + σ_e²/R) of each unit and of the layer: of the differences between
-    clients, each trained on all its data, the share that is not noise.
+    Every client is trained at least twice from one download, on disjoint parts of its data: these are its replicates.
+    A client's difference from the others that recurs in all replicates is between-client variance; the rest is training
+    noise. For client c, replicate r and weight i of a unit,
 
-    - It is the reliability of clients' differences: the correlation of two halves, stepped up by Spearman and Brown
-      [1]_ [2]_, the way the reliability of a test is found from its halves.
-    - A client's own weights are nearer to its true ones than the mean over clients if and only if it is above 1/2.
-    - It is the factor that best shrinks a client's own difference towards the mean (BLUP [3]_, empirical Bayes [4]_).
+        w_cri = m_i + x_c' γ_i + b_ci + e_cri,  Var b = σ_b²,  mean of Var e = σ_e².
 
-    This is the opposite of :func:`fedstat.icc`: there a high value means that clients *agree* on the pattern of a
-    unit's weights; here it means that they really *differ*.
+    The result is the **reliability** σ_b² / (σ_b² + σ_e²/R) of each unit and of the layer. It is the proportion of
+    between-client variance in the differences between clients that are each trained on all their data.
+
+    - It is the correlation of two halves, stepped up by Spearman and Brown [1]_ [2]_, like the reliability of a test.
+    - If and only if it is above 0.5, a client's weights estimate its true weights better than the average over clients.
+    - It is the factor that shrinks a client's difference towards the mean optimally (BLUP [3]_, empirical Bayes [4]_).
+
+    Reliability is the opposite of agreement (:func:`fedstat.icc`). High agreement means that clients have a unit's
+    weights in common; high reliability means that they truly *differ*.
 
     Parameters
     ----------
     weights : DataArray with dims client, replicate, unit, weight..., in any order; or array or tensor in that order
-        At least 3 clients, 4 with a covariate, and 2 replicates. Of a lazy DataArray a block of units is in memory at a
-        time.
+        At least 3 clients, 4 with a covariate, and 2 replicates. Of a lazy DataArray, one block of units is in memory
+        at a time.
     covariate : array, Series, DataArray (client,) or mapping from client, optional
-        What clients are adjusted for first, such as the number of training samples: a client with more samples makes
-        more steps from the common start, a difference that is not knowledge of its own.
+        Property that clients are adjusted for first, such as the number of training samples. A client with more samples
+        makes more steps from the initial parameters: this difference is not knowledge of the client.
     sizes : array, Series, DataFrame or DataArray (client,) or (client, replicate), or mapping from client, optional
-        Training samples, for "reml" alone; equal if not given.
+        Number of training samples, for "reml" only; equal by default.
     method : {"moments", "reml"}
-        "moments" is unbiased however unequal the noise of clients is, and its estimates are sometimes negative. "reml"
-        is restricted maximum likelihood for noise that falls as 1 / samples; where that holds and sizes are unequal it
-        is more precise; where it does not, it is biased.
+        "moments" is unbiased even if clients have unequal noise; its estimates are sometimes negative. "reml" is
+        restricted maximum likelihood [5]_ for noise that falls as 1 / samples. If this holds and sizes are unequal, it
+        is more precise; otherwise it is biased.
     level : float in (0, 1)
-        Of the intervals and verdicts.
+        Confidence level of intervals and conclusions.
 
     Returns
     -------
     ComponentsResult
+        Variances, reliability, intervals and tests of each unit and of the layer.
 
     Raises
     ------
     ValueError
-        If there are too few clients or replicates; weights are NaN or infinite, or have equal replicates in all
-        clients (unit and client are named); a covariate or sizes do not fit the clients.
+        If there are too few clients or replicates, or a covariate or sizes do not fit the clients. If weights are NaN
+        or infinite, or have equal replicates in all clients (unit and client are named).
+
+    Warns
+    -----
+    UserWarning
+        If the replicates of some clients are identical: reliability is then biased upwards.
 
     Notes
     -----
-    Clients are the sample: tests and intervals come from leaving out one at a time, since the weights of a unit are not
-    independent. :func:`fedstat.stats.variance_components.components` has the formulas and how often the intervals hold.
-    They hold less often where weights are heavy-tailed (Student's t with 3 degrees of freedom: 0.84 to 0.93) and where
-    clients are unlike in their noise (standard deviations log-normal, σ = 0.7: 0.85 to 0.90); with the latter, some
-    unit that differs by noise alone is called a client's own in up to a quarter of layers.
+    Clients are the sampling units: tests and intervals leave out one client at a time, since weights of a unit are not
+    independent. :func:`fedstat.stats.variance_components.components` has formulas and the coverage of the intervals.
 
-    A covariate that itself belongs to what clients know (a class that only large clients have) takes that out, too.
+    Coverage of 95% intervals falls with heavy-tailed weights (Student's t, 3 degrees of freedom: 0.84 to 0.93). It also
+    falls if clients have unequal noise (standard deviations log-normal, σ = 0.7: 0.85 to 0.90). In the latter case, the
+    tests find client differences in some unit with noise alone in up to a quarter of the layers.
 
-    The share of a replicate is stepped up on the assumption that noise falls as 1 / samples. Noise common to a client's
-    replicates (the same order of batches, say, if it is fixed by the client) counts as the client's own.
+    A covariate that belongs to what clients know removes this knowledge, too. An example is a class that only large
+    clients have.
+
+    The step-up from a replicate to all data assumes that noise falls as 1 / samples. Noise common to all replicates of
+    a client counts as between-client variance. An example is an order of batches that is fixed by the client.
 
     References
     ----------
@@ -104,8 +114,8 @@ def variance_components(
     --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
-    >>> own = rng.normal(size=(20, 1, 4, 50)) * np.array([0, 0, 1, 3])[:, None]
-    >>> variance_components(own + rng.normal(size=(20, 2, 4, 50)))  # shares 0, 0, 2/3 and 18/19
+    >>> differences = rng.normal(size=(20, 1, 4, 50)) * np.array([0, 0, 1, 3])[:, None]
+    >>> variance_components(differences + rng.normal(size=(20, 2, 4, 50)))  # reliabilities 0, 0, 2/3 and 18/19
     Reliability of client differences: 4 units, 50 weights per unit
     20 clients x 2 replicates; method of moments
     Layer: reliability = 0.83, 95% CI [0.82, 0.85] (jackknife over clients)
@@ -119,46 +129,46 @@ def variance_components(
     check.choice("method", method, ("moments", "reml"))
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     if sizes is not None and method == "moments":
-        raise ValueError('sizes belong to method="reml"; the method of moments needs none, but got sizes')
+        raise ValueError("sizes has no effect with method='moments'. Leave it out, or use method='reml'.")
     weights = _dense(_labels.labelled(weights, stack=("client", "replicate")))
     units, clients = labels(weights, "unit", 2), labels(weights, "client", 0)
-    of = {"client": clients, "replicate": labels(weights, "replicate", 1)}
+    models = {"client": clients, "replicate": labels(weights, "replicate", 1)}
     x = None if covariate is None else _labels.matched("covariate", covariate, {"client": clients})
-    n = None if sizes is None else _labels.matched("sizes", sizes, of)
+    n = None if sizes is None else _labels.matched("sizes", sizes, models)
     estimate: Any = reml.components if method == "reml" else by_moments.components
-    found: list[Components] = []
+    components: list[Components] = []
     pooled: list[Any] = []
-    alike: list[NDArray[np.float64]] = []
+    agreements: list[NDArray[np.float64]] = []
     equal: Any = True
-    for at, w in _unit_blocks(weights):
-        with _naming(units[at], clients):
+    for block, w in _unit_blocks(weights):
+        with _name_units(units[block], clients):
             sums = reml.gram(w, n, x) if method == "reml" else by_moments.parts(w, x)
-            found.append(estimate(sums, level=level))
+            components.append(estimate(sums, level=level))
         pooled.append(sums.pooled())
         equal = equal & numpy_of((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
-        alike.append(agreement(icc_sums(w.mean(1))))
+        agreements.append(agreement(icc_sums(w.mean(1))))
         n_replicates, n_weights = w.shape[1], w.shape[3]
     if equal.any() and not equal.all():
         check.warn(
-            f"the replicates of client(s) {few(clients[equal])} are identical bit for bit, as if without noise: the "
-            "personal share comes out too high. Were they trained on different samples? Leave these clients out."
+            f"Replicates of client(s) {few(clients[equal])} are identical, which biases reliability upwards. Drop "
+            "these clients, or train on other samples."
         )
     return ComponentsResult(
-        components=_joined(found),
+        components=_concatenate(components),
         layer_components=estimate(reduce(add, pooled), level=level),
         units=units,
         n_clients=len(clients),
         n_replicates=n_replicates,
         n_weights=n_weights,
         method=method,
-        agreement=np.concatenate(alike),
+        agreement=np.concatenate(agreements),
         adjusted=covariate is not None,
     )
 
 
 @contextmanager
-def _naming(units: NDArray[Any], clients: NDArray[Any]) -> Iterator[None]:
-    """Let errors of the statistics, which know positions, name units and clients."""
+def _name_units(units: NDArray[Any], clients: NDArray[Any]) -> Iterator[None]:
+    """Translate positions in errors of the statistics to labels of units and clients."""
     try:
         yield
     except BadWeightsError as error:
@@ -172,11 +182,11 @@ def _unit_blocks(weights: Weights) -> Iterator[tuple[slice, Any]]:
     """Yield (slice of units, (client, replicate, unit, weight)): all units if in memory."""
     if not isinstance(weights, xr.DataArray):
         w = check.numbers("weights", weights)
-        w = w.detach() if is_torch_array(w) else w  # no graph of what is summed
+        w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
         if w.ndim < 4 or 0 in w.shape:
             raise ValueError(
                 "weights must be (client, replicate, unit, weight...) with at least one of each, but got shape "
-                f"{tuple(w.shape)}. Biases are one weight per unit: w[..., None]."
+                f"{tuple(w.shape)}. Pass biases as one weight per unit: w[..., None]."
             )
         yield slice(None), w.reshape(*w.shape[:3], -1)
         return
@@ -187,26 +197,26 @@ def _unit_blocks(weights: Weights) -> Iterator[tuple[slice, Any]]:
     d = weights.sizes["unit"]
     step = d if weights.variable._in_memory else max(1, _BLOCK * d // weights.nbytes)
     for start in range(0, d, step):
-        at = slice(start, start + step)
-        block = weights.isel(unit=at).load().transpose(*_DIMS, ...).to_numpy()
-        yield at, block.reshape(*block.shape[:3], -1)
+        block = slice(start, start + step)
+        w = weights.isel(unit=block).load().transpose(*_DIMS, ...).to_numpy()
+        yield block, w.reshape(*w.shape[:3], -1)
 
 
 def _dense(weights: Any) -> Any:
-    """Nested lists as an array; ValueError naming the client whose replicates have another shape."""
+    """Return nested lists as an array; raise ValueError that names a client whose replicates have another shape."""
     if not isinstance(weights, list | tuple):
         return weights
     shapes = [[np.shape(w) for w in client] for client in weights]
-    for c, of_client in enumerate(shapes):
-        for r, shape in enumerate(of_client):
-            if shape != shapes[0][0] or len(of_client) != len(shapes[0]):
+    for c, client_shapes in enumerate(shapes):
+        for r, shape in enumerate(client_shapes):
+            if shape != shapes[0][0] or len(client_shapes) != len(shapes[0]):
                 raise ValueError(
-                    f"all clients need equally many replicates, of one shape: client 0 has {len(shapes[0])} of shape "
-                    f"{shapes[0][0]}, but client {c} has {len(of_client)}, number {r} of shape {shape}"
+                    f"clients must have equally many replicates, all of one shape: client 0 has {len(shapes[0])} of "
+                    f"shape {shapes[0][0]}, but client {c} has {len(client_shapes)}, and replicate {r} has {shape}"
                 )
     return np.array([[np.asarray(w) for w in client] for client in weights])
 
 
-def _joined(found: list[Components]) -> Components:
-    fields: list[Any] = [np.concatenate(f) if isinstance(f[0], np.ndarray) else f[0] for f in zip(*found, strict=True)]
+def _concatenate(blocks: list[Components]) -> Components:
+    fields: list[Any] = [np.concatenate(f) if isinstance(f[0], np.ndarray) else f[0] for f in zip(*blocks, strict=True)]
     return Components(*fields)

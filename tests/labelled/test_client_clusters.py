@@ -53,7 +53,7 @@ def test_what_is_shared_whole_is_not_clustered(baseline):
     """Neither by rounding (in single precision the mean of equal numbers is another number) nor by clients' order."""
     equal = V.astype("float32") * 0 + np.float32(RNG.normal(size=(5, 4)))
     assert (equal - equal.mean("client")).any()
-    with pytest.raises(ValueError, match=r"all clients hold the same: what is shared whole.*stage='trained'"):
+    with pytest.raises(ValueError, match=r"all clients are identical, as after averaging.*stage='trained'"):
         fedstat.client_clusters(equal, baseline=baseline, **QUICK)
 
 
@@ -101,14 +101,14 @@ def changed(client, value):
     ("vectors", "options", "says"),
     [
         (V, {"n_clusters": 13}, "n_clusters must be at most the number of clients, 12, but got 13"),
-        (changed(105, 0.0), {}, r"vectors of client\(s\) 105 are zero, and have no cosine"),
-        (changed(107, np.nan), {}, r"vectors of client\(s\) 107 hold NaN.*not active are NaN: leave them out"),
+        (changed(105, 0.0), {}, r"vectors of client\(s\) 105 are zero, so their cosine"),
+        (changed(107, np.nan), {}, r"vectors of client\(s\) 107 hold NaN.*not selected are NaN: drop them"),
         (V, {"groups": DOMAIN[:9]}, r"one value for each of the 12 clients, shape \(12,\), but got \(9,\)"),
         (V, {"groups": dict.fromkeys(range(100, 110), "a")}, "one value for each client, but has none for 110, 111"),
         (V, {"groups": [*[0.0, 1.0] * 5, 1.0, np.nan]}, "a value for each client, but it is missing for 111"),
-        (V, {"groups": ["a"] * 12}, "at least two, one of them of two clients or more, but got 1 groups of 12"),
-        (V, {"groups": list(range(12))}, "but got 12 groups of 12 clients"),
-        (V.expand_dims(checkpoint=2), {}, r"one vector a client, but .*Select one checkpoint, as in .isel\(ch"),
+        (V, {"groups": ["a"] * 12}, "at least 2, and one must have at least 2 clients, but got 1 group.s. of 12"),
+        (V, {"groups": list(range(12))}, "but got 12 group.s. of 12 clients"),
+        (V.expand_dims(checkpoint=2), {}, r"one vector per client, but .*Select one checkpoint, as in .isel\(ch"),
         (V.rename(client="k"), {}, r"must have dim\(s\) \['client'\]"),
         (V, {"baseline": "v"}, "baseline must be one of 'mean', None, but got 'v'"),
         (V[:1], {}, r"at least 2 clients, but got shape \(1, 5, 4\)"),

@@ -70,8 +70,11 @@ def test_units_that_are_shared_are_nothing_personal():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: fedstat.effective_rank(run(), baseline="mu"), "no layer of the run holds a factor 'mu'.*probe='para"),
-        (lambda: fedstat.effective_rank(BA[2], baseline="mu"), "baseline='mu' needs a run, which holds that factor"),
+        (
+            lambda: fedstat.effective_rank(run(), baseline="mu"),
+            "baseline='mu' needs a factor of this name, but no layer.*probe='para",
+        ),
+        (lambda: fedstat.effective_rank(BA[2], baseline="mu"), "baseline='mu' needs a run, but got weights"),
         (lambda: fedstat.effective_rank(BA[2][:1]), "at least 2 clients, but got 1"),
         (lambda: fedstat.effective_rank(BA[2][0]), r"must be \(client, unit, weight\.\.\.\), but got shape \(6, 9\)"),
         (

@@ -66,7 +66,7 @@ def test_no_more_is_in_memory_than_a_block_of_whole_chunks(monkeypatch: pytest.M
     for chunk, block, expected in ((1, 5 * one, 5), (3, 5 * one, 3), (3, 7 * one, 6), (7, 5 * one, 7), (1, 1, 1)):
         monkeypatch.setattr(arrays, "_BLOCK", block)
         lazy, _ = stored({"client": chunk})
-        assert next(arrays._stretches(lazy, "client")) == slice(0, expected)
+        assert next(arrays._row_slices(lazy, "client")) == slice(0, expected)
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,10 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (weights()[:1], {}, "at least 3 clients, but got 1"),
     (weights()[:, :1], {}, "at least 2 per client, but got 1"),
     (weights()[:, :, :0], {}, "at least one of each dim"),
-    (weights().values[..., 0, 0], {}, r"Biases are one weight per unit: w\[\.\.\., None\]"),
+    (weights().values[..., 0, 0], {}, r"Pass biases as one weight per unit: w\[\.\.\., None\]"),
     (weights(), {"method": "moment"}, "Did you mean 'moments'"),
     (weights(), {"level": 1}, "level must be"),
-    (weights(), {"sizes": SIZES}, 'sizes belong to method="reml"'),
+    (weights(), {"sizes": SIZES}, "sizes has no effect with method='moments'"),
     (weights(), {"covariate": SIZES[1:]}, "covariate must have one value for each of the 9 clients"),
     (weights().where(weights()["unit"] != "e"), {}, "weights of client k0 hold NaN or infinite values, first .* e"),
     (weights().where((weights()["client"] != "k7") | (weights()["unit"] != "b")), {}, "client k7 .* b"),
@@ -124,7 +124,9 @@ def test_what_is_refused_is_named(w: Any, how: dict[str, Any], message: str, met
 def test_copied_replicates_of_a_client_are_said() -> None:
     w = np.random.default_rng(0).normal(size=(6, 2, 3, 20))
     w[[1, 4], 1] = w[[1, 4], 0]
-    with pytest.warns(UserWarning, match=r"replicates of client\(s\) 1, 4 are identical bit for bit"):
+    with pytest.warns(
+        UserWarning, match=r"Replicates of client\(s\) 1, 4 are identical, which biases reliability upwards"
+    ):
         fedstat.variance_components(w)
 
 
@@ -136,7 +138,7 @@ def test_tensors_with_a_gradient_and_nested_lists_are_taken() -> None:
     np.testing.assert_allclose(fedstat.variance_components([list(client) for client in w]).personal, want)
     ragged = [list(client) for client in w]
     ragged[2][1] = ragged[2][1][:2]
-    with pytest.raises(ValueError, match=r"shape \(3, 20\), but client 2 has 2, number 1 of shape \(2, 20\)"):
+    with pytest.raises(ValueError, match=r"shape \(3, 20\), but client 2 has 2, and replicate 1 has \(2, 20\)"):
         fedstat.variance_components(ragged)
 
 

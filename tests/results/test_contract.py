@@ -200,7 +200,7 @@ def test_entropy_says_why_there_is_no_interval() -> None:
     assert "SE" not in large, "no error without an interval"
     assert "No CIs: the bias is unknown in 4 dimensions" in repr(fedstat.knn_entropy(x, feature_axis=1))
     with pytest.warns(
-        UserWarning, match=r"50 of 50 samples have an exact copy in .*; 1 of 4 series have some\..*jitter"
+        UserWarning, match=r"50 of 50 samples have an exact copy in .*; 1 of 4 series have ties\..*jitter"
     ):
         found = fedstat.knn_entropy(np.concatenate([np.repeat(x[:25, :1], 2, axis=0), x[:, 1:]], axis=1))
     row = found.glance().iloc[0]

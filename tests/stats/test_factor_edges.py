@@ -109,7 +109,7 @@ def test_duplicate_units_get_equal_communalities() -> None:
         (lambda r: r[:5], r"must be square, but got shape \(5, 8\)"),
         (lambda r: r + np.triu(np.full_like(r, 0.01), 1), "must be symmetric, but got .* 0.01"),
         (lambda r: r * 2, r"unit diagonal, but got R\[0, 0\] = 2"),
-        (lambda r: np.where(r == 1, 1, -0.9), "positive semi-definite, but got smallest eigenvalue -5.3"),
+        (lambda r: np.where(r == 1, 1, -0.9), "positive semi-definite, but its smallest eigenvalue is -5.3"),
         (lambda r: np.where((np.eye(8) == 0) & (r == r.max(where=np.eye(8) == 0, initial=0)), np.nan, r), "finite"),
     ],
 )
