@@ -22,16 +22,16 @@ from fedstat.stats.moments import correlation, require_memory
 
 
 class _FitOptions(TypedDict, total=False):
-    """Arguments of :func:`fedstat.fa` that every verb which repeats its analysis takes.
+    """Arguments of :func:`fedstat.fa` that all verbs with factor analyses take.
 
     Attributes
     ----------
     n_factors : int, optional
-        A given number of factors instead of the κ rule.
+        Number of factors, instead of the κ rule.
     start : {"pc", "smc"} or array (unit,)
-        Communalities to start from.
+        Initial communalities.
     max_iter : int, optional
-        Cap on the eigendecompositions.
+        Maximum number of eigendecompositions.
     tol : float, optional
         Stop when no communality changes by more than this.
     """
@@ -48,9 +48,9 @@ class ReplicateOptions(_FitOptions, total=False):
     Attributes
     ----------
     method : {"pa", "minres", "pc", "leverage"}
-        Estimator of the communalities.
+        Method that estimates the communalities.
     heywood : {"allow", "bound"}
-        Communalities above 1 are kept and flagged, or clipped to 1 in every step.
+        Communalities above 1: allow and flag them, or clip them to 1 in every iteration.
     """
 
     method: factor.Method
@@ -63,19 +63,20 @@ class SplitOptions(_FitOptions, total=False):
     Attributes
     ----------
     method : {"pa", "minres", "pc", "leverage", "icc"}
-        Estimator of the communalities, or agreement between clients.
+        Method that estimates the communalities; "icc": agreement between clients decides.
     rotation : {"varimax", "promax", "oblimin"}, optional
         Rotation of the loadings.
     n_starts, seed : int
-        Random starts, and their seed.
+        Number of initial values, all but the first random, and their seed.
     heywood : {"allow", "bound", "error"}
-        Communalities above 1 are kept and flagged, clipped to 1 in every step, or an error that names the units.
+        Communalities above 1: allow and flag them, clip them to 1 in every iteration, or raise an error that names the
+        units.
     fdr, margin : float in (0, 1)
-        With ``tau="test"``: false discovery rate, and the personal share from which on a unit is personal.
+        With ``tau="test"``: false discovery rate, and the reliability above which a unit is personal.
     undecided : {"shared", "personal"}
-        With ``tau="test"``: what becomes of units that are not shown to be either.
+        With ``tau="test"``: group of the inconclusive units.
     covariate : array (client,)
-        With ``tau="test"``: what clients are adjusted for, see :func:`fedstat.variance_components`.
+        With ``tau="test"``: property that clients are adjusted for, see :func:`fedstat.variance_components`.
     """
 
     method: split.Method
@@ -95,9 +96,9 @@ class EntropyOptions(TypedDict, total=False):
     Attributes
     ----------
     ties : {"error", "atoms", "jitter"}
-        What to do where more than k samples share one value.
+        How to treat values that more than k samples share.
     resolution : float, optional
-        Step of the grid the values were rounded to; required by "jitter".
+        Step of the grid that values were rounded to; required by "jitter".
     seed : int
         Seed of the jitter.
     axis, feature_axis : int
@@ -116,7 +117,7 @@ DEFAULTS: dict[str, Any] = {
     "start": "pc", "n_starts": 1, "seed": 0, "heywood": "allow", "max_iter": None, "tol": None,
 }  # fmt: skip
 CHOICES: dict[str, Any] = {"n_factors": None, "method": "pa", "rotation": None}
-_OF_ITERATION = ("start", "n_starts", "heywood", "max_iter", "tol")
+_ITERATION_OPTIONS = ("start", "n_starts", "heywood", "max_iter", "tol")
 KAPPA = 0.85
 
 
@@ -144,62 +145,76 @@ def fa(
     checkpoint: int | None = None,
     baseline: Any = None,
 ) -> FactorResult:
-    """Factor analysis of a layer's hidden units (FedFac §4.1).
+    """Fit a factor analysis to a layer's hidden units (FedFac §4.1).
+
+    The factors explain a unit's weights by those of the other units, with clients stacked as rows. The communality ν of
+    a unit is the proportion of its variance that the factors explain. It is not agreement: a unit that is equal in all
+    clients but resembles no other unit has ν near 0 (:func:`fedstat.icc`).
 
     Parameters
     ----------
-    z : array, tensor, DataFrame or DataArray (row, unit)
-        Output of :func:`layer_matrix`, or a correlation matrix (unit, unit) if ``corr``. Columns of a DataFrame are
-        units and name them. In a DataArray the columns are the dim ``unit``, whatever the other dim is called; one that
-        Dask holds is summed chunk by chunk. Or weights
-        in any form that :func:`fedstat.split` takes, (client, unit, weight...), a run, files: its rows are then those
-        of :func:`layer_matrix`, and the result also has clients' agreement.
+    z : array, tensor, DataFrame or DataArray (row, unit), or weights
+        Output of :func:`layer_matrix`, or a correlation matrix (unit, unit) with ``corr=True``. Columns of a DataFrame
+        are units and name them. In a DataArray the columns are the dim ``unit``; the other dim may have any name. A
+        Dask array is summed chunk by chunk. Or weights in any form that :func:`fedstat.split` takes: (client, unit,
+        weight...), a run, files. Their rows are those of :func:`layer_matrix`, and the result also has agreement.
     kappa : float in (0, 1]
-        The number of factors is the smallest whose eigenvalues hold this share of their sum.
+        κ, the proportion of the eigenvalue sum that factors must reach. The smallest such number of factors is fitted.
+        The default is the paper's; see Notes.
     n_factors : int, optional
-        A given number of factors instead of the κ rule.
+        Number of factors, instead of the κ rule.
     method : {"pa", "minres", "pc", "leverage"}
-        Estimator of the communalities, see :func:`fedstat.stats.factor.fit`.
+        Method that estimates the communalities, see :func:`fedstat.stats.factor.fit`.
     rotation : {"varimax", "promax", "oblimin"}, optional
         Rotation of the loadings; the communalities do not depend on it.
     corr : bool
-        ``z`` is a correlation matrix; a unit whose row is NaN is dead.
+        True if ``z`` is a correlation matrix. A unit whose row is NaN is constant.
     n_obs : int, optional
-        Rows behind a given correlation matrix; the fit indices need it.
+        Number of rows behind a correlation matrix; the fit indices need it.
     start : {"pc", "smc"}, or array, Series, DataArray (unit,) or mapping from unit
-        Communalities to start from: principal components (the paper), squared multiple correlations, given ones.
+        Initial communalities: of principal components (the paper), squared multiple correlations, or these values.
     n_starts : int
-        With more than one, random starts are tried too and the number of distinct solutions is reported.
+        Number of initial values. With more than one, the others are random, and the number of distinct solutions is
+        reported.
     seed : int
-        Seed of the random starts.
+        Seed of the random initial values.
     heywood : {"allow", "bound", "error"}
-        Communalities above 1 are kept and flagged, clipped to 1 in every step, or an error that names the units.
+        Communalities above 1: allow and flag them, clip them to 1 in every iteration, or raise an error that names the
+        units.
     max_iter : int, optional
-        Cap on the eigendecompositions: 50 for ``"pa"``, 1000 for ``"minres"``.
+        Maximum number of eigendecompositions: 50 for ``"pa"``, 1000 for ``"minres"``.
     tol : float, optional
         Stop when no communality changes by more than this: 1e-3 for ``"pa"``, 1e-6 for ``"minres"``.
     layer, checkpoint, baseline
-        Which weights, where ``z`` holds several layers or rounds, and what is taken off them: as in
-        :func:`fedstat.split`.
+        Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
 
     Returns
     -------
     FactorResult
-        A :class:`fedstat.results.ByLayer` of them where layers are several.
+        Communalities, loadings and fit; with several layers, a :class:`fedstat.results.ByLayer` of these results.
 
     Raises
     ------
     ValueError
-        If ``z`` is not a matrix, holds NaN or infinite values (the units are named), is not a correlation matrix
-        although ``corr``, or an argument is out of range or has no effect: ``kappa`` with ``n_factors``, ``n_obs`` with
-        raw rows, and ``start``, ``n_starts``, ``heywood``, ``max_iter`` and ``tol`` with ``"pc"`` and ``"leverage"``.
+        If ``z`` is not a matrix, holds NaN or infinite values (the units are named), or is no correlation matrix with
+        ``corr=True``. If an argument is out of range or has no effect: ``kappa`` with ``n_factors``, ``n_obs`` with raw
+        rows, and ``start``, ``n_starts``, ``heywood``, ``max_iter`` and ``tol`` with ``"pc"`` and ``"leverage"``.
 
     Warns
     -----
     ConvergenceWarning
-        If the cap was reached first, as is usual for ``"pa"``: of 20 hidden layers trained on MNIST and CIFAR-10 (20
-        clients, 10 rounds) 1 converged within 50 steps at κ = 0.85, 5 at 0.75 and 15 at 0.5; within 1000 steps 19, 19
-        and 20 did. No κ is a cure, so the default is the paper's; a higher ``max_iter`` usually is one.
+        If ``max_iter`` is reached before convergence, which is usual for ``"pa"``.
+    UserWarning
+        If there are as many factors as the rank of R: every communality is 1 by construction.
+
+    Notes
+    -----
+    On 20 hidden layers trained on MNIST and CIFAR-10 (20 clients, 10 rounds), ``"pa"`` converged within 50 iterations
+    in 1 layer at κ = 0.85, in 5 at 0.75 and in 15 at 0.5. Within 1000 iterations it converged in 19, 19 and 20. No κ
+    ensures convergence; a larger ``max_iter`` usually does.
+
+    The default κ = 0.85 often gives Heywood cases, and solutions that depend on the initial values. Check a split with
+    :func:`fedstat.sensitivity`.
 
     Examples
     --------
@@ -218,12 +233,12 @@ def fa(
         "kappa": kappa, "n_factors": n_factors, "method": method, "rotation": rotation, "options": options
     }  # fmt: skip
     if n_obs is not None and not corr:
-        raise ValueError(f"n_obs has no effect on raw rows, which are counted, but got {n_obs!r}. Leave it out.")
+        raise ValueError(f"n_obs has no effect on raw rows, which are counted, but got {n_obs!r}. Remove it.")
     if not corr and _is_weights(z):
-        return of_weights(z, baseline, **fitting)
+        return analyze_weights(z, baseline, **fitting)
     if baseline is not None:
         raise ValueError(
-            "baseline is subtracted from weights (client, unit, ...), but z is a matrix. Subtract it first."
+            "baseline is subtracted from weights (client, unit, ...), but z is a matrix. Pass weights, or subtract it."
         )
     units = labels(z, "unit", -1)
     if corr and isinstance(z, xr.DataArray):
@@ -234,22 +249,22 @@ def fa(
             f"z must have two dims (row, unit), but got shape {tuple(z.shape)}. "
             "Use fedstat.layer_matrix(weights), or select one round or layer first."
         )
-    require_room(z, len(units), method, n_factors, start)
+    require_fit_in_memory(z, len(units), method, n_factors, start)
     if corr:
-        return analyse(correlation_matrix(z), units, n_obs, None, **fitting)
+        return analyze_correlation(correlation_matrix(z), units, n_obs, None, **fitting)
     m, exponent = row_sums(z, units)
-    return replace(analyse(correlation(m), units, int(m.n), None, **fitting), **standard(m, exponent))
+    result = analyze_correlation(correlation(m), units, int(m.n), None, **fitting)
+    return replace(result, **standard(m, exponent))
 
 
 def _rows_as_columns(r: xr.DataArray) -> xr.DataArray:
-    """A correlation matrix with its rows in the order of its columns, where both have labels."""
+    """Put the rows of a correlation matrix in the order of its columns, if both have labels."""
     rows = next((d for d in r.dims if d != "unit" and d in r.coords), None)
-    own = [] if rows is None else r[rows].to_numpy().tolist()
-    if "unit" not in r.coords or own == [*range(len(own))]:
+    row_labels = [] if rows is None else r[rows].to_numpy().tolist()
+    if "unit" not in r.coords or row_labels == [*range(len(row_labels))]:
         return r
-    return r.isel(
-        {rows: _labels.order("each row of the correlation matrix", "unit", own, r["unit"].to_numpy().tolist())}
-    )
+    units = r["unit"].to_numpy().tolist()
+    return r.isel({rows: _labels.order("each row of the correlation matrix", "unit", row_labels, units)})
 
 
 def _is_weights(z: Any) -> bool:
@@ -258,74 +273,71 @@ def _is_weights(z: Any) -> bool:
     return np.ndim(z) > 2
 
 
-def of_weights(weights: Any, start: Any, **fitting: Any) -> FactorResult:
-    """Factor analysis of clients' weights (client, unit, weight...), less a start, with their agreement."""
-    weights = subtract_baseline(weights, start)
+def analyze_weights(weights: Any, baseline: Any, **fitting: Any) -> FactorResult:
+    """Fit a factor analysis to clients' weights (client, unit, weight...) minus a baseline; add their agreement."""
+    weights = subtract_baseline(weights, baseline)
     n_units = len(labels(weights, "unit", 1))
-    require_room(weights, n_units, fitting["method"], fitting["n_factors"], fitting["options"]["start"])
-    found = sums(weights)
-    say_if_alone(found.n_clients)
-    return of_sums(found, of_change=start is not None, **fitting)
+    require_fit_in_memory(weights, n_units, fitting["method"], fitting["n_factors"], fitting["options"]["start"])
+    layer_sums = sums(weights)
+    warn_if_single_client(layer_sums.n_clients)
+    return analyze_sums(layer_sums, of_change=baseline is not None, **fitting)
 
 
-def of_sums(found: LayerSums, *, of_change: bool, **fitting: Any) -> FactorResult:
-    """Factor analysis of what clients' weights add up to, with their agreement."""
-    m = found.total
-    result = analyse(correlation(m), found.units, int(m.n), found.n_clients, **fitting)
-    return replace(result, agreement=found.agreement, of_change=of_change, **standard(m, found.exponent))
+def analyze_sums(layer_sums: LayerSums, *, of_change: bool, **fitting: Any) -> FactorResult:
+    """Fit a factor analysis to a layer's sums over clients; add their agreement."""
+    m = layer_sums.total
+    result = analyze_correlation(correlation(m), layer_sums.units, int(m.n), layer_sums.n_clients, **fitting)
+    return replace(result, agreement=layer_sums.agreement, of_change=of_change, **standard(m, layer_sums.exponent))
 
 
-def start_by_unit(start: Any, units: NDArray[Any]) -> Any:
-    """Communalities to start from in the order of the units, where they have labels."""
+def align_start(start: Any, units: NDArray[Any]) -> Any:
+    """Return initial communalities in the order of the units, if they have labels."""
     return _labels.matched("start", start, {"unit": units}, gaps=True) if _labels.has_labels(start) else start
 
 
-def say_if_alone(n_clients: int) -> None:
-    """Warn that one client alone cannot agree with another."""
+def warn_if_single_client(n_clients: int) -> None:
+    """Warn that a single client has no agreement."""
     if n_clients == 1:
-        check.warn(
-            "the weights are of one client, so that agreement between clients cannot enter: the split says which units "
-            "of that client go together. Give the weights of several clients."
-        )
+        check.warn("Agreement needs at least 2 clients, but got 1. Pass more clients.")
 
 
-def changed(value: Any, default: Any) -> bool:
-    """Whether an argument is not its default."""
+def is_changed(value: Any, default: Any) -> bool:
+    """Return True if an argument differs from its default."""
     return value is not default and (not np.isscalar(value) or value != default)
 
 
 def require_effect(method: str, n_factors: int | None, kappa: float, options: dict[str, Any]) -> None:
-    """ValueError for an argument that was changed from its default and has no effect."""
+    """Raise ValueError for an argument that was changed from its default and has no effect."""
     if method == "icc":
         raise ValueError(
-            "agreement is not a factor analysis, but got method='icc'. Use fedstat.split(weights, method='icc') to "
-            "split by it, or fedstat.icc(weights) for the correlations themselves."
+            "method must be a factor analysis, but got 'icc'. Use fedstat.split(weights, method='icc') to split by "
+            "agreement, or fedstat.icc(weights) for the agreement of units."
         )
     check.choice("method", method, factor.METHODS)
     if method not in factor.ITERATE:
-        for name in _OF_ITERATION:
+        for name in _ITERATION_OPTIONS:
             value = options[name]
-            if changed(value, DEFAULTS[name]):
+            if is_changed(value, DEFAULTS[name]):
                 raise ValueError(
                     f"{name} has no effect with method={method!r}, which does not iterate, but got {value!r}. "
-                    "Leave it out, or use method='pa' or 'minres'."
+                    "Remove it, or use method='pa' or 'minres'."
                 )
     if n_factors is not None and kappa != KAPPA:
         raise ValueError(
             f"kappa has no effect with a given n_factors, but got kappa={kappa!r} and n_factors={n_factors!r}. "
-            "Leave one of them out."
+            "Remove one of them."
         )
 
 
-def require_room(data: Any, units: int, method: str, n_factors: int | None, start: Any) -> None:
-    """ValueError if the analysis of this many units does not fit into the machine's memory."""
+def require_fit_in_memory(data: Any, units: int, method: str, n_factors: int | None, start: Any) -> None:
+    """Raise ValueError if the analysis of this many units does not fit into the machine's memory."""
     if is_torch_array(data) and data.device.type != "cpu":
-        return  # torch says itself what a device lacks
+        return  # torch raises if a device lacks memory
     few_pairs = isinstance(n_factors, int) and eigenvalues.pays(units, n_factors) and method != "minres"
     require_memory(units, all_pairs=not few_pairs or (isinstance(start, str) and start == "smc"))
 
 
-def analyse(
+def analyze_correlation(
     r: Any,
     units: NDArray[Any],
     n_obs: int | None,
@@ -336,10 +348,10 @@ def analyse(
     rotation: Any,
     options: dict[str, Any],
 ) -> FactorResult:
-    """Factor analysis of a correlation matrix, with its warnings."""
+    """Fit a factor analysis to a correlation matrix; warn if its communalities are degenerate or not final."""
     heywood = check.choice("heywood", options["heywood"], ("allow", "bound", "error"))
     n_starts = check.integer("n_starts", options["n_starts"])
-    options = options | {"start": start_by_unit(options["start"], units)}
+    options = options | {"start": align_start(options["start"], units)}
     arguments = {k: options[k] for k in ("start", "max_iter", "tol")}
     arguments |= {"kappa": kappa, "n_factors": n_factors, "method": method}
     arguments["heywood"] = "bound" if heywood == "bound" else "allow"
@@ -348,7 +360,7 @@ def analyse(
     else:
         fit, n_minima = factor.fit(r, **arguments), 1
     loadings = numpy_of(fit.loadings)
-    loadings = loadings * np.where(loadings.sum(0) < 0, -1.0, 1.0)  # eigenvectors have no sign of their own
+    loadings = loadings * np.where(loadings.sum(0) < 0, -1.0, 1.0)  # eigenvectors have arbitrary signs
     result = FactorResult(
         communality=numpy_of(fit.communality),
         loadings=np.where(np.isnan(numpy_of(fit.communality))[:, None], np.nan, loadings),
@@ -372,27 +384,27 @@ def analyse(
             f"communality above 1 (Heywood case) in unit(s) {few(units[result.heywood])}. "
             "Lower kappa or n_factors, or pass heywood='bound' or method='minres'."
         )
-    _say_if_improper(result, numpy_of(fit.eigenvalues))
+    _warn_if_improper(result, numpy_of(fit.eigenvalues))
     return result.rotate(rotation) if rotation is not None else result
 
 
-def _say_if_improper(result: FactorResult, eigenvalues: NDArray[Any]) -> None:
-    """Warn where communalities say nothing, or were still moving."""
+def _warn_if_improper(result: FactorResult, eigenvalues: NDArray[Any]) -> None:
+    """Warn if all communalities are 1 by construction, or the iterations did not converge."""
     live = int((~result.dead).sum())
     if result.method != "leverage" and (rank := _exhausted(eigenvalues[: result.n_factors], live)):
         check.warn(
-            f"there are as many factors as the rank of the correlations, {rank} for {live} live units: "
-            "every communality is 1 and says nothing. Lower kappa or n_factors, or use more rows."
+            f"n_factors reaches the rank of R, {rank}: every communality is 1 by construction. Lower kappa or "
+            "n_factors."
         )
     if not result.converged:
+        remedy = "Set max_iter=1000" if result.n_iter < 1000 else "Raise max_iter"
         check.warn(
-            f"{result.method} was still moving by {result.residual:.2g} after {result.n_iter} steps with "
-            f"{result.n_factors} factors for {live} units. Raise max_iter (1000 is usually enough), lower kappa or "
-            "n_factors, use method='minres', or see fedstat.sensitivity for whether the split moves too.",
+            f"{result.method} did not converge in {result.n_iter} iterations (last change {result.residual:.2g}). "
+            f"{remedy} or lower {'kappa' if result.kappa else 'n_factors'}; check with fedstat.sensitivity.",
             ConvergenceWarning,
         )
 
 
 def _exhausted(leading: NDArray[Any], live: int) -> int | None:
-    """Rank of R if its leading eigenvalues add up to its trace, so that no variance is left; else None."""
+    """Return the rank of R if its leading eigenvalues add up to its trace, else None."""
     return None if leading.sum() < live * (1 - 1e-9) else int(np.sum(leading > 1e-10 * leading[0]))

@@ -19,12 +19,12 @@ from fedstat.labelled.factor import (
     DEFAULTS,
     KAPPA,
     SplitOptions,
-    changed,
+    analyze_sums,
+    analyze_weights,
     fa,
-    of_sums,
-    of_weights,
+    is_changed,
     require_effect,
-    say_if_alone,
+    warn_if_single_client,
 )
 from fedstat.labelled.inputs import by_layer, subtract_baseline
 from fedstat.results import (
@@ -40,7 +40,7 @@ from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
 
-_OF_TEST = ("fdr", "margin", "undecided", "covariate")
+_TEST_OPTIONS = ("fdr", "margin", "undecided", "covariate")
 
 
 @by_layer()
@@ -54,57 +54,75 @@ def split(
     baseline: Any = None,
     **options: Unpack[SplitOptions],
 ) -> SplitResult:
-    """Split a layer's units into shared and client-specific ones: by default those that the other units explain.
+    """Split a layer's units into shared and personal units, by communality, agreement or a test.
 
-    *Shared* means one of two things. By factor analysis (``method`` "pa", "minres", "pc" or "leverage"; FedFac §4.1) it
-    means *explained by the other units*: communality ν at or above the threshold. By ``method="icc"`` it means *clients
-    agree*: ICC2, the share of the variance of a unit's weights that all clients have in common (:func:`icc`), at or
-    above the threshold. A unit that is the same in all clients but resembles no other unit has ν near 0 and ICC 1.
-    Whichever decides, the result shows the ICC of every unit beside it.
+    The rule depends on ``method`` and ``tau``:
+
+    - By factor analysis (``method`` "pa", "minres", "pc" or "leverage"; FedFac §4.1) a unit is shared if the *other
+      units* explain it: its communality ν is at or above the threshold.
+    - By ``method="icc"`` a unit is shared if *clients agree* on it: its ICC2, the proportion of the variance of its
+      weights that all clients have in common (:func:`icc`), is at or above the threshold.
+    - By ``method="icc", tau="test"`` the reliability of client differences is tested (:func:`variance_components`).
+      Units whose clients truly differ are personal.
+
+    A unit that is equal in all clients but resembles no other unit has ν near 0 and ICC 1. For every rule, the result
+    also shows the ICC of every unit. Weights that were averaged over clients agree by construction.
 
     Parameters
     ----------
-    weights : array, tensor or DataArray (client, unit, weight...), or what holds layers
-        One layer as in :func:`layer_matrix`; at least 2 clients and 2 weights per unit for ``method="icc"``. Or several
-        layers: a run (of :func:`fedstat.open_run` or its path), the DataTree of :func:`fedstat.read_weights`, files of
-        clients (a list, a folder, a pattern such as ``"runs/client*.pt"``), a mapping from client to state_dict or
-        torch module.
+    weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
+        One layer as in :func:`layer_matrix`; ``method="icc"`` needs at least 2 clients and 2 weights per unit. Or
+        several layers:
+
+        - a run, from :func:`fedstat.open_run` or as a path;
+        - the DataTree of :func:`fedstat.read_weights`;
+        - files of clients: a list, a folder, or a pattern such as ``"runs/client*.pt"``;
+        - a mapping from client to state_dict or torch module.
     kappa : float in (0, 1]
-        The number of factors is the smallest whose eigenvalues hold this share of their sum.
+        κ, the proportion of the eigenvalue sum that factors must reach; see :func:`fa`.
     tau : float in (0, 1), inf, -inf, Absolute or "test"
-        Quantile of ν, or of the ICC, at which units begin to be shared; ``Absolute(x)`` for a value; ``inf``: the whole
-        layer is personal (FedPer, LG-FedAvg); ``-inf``: the whole layer is shared (FedAvg). Units that tie with the
-        threshold are all shared: if 12 of 16 units are equal in all clients (ICC 1), ``tau=0.5`` shares these 12. A
-        unit that has one value throughout (dead) has neither ν nor ICC and is shared by ``-inf`` alone. ``"test"``,
-        with ``method="icc"`` and weights that have a dim ``replicate`` (:func:`variance_components`), asks of every
-        unit whether its personal share is shown to be below a margin (shared), above it (personal), or neither
-        (undecided); how many are what is not fixed in advance.
+        Threshold of ν or of the ICC from which a unit is shared:
+
+        - a number in (0, 1): this quantile. It fixes the number of shared units in advance, except for ties. Units that
+          tie with the threshold are all shared: if 12 of 16 units are equal in all clients (ICC 1), ``tau=0.5`` shares
+          these 12.
+        - ``Absolute(x)``: the value x.
+        - ``inf``: the entire layer is personal (FedPer, LG-FedAvg).
+        - ``-inf``: the entire layer is shared (FedAvg). Constant units have neither ν nor ICC; only ``-inf`` shares
+          them.
+        - ``"test"``, with ``method="icc"`` and weights that have a dim ``replicate``: reliability below the margin,
+          shared; above it, personal; neither is shown, inconclusive. The number of shared units is not fixed in
+          advance.
     layer : str or sequence of str, optional
-        Layers, where ``weights`` hold several: a name, or names and patterns such as ``"conv*"``. By default all but
-        embeddings and the output layer, whose units are not hidden units; the result says which these are.
+        Layers to analyze, if ``weights`` hold several: a name, or names and patterns such as ``"conv*"``. By default
+        all but embeddings and the output layer, whose units are not hidden units. The result names skipped layers.
     checkpoint : int, optional
-        Round of a run (or of a DataArray with a dim ``checkpoint``) after which its weights were kept; by default the
-        last.
+        Round of a run, or of a DataArray with a dim ``checkpoint``, whose weights are analyzed; by default the last.
     baseline : array, tensor or DataArray (unit, weight...), path, state_dict or module, optional
-        Initial parameters that all clients share, which are subtracted, so that what training changed is analysed:
-        clients that have hardly left a common initialization agree on their weights for that reason alone.
+        Initial parameters common to all clients, which are subtracted: the changes by training are analyzed. Clients
+        that have hardly left common initial parameters agree on their weights for that reason alone.
     **options
-        Those of :class:`fedstat.labelled.factor.SplitOptions`. ``method``: "pa" (default), "minres", "pc", "leverage"
-        or "icc"; for factor analysis n_factors, rotation, start, n_starts, seed, heywood, max_iter and tol of
-        :func:`fa`; for ``tau="test"`` fdr, the false discovery rate (0.05), margin (1/2), undecided ("shared"), as in
-        :meth:`ComponentsResult.split`, and covariate (clients' numbers of samples, say), as in
-        :func:`variance_components`.
+        Options of :class:`fedstat.labelled.factor.SplitOptions`:
+
+        - ``method``: "pa" (default), "minres", "pc", "leverage" or "icc".
+        - For factor analysis: n_factors, rotation, start, n_starts, seed, heywood, max_iter and tol of :func:`fa`.
+        - For ``tau="test"``: fdr (false discovery rate, 0.05), margin (0.5) and undecided ("shared") as in
+          :meth:`ComponentsResult.split`; covariate, such as clients' numbers of samples, as in
+          :func:`variance_components`.
 
     Returns
     -------
     SplitResult
-        Of a run, files or state_dicts a :class:`fedstat.results.ByLayer` of them, unless ``layer`` is the name of one.
+        Groups of units, with the analysis behind them. For a run, files or state_dicts a
+        :class:`fedstat.results.ByLayer` of these results, unless ``layer`` is the name of one layer.
 
     Raises
     ------
     ValueError
-        As :func:`fa`, or :func:`icc`; NaN or infinite weights are named by client and unit; an option, ``kappa``
-        among them, that was changed and has no effect with ``method="icc"``; a layer or checkpoint that is not there.
+        As :func:`fa` or :func:`icc`. If weights are NaN or infinite (client and unit are named). If an option, or
+        ``kappa``, was changed and has no effect with ``method="icc"``. If a layer or checkpoint does not exist.
+    TypeError
+        If an option does not exist.
     FileNotFoundError
         If there is no such file, folder or run.
 
@@ -113,23 +131,29 @@ def split(
     ConvergenceWarning
         As :func:`fa`.
     AgreementWarning
-        If clients agree less on the shared units than on the personal ones: of a shared and a personal unit the shared
-        one has the higher ICC in fewer than a third of the pairs, two-sided p < .01 by Mann and Whitney. Of
-        simulated layers whose 16 to 64 units were all each client's own, or all equally alike, at most 1 in 100 raised
-        it (κ = 0.3 and 0.75, 200 or 400 layers of each kind).
+        If clients agree less on shared than on personal units. The shared unit has the higher ICC in fewer than a third
+        of all pairs of a shared and a personal unit (AUC < 1/3), two-sided p < .01 by Mann and Whitney.
     UserWarning
-        If there is one client only.
+        If there is only one client.
 
     Notes
     -----
-    By factor analysis the correlation matrix is summed client by client: the stacked matrix is never built. Agreement
-    needs no unit × unit matrix: for d units with n weights it takes Σ_c w and the sums of squares of the weights and of
-    the clients' means, all additive over clients (:func:`fedstat.stats.icc.sums`). A server that gets sums alone, as in
-    secure aggregation, needs d·n + 2d + 1 numbers from every client: its weights, one sum of squares and one squared
-    mean a unit, and the squared mean of the layer. That is no less than the d·n weights themselves; the gain is that
-    the server sees no single client's. The moments for factor analysis are d(d + 3)/2 + 1 numbers, fewer where d < 2n:
-    in float64 2.06 MB against 1.05 MB for 512 units × 500 weights, whose weights are 1.02 MB in float32.
-    ``stats.icc.Sums`` holds d·n + 5d + 6 numbers, its sums taken about means to keep their digits.
+    **Limits.** The default κ = 0.85, the paper's, often gives Heywood cases, non-convergence and splits that depend on
+    initial values: check with :func:`sensitivity`. :func:`bootstrap` estimates sampling error. The test behind
+    AgreementWarning has little power with a dozen units: compare the median ICC of both groups. Without a contradiction
+    it rarely warns: in simulated layers of 16 to 64 units that were all client-specific, or all equally alike, at most
+    1 in 100 did (κ = 0.3 and 0.75, 200 or 400 layers of each kind).
+
+    **Memory and communication.** Factor analysis sums the correlation matrix client by client: the stacked matrix is
+    never built. Agreement needs no unit × unit matrix. For d units with n weights it needs Σ_c w and the sums of
+    squares of the weights and of the clients' means, all additive over clients (:func:`fedstat.stats.icc.sums`).
+
+    A server that gets only sums, as in secure aggregation, needs d·n + 2d + 1 numbers from every client. These are its
+    weights, one sum of squares and one squared mean per unit, and the squared mean of the layer. This is not less than
+    the d·n weights, but the server sees no single client's weights. Factor analysis needs moments of d(d + 3)/2 + 1
+    numbers, fewer if d < 2n. For 512 units × 500 weights, agreement needs 2.06 MB in float64, factor analysis 1.05 MB;
+    the weights have 1.02 MB in float32. ``stats.icc.Sums`` holds d·n + 5d + 6 numbers, since it centers sums to avoid
+    cancellation.
 
     Examples
     --------
@@ -137,71 +161,81 @@ def split(
     >>> from fedstat import Absolute
     >>> rng = np.random.default_rng(0)
     >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))  # 4 units follow one pattern
-    >>> own = rng.normal(size=(10, 2, 20))  # 2 units are each client's own
-    >>> split(np.concatenate([alike, own], axis=1), n_factors=1, tau=1 / 3).shared.tolist()
+    >>> different = rng.normal(size=(10, 2, 20))  # 2 units differ between clients
+    >>> split(np.concatenate([alike, different], axis=1), n_factors=1, tau=1 / 3).shared.tolist()
     [True, True, True, True, False, False]
-    >>> unlike = np.repeat(rng.normal(size=(1, 4, 20)), 10, axis=0)  # equal in all clients, resembling no other unit
-    >>> split(np.concatenate([unlike, own], axis=1), method="icc", tau=Absolute(0.5)).shared.tolist()
+    >>> equal = np.repeat(rng.normal(size=(1, 4, 20)), 10, axis=0)  # equal in all clients, resembling no other unit
+    >>> split(np.concatenate([equal, different], axis=1), method="icc", tau=Absolute(0.5)).shared.tolist()
     [True, True, True, True, False, False]
     """
-    given: dict[str, Any] = {**options}
-    method = check.choice("method", given.get("method", CHOICES["method"]), _split.METHODS)
-    tested = {name: given.pop(name) for name in _OF_TEST if name in given}
+    factor_options: dict[str, Any] = {**options}
+    method = check.choice("method", factor_options.get("method", CHOICES["method"]), _split.METHODS)
+    test_options = {name: factor_options.pop(name) for name in _TEST_OPTIONS if name in factor_options}
     if method == "icc":
-        _require_none_of_factors(kappa, given)
+        _require_no_factor_options(kappa, factor_options)
         if tau == "test":
             if baseline is not None:
                 raise ValueError(
-                    "tau='test' compares replicates of clients, which have one initialization. Leave out baseline."
+                    "baseline has no effect with tau='test', which compares replicates with common initial parameters. "
+                    "Remove it."
                 )
-            found = variance_components(weights, covariate=tested.pop("covariate", None))
-            return found.split(**tested)
-    for name, value in tested.items():
-        raise ValueError(f"{name} has no effect without method='icc' and tau='test', but got {value!r}. Leave it out.")
+            components = variance_components(weights, covariate=test_options.pop("covariate", None))
+            return components.split(**test_options)
+    for name, value in test_options.items():
+        raise ValueError(f"{name} has no effect without method='icc' and tau='test', but got {value!r}. Remove it.")
     if tau == "test":
         raise ValueError(
-            "tau='test' asks whether clients differ more than replicates explain, which is not a question for "
+            "tau='test' tests client differences against training noise and needs method='icc', but got "
             f"method={method!r}. Use method='icc', with weights that have a dim replicate."
         )
     if method == "icc":
         return icc(weights, baseline=baseline).split(tau=tau)
-    fitting = _fitting(kappa, given)
-    result = of_weights(weights, baseline, **fitting).split(tau=tau)
-    say_if_contradicted(result)
+    fitting = _fitting(kappa, factor_options)
+    result = analyze_weights(weights, baseline, **fitting).split(tau=tau)
+    warn_if_contradicted(result)
     return result
 
 
 def split_sums(
-    found: LayerSums, *, kappa: float = 0.85, tau: Tau = 0.5, of_change: bool = False, **options: Any
+    layer_sums: LayerSums, *, kappa: float = 0.85, tau: Tau = 0.5, of_change: bool = False, **options: Any
 ) -> SplitResult:
-    """As :func:`split` by factor analysis, from what clients' weights add up to."""
-    return of_sums(found, of_change=of_change, **_fitting(kappa, options)).split(tau=tau)
+    """Split a layer by factor analysis as :func:`split` does, from its sums over clients."""
+    return analyze_sums(layer_sums, of_change=of_change, **_fitting(kappa, options)).split(tau=tau)
 
 
-def _fitting(kappa: float, given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a factor analysis, checked."""
-    _require_known(given)
-    choices = {k: given.get(k, v) for k, v in CHOICES.items()}
-    options = {k: given.get(k, v) for k, v in DEFAULTS.items()}
+def _fitting(kappa: float, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Check and complete the arguments of a factor analysis."""
+    _require_options(arguments)
+    choices = {k: arguments.get(k, v) for k, v in CHOICES.items()}
+    options = {k: arguments.get(k, v) for k, v in DEFAULTS.items()}
     require_effect(choices["method"], choices["n_factors"], kappa, options)
     return {"kappa": kappa, **choices, "options": options}
 
 
 def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
-    """Repeat an analysis on the next round's weights, starting from the last communalities.
+    """Repeat an analysis on the next round's weights, with the previous communalities as initial values.
 
     Parameters
     ----------
     previous : FactorResult or SplitResult
-        Its arguments are used again.
+        Result whose arguments are used again.
     weights : array, tensor or DataArray (client, unit, weight...)
+        Weights of the next round. If ``previous`` is of weights minus a baseline, subtract the baseline here, too.
 
     Returns
     -------
     FactorResult or SplitResult
-        Of the kind of ``previous``. Where the solution is unique it is that of a fresh start, in fewer steps; in the
-        Heywood regime (κ >= 0.85) it may be another, nearer to the last one. If ``previous`` is of changes from a
-        start, the weights must be, too.
+        Result of the type of ``previous``.
+
+    Raises
+    ------
+    ValueError
+        If the number of units differs, or ``previous`` is a test, agreement minus a baseline, or an IccResult.
+
+    Notes
+    -----
+    A unique solution is also the solution from other initial values, in fewer iterations. With Heywood cases, usual for
+    κ >= 0.85, the result may be another solution, nearer to the previous one.
 
     Examples
     --------
@@ -220,8 +254,8 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
         raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {len(units)}")
     if not isinstance(fit, FactorResult):
         return _updated_agreement(previous, fit, weights)
-    found = sums(weights)
-    say_if_alone(found.n_clients)
+    layer_sums = sums(weights)
+    warn_if_single_client(layer_sums.n_clients)
     fitting: dict[str, Any] = {
         "kappa": KAPPA if fit.kappa is None else fit.kappa,
         "n_factors": fit.n_factors if fit.kappa is None else None,
@@ -233,51 +267,49 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
             "n_starts": 1,
         },
     }
-    result = of_sums(found, of_change=fit.of_change, **fitting)
+    result = analyze_sums(layer_sums, of_change=fit.of_change, **fitting)
     if not isinstance(previous, SplitResult):
         return result
-    again = result.split(tau=cast(Tau, previous.tau))
-    say_if_contradicted(again)
-    return again
+    updated = result.split(tau=cast(Tau, previous.tau))
+    warn_if_contradicted(updated)
+    return updated
 
 
 def _updated_agreement(previous: Any, fit: object, weights: Weights) -> SplitResult:
     if not isinstance(fit, IccResult) or fit.of_change or not isinstance(previous, SplitResult):
         raise ValueError(
-            "update repeats factor analyses and splits by them; agreement, weights minus a baseline and tests have "
-            "nothing to carry over. Use fedstat.icc(weights, baseline=...) or fedstat.variance_components(weights), "
-            "then .split(...)."
+            "update needs a factor analysis or a split without a test; agreement must be split, and without baseline. "
+            "Use fedstat.icc(weights, baseline=...) or fedstat.variance_components(weights), then .split(...)."
         )
     return icc(weights, level=fit.level).split(tau=cast(Tau, previous.tau))
 
 
-def say_if_contradicted(result: SplitResult) -> None:
-    """Warn where the labels of a split and agreement between clients contradict each other."""
+def warn_if_contradicted(result: SplitResult) -> None:
+    """Warn if clients agree less on the shared than on the personal units of a split."""
     if result.contradicted:
         shared, personal = (coefficient(result.median_icc(g)) for g in ("shared", "personal"))
         check.warn(
-            f"clients agree less on the shared units (median ICC2 {shared}) than on the personal ones "
-            f"({personal}): here shared means explained by the other units, not alike over clients. "
-            "Use method='icc' to share units on which clients agree, or try another kappa: the labels depend on it.",
+            f"Clients agree less on shared (ICC2 {shared}) than on personal units ({personal}): communality is not "
+            "agreement. Use method='icc', or another kappa.",
             AgreementWarning,
         )
 
 
-def _require_known(options: dict[str, Any]) -> None:
+def _require_options(options: dict[str, Any]) -> None:
     if unknown := set(options) - set(CHOICES) - set(DEFAULTS):
-        hint = check.did_you_mean(min(unknown), [*CHOICES, *DEFAULTS, *_OF_TEST], cutoff=0.6)
-        raise TypeError(f"got unexpected arguments {sorted(unknown)}; fedstat.fa names the possible ones.{hint}")
+        hint = check.did_you_mean(min(unknown), [*CHOICES, *DEFAULTS, *_TEST_OPTIONS], cutoff=0.6)
+        raise TypeError(f"got unexpected arguments {sorted(unknown)}; see fedstat.fa for the possible arguments.{hint}")
 
 
-def _require_none_of_factors(kappa: float, options: dict[str, Any]) -> None:
-    """ValueError for an argument of factor analysis that was changed from its default."""
-    _require_known(options)
+def _require_no_factor_options(kappa: float, options: dict[str, Any]) -> None:
+    """Raise ValueError for an argument of factor analysis that was changed from its default."""
+    _require_options(options)
     defaults = {"kappa": KAPPA, "n_factors": None, "rotation": None} | DEFAULTS
     for name, value in {"kappa": kappa, **options}.items():
-        if name != "method" and changed(value, defaults[name]):
+        if name != "method" and is_changed(value, defaults[name]):
             raise ValueError(
-                f"{name} has no effect with method='icc', which makes no factor analysis, but got {value!r}. "
-                "Leave it out, or split by 'pa', 'minres', 'pc' or 'leverage'."
+                f"{name} has no effect with method='icc', which fits no factors, but got {value!r}. "
+                "Remove it, or use method 'pa', 'minres', 'pc' or 'leverage'."
             )
 
 
@@ -298,34 +330,35 @@ def split_map(
     checkpoint: int | None = None,
     baseline: Any = None,
 ) -> SplitMapResult:
-    """Which units are shared by every estimator and at every κ, and which depend on the analyst?
+    """Split a layer under every method and κ, to see which units depend on these choices.
 
-    :func:`sensitivity` varies one choice at a time and says how like the split remains; this varies both together and
-    says which units change sides, as a multiverse analysis does [1]_.
+    :func:`sensitivity` varies one choice at a time and reports how similar the split remains. This function varies
+    method and κ together and reports which units change groups, as a multiverse analysis [1]_ does. It does not measure
+    sampling error: use :func:`bootstrap`.
 
     Parameters
     ----------
-    weights : array, tensor or DataArray (client, unit, weight...), or what holds layers
+    weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
         As in :func:`split`.
     kappas : sequence of float in (0, 1]
-        Shares of the eigenvalues' sum that choose the number of factors.
+        Values of κ, the proportion of the eigenvalue sum that factors must reach.
     methods : sequence of {"pa", "minres", "pc", "leverage", "icc"}
-        Estimators of the communality; "icc", agreement between clients, has no κ and is one analysis.
+        Methods that estimate the communality; "icc", agreement between clients, has no κ and is one analysis.
     tau : float in (0, 1), inf, -inf or Absolute
-        As in :func:`split`; a quantile is taken anew in every analysis.
+        As in :func:`split`; a quantile is computed separately in every analysis.
     layer, checkpoint, baseline
         As in :func:`split`.
 
     Returns
     -------
     SplitMapResult
-        Non-convergence is a column of its table, not a warning for each analysis. A :class:`fedstat.results.ByLayer` of
-        results where layers are several.
+        One row per analysis; convergence is a column of its table, not a warning. With several layers, a
+        :class:`fedstat.results.ByLayer` of these results.
 
     Raises
     ------
     ValueError
-        As :func:`split`; if a method or κ is given twice; with "icc", if there are fewer than 2 clients or weights a
+        As :func:`split`. If a method or κ is repeated. With "icc", if there are fewer than 2 clients or 2 weights per
         unit.
 
     References
@@ -346,9 +379,9 @@ def split_map(
     ARI between two specifications: median 1.00, minimum 1.00
     """
     m, _, units, n_clients, agreement = sums(subtract_baseline(weights, baseline))
-    say_if_alone(n_clients)
+    warn_if_single_client(n_clients)
     if "icc" in methods and np.isnan(agreement).all():
-        raise ValueError("method 'icc' needs at least 2 clients and 2 weights per unit. Leave it out of methods.")
+        raise ValueError("'icc' of methods needs at least 2 clients and 2 weights per unit. Remove it.")
     r = correlation(m)
     rows, shared = [], []
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""How certain is a split, how many factors? ``bootstrap``, ``permutation_test``, ``sensitivity``, ``n_factors``."""
+"""Uncertainty of a split: the verbs ``bootstrap``, ``permutation_test``, ``sensitivity`` and ``n_factors``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import LayerSums, Weights, client_sums, numpy_of
-from fedstat.labelled.factor import ReplicateOptions, fa, say_if_alone, start_by_unit
+from fedstat.labelled.factor import ReplicateOptions, align_start, fa, warn_if_single_client
 from fedstat.labelled.inputs import by_layer, subtract_baseline
-from fedstat.labelled.splitting import say_if_contradicted, split_sums
+from fedstat.labelled.splitting import split_sums, warn_if_contradicted
 from fedstat.results import ConvergenceWarning, SplitResult
 from fedstat.results.uncertainty import (
     BootstrapResult,
@@ -30,16 +30,16 @@ from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
 
 _N_STARTS = 5
-_FEW_CLIENTS = 4  # whose halves can be fitted
-_OF_FITS = ("n_factors", "method", "start", "max_iter", "tol", "heywood")
+_FEW_CLIENTS = 4  # least number whose halves can be fitted
+_FIT_OPTIONS = ("n_factors", "method", "start", "max_iter", "tol", "heywood")
 
 
 def _check_repeats(verb: str, **arguments: Any) -> None:
-    """Raise TypeError for an option that repeated fits do not take, listing those that they do."""
+    """Raise TypeError for an option that repeated fits do not take; the message lists the possible options."""
     options = arguments.pop("options")
-    if unknown := sorted(set(options) - set(_OF_FITS)):
-        known = ", ".join([*arguments, *_OF_FITS])
-        raise TypeError(f"{verb} takes {known} after the weights, but got {', '.join(unknown)}")
+    if unknown := sorted(set(options) - set(_FIT_OPTIONS)):
+        possible = ", ".join([*arguments, *_FIT_OPTIONS])
+        raise TypeError(f"{verb} takes {possible} after the weights, but got {', '.join(unknown)}")
     _refuse_agreement(verb, options.get("method"))
     check.real("level", arguments.get("level", 0.5), low=0, high=1, open_low=True, open_high=True)
 
@@ -47,8 +47,8 @@ def _check_repeats(verb: str, **arguments: Any) -> None:
 def _refuse_agreement(verb: str, method: object, **_: object) -> None:
     if method == "icc":
         raise ValueError(
-            f"{verb} repeats factor analyses, and agreement is not one, but got method='icc'. "
-            "fedstat.icc(weights, n_boot=B) resamples clients for agreement; split its result by .split(tau=...)."
+            f"{verb} needs a method of factor analysis, but got method='icc'. To resample clients for agreement, use "
+            "fedstat.icc(weights, n_boot=B); to split by it, use .split(tau=...) of the result."
         )
 
 
@@ -67,49 +67,61 @@ def bootstrap(
     baseline: Any = None,
     **options: Unpack[ReplicateOptions],
 ) -> BootstrapResult:
-    """Standard errors and intervals of communalities, and how often each unit is shared, by resampling clients.
+    """Bootstrap a split over clients: selection frequencies of units, standard errors and CIs of communalities.
 
-    The bootstrap of Efron (1979), "Bootstrap methods: another look at the jackknife", Ann. Statist. 7, 1-26, with
-    clients as the sample.
-
-    ν depends on the number of clients: with all κ of the eigenvalues' sum to reach, a sample's shared units have less
-    of it, and its personal units more, than the population's. Intervals are therefore of ν that samples of as many
-    clients give on average. The result's column ``half_sample`` shows how far ν still moves. There are no intervals of
-    the population's ν: of those that were tried, none covered it where it was given.
+    The bootstrap is Efron's [1]_, with clients as the sampling units: each bootstrap sample draws clients with
+    replacement, and repeats the factor analysis and the split.
 
     Parameters
     ----------
-    weights : array, tensor or DataArray (client, unit, weight...), or what holds layers
+    weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
         As in :func:`fedstat.split`; at least 2 clients.
     tau, kappa
-        As in :func:`fedstat.split`; a quantile is taken anew in every replicate.
+        As in :func:`fedstat.split`; a quantile is computed separately in every bootstrap sample.
     n_boot : int
+        Number of bootstrap samples.
     level : float in (0, 1)
         Confidence level of the intervals.
     seed : int
+        Seed of the bootstrap samples.
     executor : Executor, optional
-        Any :class:`concurrent.futures.Executor` (of threads, processes, loky, mpi4py, or Dask's
-        ``Client.get_executor()``), whose workers analyse the replicates, each on one BLAS thread. The numbers are the
-        same whatever the executor and its workers; they are those without one where BLAS has one thread
-        (``OMP_NUM_THREADS=1``), and differ from them by rounding where it has several and units are 300 or more.
+        Any :class:`concurrent.futures.Executor`: of threads, processes, loky, mpi4py, or Dask's
+        ``Client.get_executor()``. Its workers analyze the bootstrap samples, each on one BLAS thread. Results do not
+        depend on the executor or its workers. They equal results without executor if BLAS has one thread
+        (``OMP_NUM_THREADS=1``). With several BLAS threads and at least 300 units they differ by rounding.
     layer, checkpoint, baseline
-        Which weights, where there are several layers or rounds, and what is taken off them: as in
-        :func:`fedstat.split`.
+        Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
     **options
-        n_factors, method, start, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, as
-        :class:`fedstat.labelled.factor.ReplicateOptions` lists them.
+        n_factors, method, start, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, listed in
+        :class:`fedstat.labelled.factor.ReplicateOptions`.
 
     Returns
     -------
     BootstrapResult
-        A :class:`fedstat.results.ByLayer` of them where layers are several.
+        Bootstrap samples of communalities and groups; with several layers, a :class:`fedstat.results.ByLayer` of these
+        results.
 
     Raises
     ------
     ValueError
         If there are fewer than 2 clients, or as :func:`fedstat.split`.
     TypeError
-        If an argument is none of these; the message lists them.
+        If an option does not exist; the message lists the possible options.
+
+    Notes
+    -----
+    Intervals refer to the expected ν in samples of as many clients, not to the population's ν. ν depends on the number
+    of clients, since the factors must reach κ of the eigenvalue sum. A sample's shared units have a lower ν than the
+    population's, and its personal units a higher ν. The result's column ``half_sample`` shows how much ν still changes
+    with the number of clients. There are no intervals for the population's ν: no interval that was tried covered it in
+    simulations.
+
+    The selection frequency of a unit is not the probability that the unit is shared: a group that recurs often may
+    still be wrong.
+
+    References
+    ----------
+    .. [1] Efron (1979). Bootstrap methods: another look at the jackknife. Annals of Statistics 7, 1-26.
 
     Examples
     --------
@@ -120,14 +132,14 @@ def bootstrap(
     >>> result.p_shared.tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
-    found, at_hand, fitting = _at_hand(weights, baseline, tau=tau, kappa=kappa, **options)
-    say_if_contradicted(at_hand)
-    m, fitting = found.moments, {"seed": seed, "executor": executor, **fitting}
-    drawn = resampling.bootstrap(m, tau=tau, replicates=n_boot, **fitting)
-    fields = {name: numpy_of(field) for name, field in drawn._asdict().items()}
+    layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
+    warn_if_contradicted(observed)
+    m, fitting = layer_sums.moments, {"seed": seed, "executor": executor, **fitting}
+    samples = resampling.bootstrap(m, tau=tau, replicates=n_boot, **fitting)
+    fields = {name: numpy_of(field) for name, field in samples._asdict().items()}
     if len(m.n) >= _FEW_CLIENTS:
         fields["half_samples"] = numpy_of(resampling.half_samples(m, **fitting))
-    return BootstrapResult(split=at_hand, level=level, **fields)
+    return BootstrapResult(split=observed, level=level, **fields)
 
 
 @by_layer(checks=partial(_check_repeats, "permutation_test"))
@@ -143,49 +155,66 @@ def permutation_test(
     baseline: Any = None,
     **options: Unpack[ReplicateOptions],
 ) -> PermutationResult:
-    """Do units carry an identity across clients? Shuffle the units within each client and compare.
+    """Test if units are exchangeable within clients, by permuting the units of each client.
 
-    A permutation test in the sense of Fisher (1935), "The design of experiments", whose null hypothesis is that the
-    units of a client could be named in any order. What is compared is the spread of ν over units: agreement of clients
-    on units that do not explain one another leaves it as it is, and is found by :func:`icc`. Clients that share initial
-    parameters, or a mask that prunes them, have units that differ from each other: the hypothesis is then false by
-    construction, and a small p-value says no more than that.
+    The test statistic is the standard deviation of the communality ν over units. H0: the units of each client are
+    exchangeable, so that every client could list its units in any order. It is a permutation test in the sense of
+    Fisher [1]_.
 
     Parameters
     ----------
     weights, kappa, executor, layer, checkpoint, baseline, **options
         As in :func:`bootstrap`.
     n_permutations : int
-        Shuffles.
+        Number of permutations.
     seed : int
+        Seed of the permutations.
 
     Returns
     -------
     PermutationResult
-        A small p-value says that what factors explain differs between units by more, or by less, than it would if
-        each client had named its units in an order of its own. A :class:`fedstat.results.ByLayer` of results where
-        layers are several.
+        Observed communalities and communalities under H0; with several layers, a :class:`fedstat.results.ByLayer` of
+        these results. A small p value means that ν differs between units by more, or by less, than if each client
+        listed its units in a separate order.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`bootstrap`.
+
+    Notes
+    -----
+    Common initial parameters, or a common pruning mask, make units differ from each other. H0 is then false by
+    construction, and a small p value shows only this. A large p value does not show exchangeability.
+
+    The test does not detect agreement of clients on units that do not explain one another, since this leaves the
+    standard deviation of ν unchanged. Use :func:`icc` for agreement.
+
+    References
+    ----------
+    .. [1] Fisher (1935). The design of experiments. Oliver and Boyd.
 
     Examples
     --------
     >>> import numpy as np
-    >>> own = np.random.default_rng(0).normal(size=(8, 6, 30))
-    >>> permutation_test(own, n_factors=1, n_permutations=99).p_value > 0.05
+    >>> weights = np.random.default_rng(0).normal(size=(8, 6, 30))
+    >>> permutation_test(weights, n_factors=1, n_permutations=99).p_value > 0.05
     True
     """
-    found, at_hand, fitting = _at_hand(weights, baseline, tau=0.5, kappa=kappa, **options)
-    drawn = resampling.permutation(found.moments, replicates=n_permutations, seed=seed, executor=executor, **fitting)
-    return PermutationResult(at_hand, numpy_of(drawn.communality))
+    layer_sums, observed, fitting = _observed_split(weights, baseline, tau=0.5, kappa=kappa, **options)
+    fitting |= {"seed": seed, "executor": executor}
+    permuted = resampling.permutation(layer_sums.moments, replicates=n_permutations, **fitting)
+    return PermutationResult(observed, numpy_of(permuted.communality))
 
 
-def _at_hand(
+def _observed_split(
     weights: Weights, baseline: Any, *, tau: Tau, **fitting: Any
 ) -> tuple[LayerSums, SplitResult, dict[str, Any]]:
-    """Sums of each client, the split by their total, and the arguments of the fits that repeat it."""
-    found = client_sums(subtract_baseline(weights, baseline))
+    """Return the sums of each client, the split of all clients, and the arguments of repeated fits."""
+    layer_sums = client_sums(subtract_baseline(weights, baseline))
     if "start" in fitting:
-        fitting["start"] = start_by_unit(fitting["start"], found.units)
-    return found, split_sums(found, tau=tau, of_change=baseline is not None, **fitting), fitting
+        fitting["start"] = align_start(fitting["start"], layer_sums.units)
+    return layer_sums, split_sums(layer_sums, tau=tau, of_change=baseline is not None, **fitting), fitting
 
 
 @by_layer(checks=partial(_refuse_agreement, "sensitivity"))
@@ -203,55 +232,77 @@ def sensitivity(
     checkpoint: int | None = None,
     baseline: Any = None,
 ) -> SensitivityResult:
-    """Does the split depend on what the analyst chose: estimator, κ, start, iterations, τ?
+    """Compare a split with splits under other analysis choices, changed one at a time.
+
+    The choices are the method, κ, initial values, number of iterations and τ. A low adjusted Rand index (ARI) means
+    that this choice changes the split. It does not measure sampling error: use :func:`bootstrap`. To vary method and κ
+    together, use :func:`split_map`.
 
     Parameters
     ----------
-    weights : array, tensor or DataArray (client, unit, weight...), or what holds layers
+    weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
         As in :func:`fedstat.split`.
     tau, kappa, method
-        Settings of the reference split.
+        Settings of the reference split, as in :func:`fedstat.split`; not "icc".
     kappas, taus
-        Values to compare, one at a time.
+        Values to compare with the reference, one at a time.
     n_starts : int
-        Random starts to compare, for ``"pa"`` and ``"minres"``.
+        Number of random initial values to compare, for ``"pa"`` and ``"minres"``.
     seed : int
-        Seed of the random starts.
+        Seed of the random initial values.
     layer, checkpoint, baseline
         As in :func:`fedstat.split`.
 
     Returns
     -------
     SensitivityResult
-        Non-convergence is a column of its table, not a warning for each variant; each variant stops by the rule of the
-        reference, but for the one of ``tol``. A :class:`fedstat.results.ByLayer` of results where layers are several.
+        One row per changed choice; convergence is a column of its table, not a warning. All fits stop by the default
+        rule of their method, except the variants of ``max_iter`` and ``tol``. With several layers, a
+        :class:`fedstat.results.ByLayer` of these results.
+
+    Raises
+    ------
+    ValueError
+        As :func:`fedstat.split`; if ``method`` is "icc"; if ``n_starts`` is set for a method that does not iterate.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))
+    >>> weights = np.concatenate([alike, rng.normal(size=(10, 4, 20))], axis=1)
+    >>> table = sensitivity(weights, kappa=0.3, kappas=(0.5,), n_starts=0).tidy()
+    >>> table[["varied", "value", "adjusted_rand"]].round(2).head(4).values.tolist()
+    [['method', 'minres', 1.0], ['method', 'pc', 1.0], ['method', 'leverage', 0.0], ['kappa', '0.5', 1.0]]
     """
-    found = client_sums(subtract_baseline(weights, baseline))
-    say_if_alone(found.n_clients)
-    r = correlation(found.total)
+    layer_sums = client_sums(subtract_baseline(weights, baseline))
+    warn_if_single_client(layer_sums.n_clients)
+    r = correlation(layer_sums.total)
     n_starts = check.integer("n_starts", n_starts, low=0)
     if check.choice("method", method, factor.METHODS) not in factor.ITERATE:
         if n_starts not in (0, _N_STARTS):
-            raise ValueError(f"n_starts has no effect with method={method!r}, which has no start, but got {n_starts}.")
+            raise ValueError(
+                f"n_starts has no effect with method={method!r}, which does not iterate, but got {n_starts}."
+            )
         n_starts = 0
     rng = generator(seed, "stability")
     variants: list[tuple[str, str, dict[str, Any]]] = [
         *(("method", name, {"method": name}) for name in factor.METHODS if name != method),
         *(("kappa", f"{k:g}", {"kappa": k}) for k in kappas if k != kappa),
         *(("start", "smc", {"start": "smc"}) for _ in range(min(1, n_starts))),
-        *(("start", f"random {i + 1}", {"start": rng.uniform(size=len(found.units))}) for i in range(n_starts)),
+        *(("start", f"random {i + 1}", {"start": rng.uniform(size=len(layer_sums.units))}) for i in range(n_starts)),
         *(("max_iter", "1000", {"max_iter": 1000}) for _ in range(method == "pa")),
         *(("tol", "1e-06", {"max_iter": 1000, "tol": 1e-6}) for _ in range(method == "pa")),
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        reference = split_sums(found, tau=tau, kappa=kappa, of_change=baseline is not None, method=method)
+        reference = split_sums(layer_sums, tau=tau, kappa=kappa, of_change=baseline is not None, method=method)
         rows = []
-        warnings.simplefilter("ignore", UserWarning)  # of variants: what they end in are columns
+        warnings.simplefilter("ignore", UserWarning)  # columns report Heywood cases and convergence
         for varied, value, changes in variants:
             fit = fa(r, corr=True, **({"kappa": kappa, "method": method} | changes))
             rows.append(_row(varied, value, reference, fit.split(tau=tau)))
-    say_if_contradicted(reference)
+    warn_if_contradicted(reference)
     rows += [_row("tau", str(t), reference, reference.factors.split(tau=t)) for t in taus if t != tau]
     return SensitivityResult(reference, pd.DataFrame(rows))
 
@@ -270,38 +321,47 @@ def n_factors(
     checkpoint: int | None = None,
     baseline: Any = None,
 ) -> NFactorsResult:
-    """How many factors: the κ rule beside Kaiser's, parallel analysis, Velicer's MAP and the scree.
+    """Estimate the number of factors by six rules.
 
-    FedFac §4.1 (κ); Kaiser (1960); Horn (1965), "A rationale and test for the number of factors in factor analysis",
-    Psychometrika 30, 179-185; Velicer (1976), "Determining the number of components from the matrix of partial
-    correlations", Psychometrika 41, 321-327; Cattell (1966) for the scree.
+    The rules are the κ rule (FedFac §4.1), Kaiser's [1]_, parallel analysis [2]_ of principal components and of
+    factors, Velicer's MAP [3]_ and the scree [4]_.
 
     Parameters
     ----------
     z : array, tensor or DataArray (row, unit), or weights
-        As in :func:`fedstat.fa`; dead units are left out.
+        As in :func:`fedstat.fa`; constant units are excluded.
     kappa : float
-        Threshold of the κ rule.
+        κ, the proportion of the eigenvalue sum that factors must reach in the κ rule.
     corr, n_obs
         As in :func:`fedstat.fa`; parallel analysis needs ``n_obs`` with a correlation matrix. Rows of one client are
-        alike, so a smaller number than that of the rows is the cautious choice.
+        dependent: an ``n_obs`` below the number of rows is the conservative choice.
     draws : int
-        Noise matrices of parallel analysis.
+        Number of random data sets for parallel analysis.
     quantile : float
         Quantile of their eigenvalues.
     seed : int
+        Seed of the random data sets.
     layer, checkpoint, baseline
         As in :func:`fedstat.fa`.
 
     Returns
     -------
     NFactorsResult
-        A :class:`fedstat.results.ByLayer` of them where layers are several.
+        Number of factors by each rule, and their curves; with several layers, a :class:`fedstat.results.ByLayer` of
+        these results.
 
     Raises
     ------
     ValueError
-        If ``corr`` and no ``n_obs``, or as :func:`fedstat.fa`.
+        As :func:`fedstat.fa`. If ``corr`` is True and ``n_obs`` is missing.
+
+    References
+    ----------
+    .. [1] Kaiser (1960). The application of electronic computers to factor analysis. Educ. Psychol. Meas. 20, 141-151.
+    .. [2] Horn (1965). A rationale and test for the number of factors in factor analysis. Psychometrika 30, 179-185.
+    .. [3] Velicer (1976). Determining the number of components from the matrix of partial correlations. Psychometrika
+       41, 321-327.
+    .. [4] Cattell (1966). The scree test for the number of factors. Multivariate Behavioral Research 1, 245-276.
 
     Examples
     --------
@@ -313,7 +373,9 @@ def n_factors(
     """
     fit = fa(z, corr=corr, n_obs=n_obs, n_factors=1, method="pc", baseline=baseline)
     if fit.n_obs is None:
-        raise ValueError("n_obs must be given with a correlation matrix: parallel analysis needs it, but got None")
+        raise ValueError(
+            "n_obs must be given with a correlation matrix, since parallel analysis needs it. Pass the number of rows."
+        )
     live = fit.correlation[np.ix_(~fit.dead, ~fit.dead)]
     numbers, curves = number_of_factors.compare(live, fit.n_obs, kappa=kappa, draws=draws, quantile=quantile, seed=seed)
     return NFactorsResult(numbers, curves, kappa, fit.n_obs)

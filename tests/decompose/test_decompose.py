@@ -349,4 +349,4 @@ def test_non_convergence_is_a_line_on_stderr(tmp_path: Path, capsys: pytest.Capt
     captured = capsys.readouterr()
     assert captured.out.startswith("w: Split of 30 units")
     assert "NOT converged after 50 iterations" in captured.out
-    assert captured.err.startswith("warning: w: pa was still moving")
+    assert captured.err.startswith("warning: w: pa did not converge")

@@ -192,7 +192,7 @@ def test_what_training_changed_is_judged_without_the_common_start(held: dict[str
 
 def test_warnings_and_errors_name_their_layer() -> None:
     one = {"only": STATES["client0"]}
-    with pytest.warns(UserWarning, match=r"^conv: the weights are of one client"):
+    with pytest.warns(UserWarning, match=r"^conv: Agreement needs at least 2 clients, but got 1\. Pass more"):
         fedstat.split(one, n_factors=2, layer=["conv"])
     with pytest.raises(ValueError, match="layer 'conv': agreement between clients needs at least 2 clients"):
         fedstat.icc(one)

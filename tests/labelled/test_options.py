@@ -17,7 +17,7 @@ from layers import weights
 import fedstat
 from fedstat.labelled import factor
 from fedstat.labelled.factor import CHOICES, DEFAULTS
-from fedstat.labelled.splitting import _OF_TEST
+from fedstat.labelled.splitting import _TEST_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -38,7 +38,7 @@ fedstat.permutation_test(w, n_factors="two")
 
 
 def test_options_that_are_shown_are_those_that_are_taken() -> None:
-    assert set(get_type_hints(factor.SplitOptions)) == {*CHOICES, *DEFAULTS, *_OF_TEST}
+    assert set(get_type_hints(factor.SplitOptions)) == {*CHOICES, *DEFAULTS, *_TEST_OPTIONS}
     for verb in (fedstat.bootstrap, fedstat.permutation_test):
         with pytest.raises(TypeError) as refused:
             verb(weights(), nonsense=1)

@@ -118,7 +118,9 @@ def test_defaults_of_factor_analysis_are_taken_and_unknown_options_are_not() -> 
 
 @pytest.mark.parametrize("verb", ["bootstrap", "permutation_test", "sensitivity"])
 def test_verbs_that_repeat_factor_analyses_say_where_to_go(verb: str) -> None:
-    with pytest.raises(ValueError, match=rf"{verb} repeats factor analyses.*fedstat\.icc\(weights, n_boot=B\)"):
+    with pytest.raises(
+        ValueError, match=rf"{verb} needs a method of factor analysis.*fedstat\.icc\(weights, n_boot=B\)"
+    ):
         getattr(fs, verb)(half_identical(), method="icc")
     again = fs.icc(half_identical(), n_boot=5)
     assert again.split(tau=0.5).shared.sum() == 8
@@ -132,7 +134,7 @@ def test_factor_analysis_points_to_agreement() -> None:
 def test_one_client_has_nobody_to_agree_with() -> None:
     with pytest.raises(ValueError, match="at least 2 clients, but got 1"):
         fs.split(half_identical()[:1], method="icc")
-    with pytest.warns(UserWarning, match="one client"):
+    with pytest.warns(UserWarning, match="Agreement needs at least 2 clients"):
         alone = fs.split(half_identical()[:1], n_factors=2)
     assert np.isnan(alone.icc).all()
     assert "do clients agree" not in repr(alone)
@@ -249,7 +251,7 @@ def test_every_verb_carries_it_in_its_split(model8: tuple[np.ndarray, np.ndarray
 def test_a_contradiction_is_said_on_model_8_at_small_kappa(model8: tuple[np.ndarray, np.ndarray]) -> None:
     w, truth = model8
     with pytest.warns(
-        AgreementWarning, match=r"median ICC2 0\.\d\d\) than on the personal ones \(1\.00\).*method='icc'"
+        AgreementWarning, match=r"shared \(ICC2 0\.\d\d\) than on personal units \(1\.00\).*method='icc'"
     ):
         inverted = fs.split(w, kappa=0.3)
     assert inverted.contradicted

@@ -103,7 +103,7 @@ def test_dead_units_are_not_shared_and_labels_are_kept():
 
 
 WRONG = {
-    "method": ({"tau": "test"}, "not a question for method='pa'"),
+    "method": ({"tau": "test"}, "needs method='icc', but got method='pa'"),
     "fdr": ({"method": "icc", "tau": 0.5, "fdr": 0.1}, "fdr has no effect"),
     "margin": ({"method": "icc", "tau": "test", "margin": 1.0}, "margin must be"),
     "undecided": ({"method": "icc", "tau": "test", "undecided": "both"}, "undecided must be"),
@@ -123,7 +123,7 @@ def test_bad_input_is_named(case):
 def test_weights_without_replicates_have_no_test():
     with pytest.raises(ValueError, match="replicate"):
         split(replicated([0.0, 1.0])[:, 0], method="icc", tau="test")
-    with pytest.raises(ValueError, match="nothing to carry"):
+    with pytest.raises(ValueError, match="update needs a factor analysis or a split without a test"):
         update(split(replicated([0.0, 1.0]), method="icc", tau="test"), replicated([0.0, 1.0])[:, 0])
 
 

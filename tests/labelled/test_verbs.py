@@ -100,14 +100,14 @@ def test_a_wrong_call_is_refused_in_pythons_words(name: str) -> None:
         ("icc", {"level": 95}, "level must be a finite number"),
         ("icc", {"inference": "t"}, "inference must be one of"),
         ("icc", {"n_boot": -1}, "n_boot must be an integer"),
-        ("fa", {"method": "icc"}, "agreement is not a factor analysis"),
+        ("fa", {"method": "icc"}, "method must be a factor analysis, but got 'icc'"),
         ("fa", {"kappa": 0.5, "n_factors": 2}, "kappa has no effect"),
         ("split_map", {"methods": ("pc", "pc")}, "methods must hold at least one value and none twice"),
         ("split_map", {"kappas": ()}, "kappas must hold"),
         ("bootstrap", {"level": 1}, "level must be a finite number"),
-        ("bootstrap", {"method": "icc"}, "bootstrap repeats factor analyses"),
-        ("permutation_test", {"method": "icc"}, "permutation_test repeats factor analyses"),
-        ("sensitivity", {"method": "icc"}, "sensitivity repeats factor analyses"),
+        ("bootstrap", {"method": "icc"}, "bootstrap needs a method of factor analysis"),
+        ("permutation_test", {"method": "icc"}, "permutation_test needs a method of factor analysis"),
+        ("sensitivity", {"method": "icc"}, "sensitivity needs a method of factor analysis"),
     ],
 )
 def test_wrong_arguments_are_refused_before_weights_are_read(

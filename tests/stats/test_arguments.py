@@ -70,5 +70,5 @@ def test_other_verbs_refuse_what_they_would_ignore() -> None:
 
 
 def test_the_warning_names_a_verb_that_takes_the_same_weights() -> None:
-    with pytest.warns(ConvergenceWarning, match=r"or see fedstat\.sensitivity for whether the split moves too"):
+    with pytest.warns(ConvergenceWarning, match=r"check with fedstat\.sensitivity"):
         fs.split(weights(), n_factors=3, max_iter=3, tol=1e-12)
