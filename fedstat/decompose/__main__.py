@@ -188,7 +188,7 @@ def decompose(files: Sequence[str], settings: Settings) -> dict[str, ByLayer[Any
     if settings.sensitivity:
         reference: dict[str, Any] = {"tau": settings.tau, "kappa": settings.kappa, "method": settings.method}
         results["sensitivity"] = sensitivity(weights, **common, **reference)
-    results["split"] = ByLayer(results["split"].results, layer_weights.left_out)
+    results["split"] = ByLayer(results["split"].results, layer_weights.skipped_layers)
     return results
 
 

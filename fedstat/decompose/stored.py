@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedstat import results, store
 from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
-from fedstat.labelled.layer_names import is_pattern, matching, require_names
+from fedstat.labelled.layer_names import is_pattern, match_names, require_names
 from fedstat.results import Absolute, BootstrapResult, ByLayer, SplitResult, tables
 from fedstat.stats.icc import Coefficients, MeanSquares
 from fedstat.stats.icc_resampling import Influence
@@ -190,7 +190,7 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
 def _read(run: xr.DataTree, path: str | Path, layer: str | None, kind: Kind) -> Any:
     there, noted = run[_GROUP].children, run[_GROUP].attrs
     order = guard.parsed("layers", noted["layers"].encode())  # that of the network, which folders have not
-    names = order if layer is None else matching([layer], order, str(path))
+    names = order if layer is None else match_names([layer], order, str(path))
     nodes = {name: _node(there[name], kind) for name in names}
     if lacking := [name for name, node in nodes.items() if node is None]:
         has = ", ".join(one for one in KINDS if _node(there[lacking[0]], one) is not None)

@@ -1,9 +1,9 @@
-"""Names of layers, by name or pattern, and of their units.
+"""Layers by name or pattern, and the layout of their units.
 
-A unit of a dense layer or a convolution is a row of its weight, grouped convolutions included, whose rows hold the
-inputs of the unit's own group. Transposed convolutions keep inputs first, embeddings tokens, GPT-2's ``Conv1D`` inputs:
-their units are columns. Keras, Flax and Haiku keep units last. Recurrent layers and fused attention keep several
-matrices one below the other: a unit has a row in each.
+A unit of a dense layer or a convolution is a row of the weight. In grouped convolutions, the row holds the inputs of
+the unit's group. Units are columns in transposed convolutions, embeddings and GPT-2's ``Conv1D``, whose rows are inputs
+or tokens. Keras, Flax and Haiku put units last. Recurrent layers and fused attention stack several matrices: a unit has
+a row in each matrix.
 """
 
 from __future__ import annotations
@@ -28,96 +28,100 @@ _OUTPUT = re.compile(r"(^|\.)(outputs?|out|head|heads|classifier|logits|lm_head|
 
 
 def stem(key: str) -> str:
-    """Layer that a parameter belongs to: ``"fc1.weight"`` and ``"fc1"`` to ``"fc1"``, slashes to dots."""
+    """Return the layer of a parameter: ``"fc1"`` for ``"fc1.weight"`` and ``"fc1"``, with dots for slashes."""
     return key.removesuffix(".weight").replace("/", ".")
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name has the marks of a pattern, ``*``, ``?`` or ``[``."""
+    """Return True if a name has the characters of a pattern, ``*``, ``?`` or ``[``."""
     return any(mark in name for mark in "*?[")
 
 
-def require_names(what: str, asked: Iterable[object]) -> None:
-    """Raise ValueError unless all layers that are asked for are named by text."""
-    if bad := [one for one in asked if not isinstance(one, str)]:
-        raise ValueError(f"{what} must be names, such as 'fc1', or patterns, such as 'conv*', but got {bad[0]!r:.100}")
+def require_names(argument: str, names: Iterable[object]) -> None:
+    """Raise ValueError unless all names of layers are strings."""
+    if bad := [name for name in names if not isinstance(name, str)]:
+        raise ValueError(
+            f"{argument} must be names, such as 'fc1', or patterns, such as 'conv*', but got {bad[0]!r:.100}"
+        )
 
 
-def matching(asked: Sequence[str], there: Sequence[str], where: str) -> list[str]:
-    """Names that are asked for, in the order of the request, those of a pattern in their own.
+def match_names(requested: Sequence[str], names: Sequence[str], owner: str) -> list[str]:
+    """Return the requested names, in the order of the request; matches of a pattern in the order of ``names``.
 
     Parameters
     ----------
-    asked : sequence of str
+    requested : sequence of str
         Names, or patterns such as ``"conv*"``.
-    there : sequence of str
-    where : str
-        What holds them, for the message.
+    names : sequence of str
+        Existing names.
+    owner : str
+        Object that has the names, for the message.
 
     Raises
     ------
     ValueError
-        If a name is not there, or nothing matches a pattern; the message names the nearest.
+        If a name does not exist, or no name matches a pattern; the message suggests the most similar name.
 
     Examples
     --------
-    >>> matching(["fc*", "conv1.weight"], ["conv1", "fc1", "fc2"], "the run")
+    >>> match_names(["fc*", "conv1.weight"], ["conv1", "fc1", "fc2"], "the run")
     ['fc1', 'fc2', 'conv1']
-    >>> matching(["fcl"], ["conv1", "fc1"], "the run")
+    >>> match_names(["fcl"], ["conv1", "fc1"], "the run")
     Traceback (most recent call last):
     ValueError: the run has no layer 'fcl', only conv1, fc1. Did you mean 'fc1'?
     """
-    found: list[str] = []
-    for name in asked:
-        one = next((x for x in (name, stem(name)) if x in there), None)
-        several = [one] if one is not None else [x for x in there if is_pattern(name) and fnmatchcase(x, name)]
-        if not several:
-            raise missing(name, there, where)
-        found += several
-    return list(dict.fromkeys(found))
+    matches: list[str] = []
+    for request in requested:
+        exact = next((x for x in (request, stem(request)) if x in names), None)
+        by_pattern = [x for x in names if is_pattern(request) and fnmatchcase(x, request)]
+        if exact is None and not by_pattern:
+            raise missing(request, names, owner)
+        matches += by_pattern if exact is None else [exact]
+    return list(dict.fromkeys(matches))
 
 
-def missing(name: str, there: Sequence[str], where: str) -> ValueError:
-    """Error for a layer, or a pattern of layers, that is not there."""
-    what = f"layer that matches {name!r}" if is_pattern(name) else f"layer {name!r}"
-    return ValueError(f"{where} has no {what}, only {few(there, 8)}.{did_you_mean(name, there, cutoff=0.6)}")
+def missing(name: str, names: Sequence[str], owner: str) -> ValueError:
+    """Return the error for a layer, or a pattern of layers, that does not exist."""
+    layer = f"layer that matches {name!r}" if is_pattern(name) else f"layer {name!r}"
+    return ValueError(f"{owner} has no {layer}, only {few(names, 8)}.{did_you_mean(name, names, cutoff=0.6)}")
 
 
-def left_out(shapes: Mapping[str, tuple[int, ...]], output: str | None = None) -> dict[str, str]:
-    """Layers that are not analysed unless named, with the reason: their units are not hidden units.
+def find_skipped_layers(shapes: Mapping[str, tuple[int, ...]], output: str | None = None) -> dict[str, str]:
+    """Find layers that are analyzed only if named, since their units are not hidden units.
 
     Parameters
     ----------
     shapes : mapping from layer to shape
-        Of one client's weights, units first, in the order of the network.
+        Shapes of one client's weights, units first, in the order of the network.
     output : str, optional
-        The output layer, where it is known. Otherwise it is the dense layer that is named as one ("head", "classifier",
-        ...), or else the last dense layer.
+        The output layer, if it is known. By default it is the only dense layer with a name such as "head" or
+        "classifier", or else the last dense layer.
 
     Returns
     -------
     dict from layer to reason
-        Embeddings, by their names, and the output layer, which no factor of a low-rank update is; never all layers.
+        Embeddings, by their names, and the output layer, which is never a factor of a low-rank update. At least one
+        layer is not skipped.
 
     Examples
     --------
-    >>> left_out({"conv1": (6, 1, 3, 3), "fc1": (20, 54), "fc2": (10, 20)})
+    >>> find_skipped_layers({"conv1": (6, 1, 3, 3), "fc1": (20, 54), "fc2": (10, 20)})
     {'fc2': 'the last dense layer, taken for the output'}
-    >>> left_out({"fc1": (20, 54)})
+    >>> find_skipped_layers({"fc1": (20, 54)})
     {}
     """
-    found = {name: "embedding" for name, shape in shapes.items() if len(shape) == 2 and EMBEDDING.search(name)}
-    found = found if len(found) < len(shapes) else {}
-    rest = [name for name in shapes if name not in found]
+    skipped = {name: "embedding" for name, shape in shapes.items() if len(shape) == 2 and EMBEDDING.search(name)}
+    skipped = skipped if len(skipped) < len(shapes) else {}
+    rest = [name for name in shapes if name not in skipped]
     if len(rest) == 1:
-        return found
+        return skipped
     if output in rest:
-        return {**found, str(output): "output layer"}
+        return {**skipped, str(output): "output layer"}
     dense = [name for name in rest if len(shapes[name]) == 2 and not (RECURRENT.search(name) or LORA.search(name))]
     named = [name for name in dense if _OUTPUT.search(name)]
     if len(named) == 1:
-        return {**found, named[0]: "output layer, by its name"}
-    return {**found, dense[-1]: "the last dense layer, taken for the output"} if dense else found
+        return {**skipped, named[0]: "output layer, by its name"}
+    return {**skipped, dense[-1]: "the last dense layer, taken for the output"} if dense else skipped
 
 
 State = Mapping[str, Any]
@@ -128,32 +132,32 @@ _PERHAPS_TRANSPOSED = re.compile(r"(^|[._])up_?conv\d*$", re.IGNORECASE)
 _LAST = re.compile(
     r"(^|[./_])kernel(:\d+)?$|[./][wW](_\w+)?(:\d+)?$|(^|[./_])coefs?_?\.?\d*$|(^|[./_])arr_\d+$|/weights$|:\d+$"
 )
-"""Names of Keras, TensorFlow, Flax, Haiku, scikit-learn and np.savez, which do not say that units come first."""
+"""Names of Keras, TensorFlow, Flax, Haiku, scikit-learn and np.savez, whose units may come last."""
 _WORD = re.compile(r"(?<![a-zA-Z])(weights?|kernel|coefs?|w|W)(?![a-zA-Z])")
 _BIASES = {"weights": "biases", "coef": "intercept", "coefs": "intercepts", "w": "b", "W": "b"}
 _FUSED = re.compile(r"(^|[._])(in_proj_weight|qkv|c_attn)$")
-_FUSED_SOMEHOW = re.compile(r"qkv|query_?key_?value", re.IGNORECASE)
+_PERHAPS_FUSED = re.compile(r"qkv|query_?key_?value", re.IGNORECASE)
 
 
-class _OpenError(Exception):
-    """Names and shapes leave it open which numbers belong to a unit; ``axis`` is the likely one."""
+class _AmbiguousError(Exception):
+    """Ambiguity about the numbers of a unit: names and shapes do not determine them; ``axis`` is likely."""
 
-    def __init__(self, why: str, axis: int = 0) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, axis: int = 0) -> None:
+        super().__init__(reason)
         self.axis = axis
 
 
 class Layout(NamedTuple):
-    """How a weight is stored.
+    """Layout of a stored weight.
 
     Attributes
     ----------
     axis : int
-        That of the units.
+        Axis of the units.
     parts : int
-        Matrices one below the other along that axis: gates; query, key and value.
+        Number of matrices that are stacked along this axis: gates; query, key and value.
     part : str
-        What they are.
+        Name of the dim of these matrices: "gate" or "projection".
     groups : int
         Groups of a transposed convolution, whose weight is (in, out / groups, ...).
     """
@@ -168,7 +172,7 @@ class Layout(NamedTuple):
         return f"units along axis {self.axis}{parts}" + (f", {self.groups} groups" if self.groups > 1 else "")
 
     def of(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Weight of one client as (unit, weight...), or (unit, part, weight)."""
+        """Return the weight of one client as (unit, weight...), or (unit, part, weight)."""
         if self.groups > 1:
             by_group = array.reshape(self.groups, -1, *array.shape[1:]).swapaxes(1, 2)
             return by_group.reshape(-1, *by_group.shape[2:])
@@ -176,14 +180,14 @@ class Layout(NamedTuple):
         return array.reshape(self.parts, -1, *array.shape[1:]).swapaxes(0, 1) if self.parts > 1 else array
 
     def dims(self, ndim: int) -> list[str]:
-        """Names of the dims of what :meth:`of` returns."""
+        """Return the names of the dims of an array that :meth:`of` returns."""
         first = ["unit", self.part] if self.parts > 1 else ["unit"]
         rest = ndim - len(first)
         return [*first, *["weight", *(f"weight_{i}" for i in range(1, rest))][:rest]]
 
 
-Fellows = dict[bool, set[str]]
-"""Layers' own names by whether their units come last."""
+UnitsLast = dict[bool, set[str]]
+"""Last names of layers by whether their units come last."""
 
 ROWS = Layout()
 _COLUMNS = Layout(axis=1)
@@ -196,121 +200,124 @@ def layout(
     *,
     module: Any = None,
     unit_axis: int | Mapping[str, int] | None = None,
-    fellows: dict[bool, Fellows] | None = None,
+    units_last: dict[bool, UnitsLast] | None = None,
 ) -> Layout:
-    """Find how a weight is stored.
+    """Find the layout of a stored weight.
 
     Parameters
     ----------
     key, name : str
-        Of the weight in the state_dict, and of its layer.
+        Key of the weight in the state_dict, and name of its layer.
     state : mapping from key to array or tensor
-        Of one client.
+        State_dict of one client.
     module : torch.nn.Module, optional
-        Whose state_dict it is.
+        Module of the state_dict.
     unit_axis : int or mapping from layer, or pattern of layers, to int, optional
-        What the user says; it goes before anything else.
-    fellows : dict, optional
-        What the state's other layers say, filled when it is first needed; share it among layers of one state.
+        The user's choice; it takes precedence.
+    units_last : dict, optional
+        Cache of the evidence from the state's other layers; share it among the layers of one state.
 
     Raises
     ------
     ValueError
-        If names and shapes leave it open, and nobody says.
+        If names and shapes do not determine the layout, and neither module nor user do.
     """
     shape = tuple(state[key].shape)
-    if (axis := _asked(unit_axis, name)) is not None:
+    if (axis := _requested_axis(unit_axis, name)) is not None:
         axis = check.integer("unit_axis", axis, low=-len(shape), high=len(shape) - 1) % len(shape)
         transposed = axis == 1 and len(shape) > 2
         return Layout(axis, groups=max(1, _groups(shape, _bias(key, state))) if transposed else 1)
     try:
-        found = None if module is None else _of_module(module, key)
-        return _joined(found or _of_names(key, name, shape, state, {} if fellows is None else fellows), name, shape)
-    except _OpenError as error:
-        modules = "" if module is not None or _LAST.search(key) else "Give modules in place of state_dicts. "
+        stored = None if module is None else _of_module(module, key)
+        stored = stored or _of_names(key, name, shape, state, {} if units_last is None else units_last)
+        return _fuse(stored, name, shape)
+    except _AmbiguousError as error:
+        modules = (
+            "" if module is not None or _LAST.search(key) else "Pass modules instead of state_dicts, or the axis. "
+        )
         raise ValueError(
-            f"which numbers of {key!r} belong to one unit is open: {error}. {modules}Say the axis of the units: "
-            f"fedstat.read_weights(sources, unit_axis={{{name!r}: {error.axis}}}). 0 takes each row for a unit, -1 the "
+            f"the axis of the units of {key!r} is ambiguous: {error}. {modules}Pass it as "
+            f"fedstat.read_weights(sources, unit_axis={{{name!r}: {error.axis}}}): 0 if rows are units, -1 for the "
             "last axis."
         ) from None
 
 
 def is_table(key: str, state: State) -> bool:
-    """Return True if a weight is an embedding's (token, feature), by its name; a bias would decide otherwise."""
+    """Return True if a weight is an embedding's table (token, feature) by its name; a bias would exclude it."""
     return len(state[key].shape) == 2 and _bias(key, state) is None and bool(EMBEDDING.search(stem(key)))
 
 
-def _asked(unit_axis: int | Mapping[str, int] | None, name: str) -> int | None:
+def _requested_axis(unit_axis: int | Mapping[str, int] | None, name: str) -> int | None:
     if not isinstance(unit_axis, Mapping):
         return unit_axis
-    return next((axis for asked, axis in unit_axis.items() if stem(asked) == name or fnmatchcase(name, asked)), None)
+    return next((axis for key, axis in unit_axis.items() if stem(key) == name or fnmatchcase(name, key)), None)
 
 
 def _of_module(module: Any, key: str) -> Layout | None:
-    """By the class of the module that holds the weight; None of another class."""
+    """Find the layout by the class of the module that holds the weight; None if the class is unknown."""
     from torch import nn
 
-    path, _, own = key.rpartition(".")
+    path, _, parameter = key.rpartition(".")
     try:
         part = module.get_submodule(path)
-    except AttributeError:  # another client is the module
+    except AttributeError:  # the module is another client's, with other layers
         return None
     if isinstance(part, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
         return Layout(axis=1, groups=part.groups)
     if isinstance(part, nn.Embedding | nn.EmbeddingBag) or (type(part).__name__ == "Conv1D" and hasattr(part, "nf")):
-        return _COLUMNS  # Conv1D: of transformers, a dense layer (in, out)
-    if isinstance(part, nn.RNNBase | nn.RNNCellBase) and RECURRENT.search(own):
+        return _COLUMNS  # Conv1D of transformers is a dense layer (in, out)
+    if isinstance(part, nn.RNNBase | nn.RNNCellBase) and RECURRENT.search(parameter):
         kind = part.mode if isinstance(part, nn.RNNBase) else type(part).__name__
         return Layout(parts=next(n for start, n in _GATES.items() if kind.startswith(start)))
-    known = (nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention, nn.RNNBase)
-    return ROWS if isinstance(part, known) else None
+    classes = (nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention, nn.RNNBase)
+    return ROWS if isinstance(part, classes) else None
 
 
-def _joined(found: Layout, name: str, shape: tuple[int, ...]) -> Layout:
-    """Put query, key and value of a feature together, where their matrices are stored as one."""
-    if len(shape) == 2 and found.parts == 1 and shape[found.axis] == 3 * shape[1 - found.axis]:
+def _fuse(stored: Layout, name: str, shape: tuple[int, ...]) -> Layout:
+    """Combine query, key and value of a feature if their matrices are stored as one."""
+    if len(shape) == 2 and stored.parts == 1 and shape[stored.axis] == 3 * shape[1 - stored.axis]:
         if _FUSED.search(name):
-            return found._replace(parts=3, part="projection")
-        if _FUSED_SOMEHOW.search(name):
-            raise _OpenError(f"shape {shape} is that of query, key and value, in blocks or head by head")
-    return found
+            return stored._replace(parts=3, part="projection")
+        if _PERHAPS_FUSED.search(name):
+            raise _AmbiguousError(f"shape {shape} is that of query, key and value, in blocks or head by head")
+    return stored
 
 
-def _of_names(key: str, name: str, shape: tuple[int, ...], state: State, fellows: dict[bool, Fellows]) -> Layout:
-    """By the names of the weight and its layer, its shape, and those of its bias and of its fellows."""
+def _of_names(key: str, name: str, shape: tuple[int, ...], state: State, units_last: dict[bool, UnitsLast]) -> Layout:
+    """Find the layout by the names of weight and layer, the shapes of weight and bias, and the other layers."""
     if len(shape) == 2 and (recurrent := RECURRENT.search(key)):
         return _gates(key, shape, state, recurrent)
     if kernel := re.search(r"(recurrent_)?kernel((:\d+)?)$", key):  # of Keras: (in, gate · unit)
-        of_state: Any = state.get(f"{key[: kernel.start()]}recurrent_kernel{kernel[2]}")
-        if getattr(of_state, "ndim", 0) > 1:
-            return Layout(len(shape) - 1, _number_of_gates(shape[-1], of_state.shape[-2], "columns"))
+        recurrent_kernel: Any = state.get(f"{key[: kernel.start()]}recurrent_kernel{kernel[2]}")
+        if getattr(recurrent_kernel, "ndim", 0) > 1:
+            return Layout(len(shape) - 1, _number_of_gates(shape[-1], recurrent_kernel.shape[-2], "columns"))
     if is_table(key, state):
         return _COLUMNS
     last = bool(_LAST.search(key))
     if last and re.search(r"(lstm|gru)[^a-z].*[./]w(_\w+)?$", key, re.IGNORECASE):
-        raise _OpenError(f"its {shape[-1]} columns may be those of several gates, one after the other", -1)
+        raise _AmbiguousError(f"its {shape[-1]} columns may be those of several gates, one after the other", -1)
     if (bias := _bias(key, state)) is None:
         return _without_bias(key, name, shape, state, last=last)
     fits = _fits(shape, bias)
     if -1 in fits:
-        raise _OpenError(f"its shape is {shape}, that of its bias {bias}")
+        raise _AmbiguousError(f"its shape is {shape}, that of its bias {bias}")
     end = len(shape) - 1
     if last and {end - 1, end} <= fits and end > 1 and _TRANSPOSED.search(name):
-        raise _OpenError(f"its name fits a transposed convolution, and its shape, {shape}, either kind", -2)
+        raise _AmbiguousError(f"its name fits a transposed convolution, and its shape, {shape}, either kind", -2)
     if {0, end} <= fits and (last or end == 1):
-        if last not in fellows:
-            fellows[last] = _fellows(state, last=last)
-        return _of_fellows(key, shape, fellows[last], last=last)
+        if last not in units_last:
+            units_last[last] = _find_units_last(state, last=last)
+        return _by_other_layers(key, shape, units_last[last], last=last)
     return _last_by_bias(shape, bias, fits) if last else _by_bias(name, shape, bias, fits)
 
 
 def _without_bias(key: str, name: str, shape: tuple[int, ...], state: State, *, last: bool) -> Layout:
-    """Rows, if names are torch's; transposed convolutions by name."""
+    """Find the layout without a bias: rows if names are torch's; transposed convolutions by name."""
     if last:
         programs = "Keras, Flax, Haiku or scikit-learn, whose units come last"
-        raise _OpenError(f"its name may be that of {programs}, and no bias shows where they are", -1)
+        raise _AmbiguousError(f"its name may be from {programs}, and no bias shows their axis", -1)
     if len(shape) > 2 and _PERHAPS_TRANSPOSED.search(name):
-        raise _OpenError("its name fits a convolution after upsampling and a transposed one")
+        raise _AmbiguousError("its name fits a convolution after upsampling and a transposed one")
     if len(shape) > 2 and _TRANSPOSED.search(name):
         return _COLUMNS
     _warn_if_unlike(key, shape, state)
@@ -318,35 +325,35 @@ def _without_bias(key: str, name: str, shape: tuple[int, ...], state: State, *, 
 
 
 def _by_bias(name: str, shape: tuple[int, ...], bias: tuple[int, ...], fits: set[int]) -> Layout:
-    """By the axes that the bias fits, where names are torch's: units first, or second in transposed convolutions."""
+    """Find the layout by the axes that the bias fits, if names are torch's: 0, or 1 in transposed convolutions."""
     deep, groups = len(shape) > 2, _groups(shape, bias)
     named = deep and bool(_TRANSPOSED.search(name))
     if 0 in fits:
         if named and groups == 1:
             return _COLUMNS
         if (named or (deep and _PERHAPS_TRANSPOSED.search(name))) and groups and shape[1] > 1:
-            raise _OpenError(f"its name fits a transposed convolution, and its shape, {shape}, either kind")
+            raise _AmbiguousError(f"its name fits a transposed convolution, and its shape, {shape}, either kind")
         return ROWS
     ends = len(shape) - 1 in fits
     if groups == 1 or (groups and deep and (named or not ends)):
         return Layout(axis=1, groups=groups)
     if ends and not groups:
         return Layout(axis=len(shape) - 1)
-    raise _OpenError(f"its shape is {shape}, its bias has {prod(bias)} numbers")
+    raise _AmbiguousError(f"its shape is {shape}, its bias has {prod(bias)} numbers")
 
 
 def _last_by_bias(shape: tuple[int, ...], bias: tuple[int, ...], fits: set[int]) -> Layout:
-    """By the axes that the bias fits, where units may come last, or last but one in transposed convolutions."""
+    """Find the layout by the axes that the bias fits, if units may come last, or last but one if transposed."""
     end = len(shape) - 1
     for axis in (end, end - 1, 0):
         if axis in fits:
             return Layout(axis)
-    raise _OpenError(f"its shape is {shape}, its bias has {prod(bias)} numbers", -1)
+    raise _AmbiguousError(f"its shape is {shape}, its bias has {prod(bias)} numbers", -1)
 
 
-def _fellows(state: State, *, last: bool) -> Fellows:
-    """Layers whose biases fit the first axis or the last alone."""
-    ends: Fellows = {True: set(), False: set()}
+def _find_units_last(state: State, *, last: bool) -> UnitsLast:
+    """Find layers whose biases fit only the first axis (False), or only the last (True)."""
+    ends: UnitsLast = {True: set(), False: set()}
     for other, value in state.items():
         size = tuple(getattr(value, "shape", ()))
         if len(size) > 1 and bool(_LAST.search(other)) == last and (bias := _bias(other, state)) is not None:
@@ -356,22 +363,22 @@ def _fellows(state: State, *, last: bool) -> Fellows:
     return ends
 
 
-def _of_fellows(key: str, shape: tuple[int, ...], ends: Fellows, *, last: bool) -> Layout:
-    """Of a weight whose first and last axes both fit its bias, by other layers, whose biases fit one of them."""
-    own = stem(key).rpartition(".")[2]
+def _by_other_layers(key: str, shape: tuple[int, ...], ends: UnitsLast, *, last: bool) -> Layout:
+    """Find the layout of a weight whose first and last axes both fit its bias, by layers whose biases fit one axis."""
+    name = stem(key).rpartition(".")[2]
     if last and len(sure := [end for end in ends if ends[end]]) == 1:
         return Layout(axis=len(shape) - 1 if sure[0] else 0)
     if last:
-        raise _OpenError(f"its shape is {shape}, and its bias has {shape[0]} numbers", -1)
-    if own in ends[True] - ends[False]:  # as GPT-2's square layers
+        raise _AmbiguousError(f"its shape is {shape}, and its bias has {shape[0]} numbers", -1)
+    if name in ends[True] - ends[False]:  # such as GPT-2's square layers
         return _COLUMNS
     if ends[True]:
-        raise _OpenError(f"its shape, {shape}, is square, and other layers here have their units last", 1)
+        raise _AmbiguousError(f"its shape, {shape}, is square, and other layers have their units last", 1)
     return ROWS
 
 
 def _warn_if_unlike(key: str, shape: tuple[int, ...], state: State) -> None:
-    """Warn where the normalisation after a convolution without bias has the size that a transposed one would have."""
+    """Warn if the normalization after a convolution without bias has the size expected after a transposed one."""
     keys = list(state)
     layer = stem(key)
     parent = layer.rpartition(".")[0]
@@ -379,38 +386,38 @@ def _warn_if_unlike(key: str, shape: tuple[int, ...], state: State) -> None:
     size = tuple(getattr(state[after], "shape", ()))
     if len(shape) > 2 and after.endswith("weight") and size == shape[1:2] != shape[:1]:
         check.warn(
-            f"{key!r} is read as the weight of a convolution, {shape[0]} units first, but the normalisation after it, "
-            f"{after!r}, has {size[0]} numbers, as after a transposed one. If it is one, give modules in place of "
-            f"state_dicts, or fedstat.read_weights(sources, unit_axis={{{layer!r}: 1}})."
+            f"{key!r} is read as a convolution with {shape[0]} units on axis 0, but the normalization after it, "
+            f"{after!r}, has {size[0]} numbers, as after a transposed convolution. If it is transposed, pass modules "
+            f"instead of state_dicts, or use fedstat.read_weights(sources, unit_axis={{{layer!r}: 1}})."
         )
 
 
 def _fits(shape: tuple[int, ...], bias: tuple[int, ...]) -> set[int]:
-    """Axes of a weight that its bias has one number for each entry of.
+    """Return the axes of a weight along which its bias has one number per entry.
 
-    0 also stands for the first axes together, as of a LayerNorm's weight, and -1 for any other several axes.
+    0 also stands for the first axes together, as in a LayerNorm's weight, and -1 for any other set of axes.
     """
-    found = set()
+    fits = set()
     for sizes in {bias, tuple(n for n in bias if n != 1) or (1,)}:
         for axes in combinations(range(len(shape)), len(sizes)):
             if tuple(shape[axis] for axis in axes) == sizes:
-                found.add(axes[0] if len(axes) == 1 else 0 if axes[-1] == len(axes) - 1 else -1)
-    return found
+                fits.add(axes[0] if len(axes) == 1 else 0 if axes[-1] == len(axes) - 1 else -1)
+    return fits
 
 
 def _groups(shape: tuple[int, ...], bias: tuple[int, ...] | None) -> int:
-    """Groups of a transposed convolution with this shape and number of output channels; 0 if there is none."""
-    out = 0 if bias is None else prod(bias)
-    if not out or len(shape) < 2 or out % shape[1]:
+    """Return the groups of a transposed convolution with these shapes of weight and bias; 0 if none is possible."""
+    channels = 0 if bias is None else prod(bias)
+    if not channels or len(shape) < 2 or channels % shape[1]:
         return 0
-    groups = out // shape[1]
+    groups = channels // shape[1]
     return groups if shape[0] % groups == 0 else 0
 
 
-def _gates(key: str, shape: tuple[int, ...], state: State, found: re.Match[str]) -> Layout:
-    """Rows of an LSTM, GRU or plain recurrent layer, by the number of hidden units that its other matrices have."""
-    before, after = key[: found.start(1)], key[found.end(1) :]
-    matrices: Any = (state.get(before + which + after) for which in ("hr", "hh"))  # hr: of an LSTM with projections
+def _gates(key: str, shape: tuple[int, ...], state: State, match: re.Match[str]) -> Layout:
+    """Find the gates of an LSTM, GRU or plain recurrent layer by the number of hidden units of its other matrices."""
+    before, after = key[: match.start(1)], key[match.end(1) :]
+    matrices: Any = (state.get(before + kind + after) for kind in ("hr", "hh"))  # hr: of an LSTM with projections
     hidden = next((m.shape[1] for m in matrices if getattr(m, "ndim", 0) == 2), 0)
     return Layout(parts=_number_of_gates(shape[0], hidden, "rows"))
 
@@ -418,12 +425,12 @@ def _gates(key: str, shape: tuple[int, ...], state: State, found: re.Match[str])
 def _number_of_gates(size: int, hidden: int, lines: str) -> int:
     gates, rest = divmod(size, hidden) if hidden else (0, 0)
     if rest or gates not in _GATES.values():
-        raise _OpenError(f"its {size} {lines} may be those of several gates, one after the other")
+        raise _AmbiguousError(f"its {size} {lines} may be those of several gates, one after the other")
     return gates
 
 
 def _bias(key: str, state: State) -> tuple[int, ...] | None:
-    """Shape of a weight's bias, which has the weight's name with another word; None without one."""
+    """Return the shape of a weight's bias, whose name differs by one word; None if there is none."""
     if numbered := re.fullmatch(r"(.*arr_)(\d+)", key):  # of np.savez without names: the next array
         names = [f"{numbered[1]}{int(numbered[2]) + 1}"]
     elif words := list(_WORD.finditer(key)):

@@ -1,4 +1,4 @@
-"""state_dicts: their tensors by layer, and clients' states stacked."""
+"""Weights of state_dicts, by layer, and their stacks over clients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.guard import Head
 from fedstat._utils.lazy import torch
-from fedstat.labelled.layer_names import LORA, Fellows, Layout, layout, missing, stem
+from fedstat.labelled.layer_names import LORA, Layout, UnitsLast, layout, missing, stem
 from fedstat.labelled.torch_files import Unread
 
 State = Mapping[str, Any]
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz")
-"""Of the files that are read."""
+"""Suffixes of files that can be read."""
 
 _LONGEST = 200  # characters of a name
 _MODELS = ("state_dict", "model_state_dict", "model", "net")
@@ -38,7 +38,7 @@ _PARAMETRIZED = re.compile(r"(?:(.+)\.)?parametrizations\.([^.]+)\.(.+)")
 
 
 class Composed(NamedTuple):
-    """A weight that a network computes from stored factors, the first of which has its shape."""
+    """A weight that a network computes from stored factors; the first factor has its shape."""
 
     compute: Callable[..., NDArray[Any]]
     factors: tuple[Any, ...]
@@ -70,68 +70,70 @@ def state_of(content: Any, where: str) -> State:
     Parameters
     ----------
     content : mapping or torch module
-        Mappings may be nested: the name of an entry is its path. A model's own name ("state_dict", "model", ...) is
-        no part of it. States of optimizers are left out. Factors of torch's pruning and parametrizations are composed.
+        Mappings may be nested: the name of an entry is its path, without the name of a model ("state_dict", "model",
+        ...). States of optimizers are skipped. Factors of torch's pruning and parametrizations are composed.
     where : str
-        What holds it, for messages.
+        Object that holds the content, for messages.
 
     Raises
     ------
     ValueError
-        If there are no names with arrays or tensors, or several state_dicts of the same layers.
+        If there are no names with arrays or tensors, or several state_dicts with equal layers.
     """
     if is_module(content):
         return _composed(content.state_dict(), content)
     if isinstance(content, Mapping):
-        named = _joined(content, where, {})
+        named = _flatten(content, where, {})
         if (longest := max(named, key=len, default="")) and len(longest) > _LONGEST:
             raise ValueError(
-                f"{where} holds {longest[:50]!r}..., a name of {len(longest):,} characters, but at most {_LONGEST} are "
-                "read. Rename it."
+                f"{where} holds {longest[:50]!r}..., a name of {len(longest):,} characters, but at most {_LONGEST} "
+                "are read. Rename it."
             )
         if any(hasattr(value, "ndim") for value in named.values()):
             return _composed(named)
     kind = type(content).__name__
-    if isinstance(content, list | tuple) and any(isinstance(one, Mapping) for one in content):
+    if isinstance(content, list | tuple) and any(isinstance(entry, Mapping) for entry in content):
         raise _several(where, range(len(content)), "entries", "loaded")
     raise ValueError(f"{where} must hold a state_dict, names with arrays or tensors, but got {kind} without any")
 
 
-def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool], depth: int = 0) -> dict[str, Any]:
-    """Entries by name, those of nested mappings that hold weights by their path.
+def _flatten(content: Mapping[Any, Any], where: str, visited: dict[int, bool], depth: int = 0) -> dict[str, Any]:
+    """Return entries by name; entries of nested mappings that hold weights, by path.
 
-    ``met`` says of the mappings seen before whether they hold weights.
+    ``visited`` records for each visited mapping if it holds weights.
     """
-    if met.get(id(content)):
-        raise ValueError(f"{where} holds one state_dict under two names. Load it, and give the state_dict itself.")
-    if id(content) in met:  # without weights, or inside itself
+    if visited.get(id(content)):
+        raise ValueError(f"{where} holds one state_dict under two names. Load it, and pass the state_dict itself.")
+    if id(content) in visited:  # without weights, or nested in itself
         return {}
     if depth > guard.DEPTH:
-        raise ValueError(f"{where} is nested too deeply for a state_dict: at most {guard.DEPTH} levels are read")
-    met[id(content)] = False
+        raise ValueError(
+            f"{where} is nested too deeply: at most {guard.DEPTH} levels are read. Pass the state_dict itself."
+        )
+    visited[id(content)] = False
     nested = {str(k): v for k, v in content.items() if isinstance(v, Mapping) and "param_groups" not in v}
-    inner = {k: one for k, v in nested.items() if _holds_weights(one := _joined(v, where, met, depth + 1))}
+    inner = {k: state for k, v in nested.items() if _holds_weights(state := _flatten(v, where, visited, depth + 1))}
     models = [name for name in _MODELS if name in inner]
     if len(inner) > 1 and not models and all(map(_is_flat, (nested[name] for name in inner))):
-        shapes = [{key: shape_of(value) for key, value in one.items()} for one in inner.values()]
-        if all(one == shapes[0] for one in shapes):
-            raise _several(where, inner, "state_dicts of the same layers", "loaded.values(), clients=list(loaded)")
+        shapes = [{key: shape_of(value) for key, value in state.items()} for state in inner.values()]
+        if all(state_shapes == shapes[0] for state_shapes in shapes):
+            raise _several(where, inner, "state_dicts with equal layers", "loaded.values(), clients=list(loaded)")
     named = {k: v for k, v in content.items() if isinstance(k, str) and not isinstance(v, Mapping)}
-    own = inner.pop(models[0]) if len(models) == 1 else {}
-    parts = {f"{name}.{key}": value for name, one in inner.items() for key, value in one.items()}
-    if own.keys() & (named.keys() | parts.keys()):
-        own = {f"{models[0]}.{key}": value for key, value in own.items()}
-    joined = named | own | parts
-    if len(joined) < len(named) + len(own) + sum(map(len, inner.values())):
-        raise ValueError(f"{where} has two entries of one path, such as 'a.b' beside 'b' in 'a'. Rename one.")
-    if _holds_weights(joined):
-        guard.size(where, len(joined), "its state_dict", share=guard.TENSOR, unit="entries")
-        met[id(content)] = True
-    return joined
+    model = inner.pop(models[0]) if len(models) == 1 else {}
+    parts = {f"{name}.{key}": value for name, state in inner.items() for key, value in state.items()}
+    if model.keys() & (named.keys() | parts.keys()):
+        model = {f"{models[0]}.{key}": value for key, value in model.items()}
+    flat = named | model | parts
+    if len(flat) < len(named) + len(model) + sum(map(len, inner.values())):
+        raise ValueError(f"{where} has two entries with one path, such as 'a.b' and 'b' in 'a'. Rename one.")
+    if _holds_weights(flat):
+        guard.size(where, len(flat), "its state_dict", share=guard.TENSOR, unit="entries")
+        visited[id(content)] = True
+    return flat
 
 
 def _is_flat(state: Mapping[Any, Any]) -> bool:
-    """Return True if names are paths, as in a state_dict, and not those of a nested tree of layers."""
+    """Return True if names are paths, as in a state_dict, and not names of a nested tree of layers."""
     return any(re.search(r"[./]|^weight$", str(name)) for name in state)
 
 
@@ -139,15 +141,15 @@ def _holds_weights(state: State) -> bool:
     return any(is_weight(key, value) for key, value in state.items())
 
 
-def _several(where: str, names: Collection[Any], what: str, sources: str) -> ValueError:
+def _several(where: str, names: Collection[Any], content: str, sources: str) -> ValueError:
     return ValueError(
-        f"{where} holds {len(names)} {what} ({few(map(repr, names))}), but a source is one client. Load it, and give "
-        f"each client's own, fedstat.read_weights({sources}), or the one that you mean."
+        f"{where} holds {len(names)} {content} ({few(map(repr, names))}), but a source is one client. Load it, and "
+        f"pass one source per client, fedstat.read_weights({sources}), or a single state_dict."
     )
 
 
 def is_weight(key: str, value: Any) -> bool:
-    """Return True if an entry may be a layer's weight: of at least 2 dims, and no bias, scale, mask or count."""
+    """Return True if an entry may be a layer's weight: at least 2 dims, and no bias, scale, mask or count."""
     if getattr(value, "ndim", 0) < 2 or _is_bias(key, value):
         return False
     if isinstance(value, Unread | Composed) or _WEIGHT.search(key):
@@ -162,12 +164,12 @@ def _is_bias(key: str, value: Any) -> bool:
 
 
 def layers_in(state: State) -> list[tuple[str, str]]:
-    """(name of the layer, key) of every weight with units and incoming weights."""
+    """Return (name of the layer, key) for every weight with units and incoming weights."""
     return [(stem(key), key) for key, value in state.items() if is_weight(key, value)]
 
 
 def ignored_in(state: State) -> dict[str, str]:
-    """Entries of at least 2 dims that are no weights, with the reason."""
+    """Return the entries of at least 2 dims that are no weights, with the reason."""
     return {
         key: "bias or scale" if _is_bias(key, value) else f"{value.dtype}, no weight"
         for key, value in state.items()
@@ -176,12 +178,12 @@ def ignored_in(state: State) -> dict[str, str]:
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Shape of an array or tensor; () of anything else, nested tensors among it."""
+    """Return the shape of an array or tensor; () for other objects and nested tensors."""
     return () if getattr(value, "is_nested", False) else tuple(getattr(value, "shape", ()))
 
 
 def size_of(value: Any) -> int:
-    """Bytes of the numbers that an array or tensor claims; an expanded one stores fewer."""
+    """Return the size in bytes of an array or tensor when expanded; it may store fewer."""
     return prod(shape_of(value)) * getattr(value, "itemsize", 1)
 
 
@@ -193,10 +195,10 @@ def numbers_of(value: Any, where: str) -> NDArray[Any]:
     if array.dtype.kind in "iu":
         raise ValueError(
             f"{where} must hold floating-point weights, but got {array.dtype}: codes of a quantized model, or counts. "
-            "Give the weights that the model uses, or leave it out by layers=[...]."
+            "Pass the dequantized weights, or exclude it by layers=[...]."
         )
     if array.dtype.kind != "f":
-        raise ValueError(f"{where} must hold real numbers, but got {array.dtype}. Leave it out by layers=[...].")
+        raise ValueError(f"{where} must hold real numbers, but got {array.dtype}. Exclude it by layers=[...].")
     return array
 
 
@@ -204,7 +206,7 @@ def _array(value: Any, where: str) -> NDArray[Any]:
     if not hasattr(value, "ndim"):
         raise ValueError(f"{where} must be an array or a tensor, but got {type(value).__name__}")
     if isinstance(value, Unread):
-        raise ValueError(f"{where} {value.why}")
+        raise ValueError(f"{where} {value.reason}")
     if isinstance(value, Head):
         return value.read()
     if not is_torch_array(value):
@@ -221,29 +223,29 @@ def _array(value: Any, where: str) -> NDArray[Any]:
 
 
 def _composed(state: State, module: Any = None) -> State:
-    """Replace factors by the weight that the network computes of them, and mark weights that scales belong to."""
+    """Replace factors by the weight that the network computes from them, and mark weights that have scales."""
     if not any(map(_MARKS.search, state)):
         return state
     arrays = [key for key, value in state.items() if hasattr(value, "ndim")]
-    owner = {key: whole for key in arrays if (whole := _whole_of(key, state)) is not None}
-    coded = {f"{found[1]}weight": key for key in arrays if (found := _SCALES.fullmatch(key))}
+    owner = {key: weight for key in arrays if (weight := _composed_name(key, state)) is not None}
+    coded = {f"{match[1]}weight": key for key in arrays if (match := _SCALES.fullmatch(key))}
     result: dict[str, Any] = {}
     for key, value in state.items():
         name = owner.get(key, key)
         if key in owner and name not in result:
             result[name] = _weight([k for k in owner if owner[k] == name], state, module)
         elif name in coded:
-            why = f"is stored as codes that {coded[name]!r} turns into weights. Give the dequantized weights."
-            result[name] = Unread(why, shape_of(value), getattr(value, "ndim", 0))
+            reason = f"is stored as codes that {coded[name]!r} scales to weights. Pass the dequantized weights."
+            result[name] = Unread(reason, shape_of(value), getattr(value, "ndim", 0))
         elif key not in owner:
             result[name] = value
     return result
 
 
-def _whole_of(key: str, state: State) -> str | None:
-    """Name of the tensor that an entry is a factor of, in torch's pruning, norms and parametrizations."""
-    if found := _PARAMETRIZED.fullmatch(key):
-        return f"{found[1]}.{found[2]}" if found[1] else found[2]
+def _composed_name(key: str, state: State) -> str | None:
+    """Return the name of the tensor that an entry is a factor of, in torch's pruning, norms and parametrizations."""
+    if match := _PARAMETRIZED.fullmatch(key):
+        return f"{match[1]}.{match[2]}" if match[1] else match[2]
     name, _, part = key.rpartition("_")
     if part not in ("orig", "mask", "g", "v", "u"):
         return None
@@ -253,29 +255,29 @@ def _whole_of(key: str, state: State) -> str | None:
 
 
 def _weight(keys: list[str], state: State, module: Any) -> Any:
-    """Return the tensor that the network computes from factors; of a module its parametrization does."""
-    if module is not None and (found := _PARAMETRIZED.fullmatch(keys[0])):
+    """Return the tensor that the network computes from factors; a module computes it by its parametrization."""
+    if module is not None and (match := _PARAMETRIZED.fullmatch(keys[0])):
         with torch.no_grad():
-            return copy.deepcopy(module.get_submodule(found[1] or "").parametrizations[found[2]]).eval()()
+            return copy.deepcopy(module.get_submodule(match[1] or "").parametrizations[match[2]]).eval()()
     renamed = {"original": "orig", "original0": "g", "original1": "v", "0._u": "u", "0._v": "v"}
     kinds = {}
     for key in keys:
-        found = _PARAMETRIZED.fullmatch(key)
-        kinds[renamed.get(found[3], found[3]) if found else key.rpartition("_")[2]] = state[key]
+        match = _PARAMETRIZED.fullmatch(key)
+        kinds[renamed.get(match[3], match[3]) if match else key.rpartition("_")[2]] = state[key]
     for names, compute in _COMPUTE.items():
         factors = tuple(kinds[name] for name in names if name in kinds)
         if kinds.keys() == set(names) and (compute is _spectral or _broadcast(*map(shape_of, factors))):
             return Composed(compute, factors)
     shape = max((shape_of(state[key]) for key in keys), key=len)
-    why = (
-        f"is computed from {few(map(repr, keys))}, and fedstat does not know how. Give modules, or let torch put the "
-        "weight in place first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')."
+    reason = (
+        f"is computed from {few(map(repr, keys))} by an unknown rule. Pass modules, or let torch compute the weight "
+        "first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')."
     )
-    return Unread(why, shape, len(shape))
+    return Unread(reason, shape, len(shape))
 
 
 def _broadcast(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Return True if the other shape has an axis for each of the first, of the same size or 1, or no axis at all."""
+    """Return True if the other shape has no axis, or every axis has the size of the first shape or 1."""
     return not other or (len(other) == len(shape) and all(b in (1, a) for a, b in zip(shape, other, strict=True)))
 
 
@@ -292,21 +294,20 @@ def _normed(direction: NDArray[Any], length: NDArray[Any]) -> NDArray[Any]:
 
 
 def _spectral(weight: NDArray[Any], u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
-    """weight/σ with σ = uᵀ W v, where W is the weight with the axis of the units first and the others joined."""
-    found: tuple[float, Any] = (-1.0, None)
+    """Return weight/σ with σ = uᵀ W v, where W is the weight as a matrix with units first."""
+    best: tuple[float, Any] = (-1.0, None)
     for axis in (axis for axis, size in enumerate(weight.shape) if size == u.size and u.size * v.size == weight.size):
         image = np.moveaxis(weight, axis, 0).reshape(u.size, -1) @ v
         cosine = float(abs(u @ image) / max(np.linalg.norm(image) * np.linalg.norm(u), np.finfo(float).tiny))
-        found = max(
-            found, (np.nan_to_num(cosine), u @ image), key=lambda one: one[0]
-        )  # for their own axis u and Wv are parallel
-    if found[1] is None or (found[0] < 0.9 and weight.shape.count(u.size) > 1):
+        if (score := float(np.nan_to_num(cosine))) > best[0]:  # u and Wv are parallel along the axis of the units
+            best = score, u @ image
+    if best[1] is None or (best[0] < 0.9 and weight.shape.count(u.size) > 1):
         raise ValueError(
-            f"spectral_norm keeps u of {u.size} and v of {v.size} numbers for a weight of shape {weight.shape}, which "
-            "leaves its axis open. Put the weight in place first: torch.nn.utils.remove_spectral_norm(module)."
+            f"spectral_norm stores u of {u.size} and v of {v.size} numbers for a weight of shape {weight.shape}: the "
+            "axis of the units is ambiguous. Compute the weight first: torch.nn.utils.remove_spectral_norm(module)."
         )
     with np.errstate(divide="ignore", invalid="ignore"):  # NaN in the network, too
-        return weight / found[1]
+        return weight / best[1]
 
 
 _COMPUTE: dict[tuple[str, ...], Callable[..., NDArray[Any]]] = {
@@ -314,19 +315,20 @@ _COMPUTE: dict[tuple[str, ...], Callable[..., NDArray[Any]]] = {
     ("v", "g"): _normed,
     ("orig", "u", "v"): _spectral,
 }
-"""Weights of torch's pruning, weight_norm and spectral_norm, by their factors."""
+"""Functions that compute weights of torch's pruning, weight_norm and spectral_norm, by names of factors."""
 
 
 class Stack(NamedTuple):
-    """Weights of one layer.
+    """Weights of one layer, stacked over clients.
 
     Attributes
     ----------
     shape : tuple of int
-        Of one client's weight, as it is stored.
+        Shape of one client's weight, as it is stored.
     layout : Layout
+        Layout of the stored weight.
     labels : list of (dim, labels)
-        Of the first client's weight, where it is a DataArray or DataFrame; all others must have the same.
+        Labels of the first client's weight, if it is a DataArray or DataFrame; all clients must have equal labels.
     w : array (client, unit, weight...)
         Filled client by client, so that no file stays in memory.
     """
@@ -339,16 +341,16 @@ class Stack(NamedTuple):
 
 def fill(
     stacks: dict[str, Stack],
-    wanted: list[tuple[str, str]],
+    selected: list[tuple[str, str]],
     state: State,
     c: int,
     names: list[Any],
     module: Any,
     unit_axis: int | Mapping[str, int] | None,
 ) -> None:
-    """Put the weights of client ``c`` into the stacks, which the first client makes."""
-    fellows: dict[bool, Fellows] = {}
-    for name, layer in wanted:
+    """Write the weights of client ``c`` into the stacks; the first client creates the stacks."""
+    units_last: dict[bool, UnitsLast] = {}
+    for name, layer in selected:
         key = key_of(state, name, layer)
         if key is None:
             raise missing(layer, [s for s, _ in layers_in(state)], str(names[c]))
@@ -358,9 +360,11 @@ def fill(
                 f"layer {layer!r} of {names[c]} must have dims (unit, weight...), but got shape {array.shape}"
             )
         if array.size == 0:
-            raise ValueError(f"layer {layer!r} of {names[c]} is without numbers, of shape {array.shape}. Leave it out.")
+            raise ValueError(
+                f"layer {layer!r} of {names[c]} is empty, of shape {array.shape}. Exclude it by layers=[...]."
+            )
         if c == 0:
-            stored = layout(key, name, state, module=module, unit_axis=unit_axis, fellows=fellows)
+            stored = layout(key, name, state, module=module, unit_axis=unit_axis, units_last=units_last)
             shape = (len(names), *stored.of(array).shape)
             stacks[name] = Stack(
                 array.shape, stored, _labels.axes(state[key]), np.empty(shape, array.dtype.newbyteorder("="))
@@ -373,42 +377,44 @@ def fill(
             )
         if _labels.axes(state[key]) != stack.labels:
             raise ValueError(
-                f"layer {layer!r} must have the same labels in one order for all clients, but those of {names[c]} are "
-                f"not those of {names[0]}. Reorder them, or give arrays without labels."
+                f"layer {layer!r} must have equal labels in one order for all clients, but {names[c]} and {names[0]} "
+                "differ. Reorder them, or pass arrays without labels."
             )
         if (dtype := np.result_type(stack.w, array)) != stack.w.dtype:
             stacks[name] = stack = stack._replace(w=stack.w.astype(dtype))
         stack.w[c] = stack.layout.of(array)
 
 
-def warn_of(stacks: dict[str, Stack]) -> None:
-    """Warn of layers too wide for their correlations, and of factors that have no units."""
+def warn_about_layers(stacks: dict[str, Stack]) -> None:
+    """Warn about layers too wide for their correlations, and low-rank factors, whose units are not comparable."""
     for name, stack in stacks.items():
         if (size := stack.w.shape[1] ** 2 * 8) > guard.limit():
             check.warn(
-                f"layer {name!r} has {stack.w.shape[1]:,} units: their correlations alone take {size / 1e9:,.0f} GB "
-                "when it is split. Leave it out by layers=[...], or split a part of its units."
+                f"layer {name!r} has {stack.w.shape[1]:,} units: a split needs {size / 1e9:,.0f} GB for their "
+                "correlations alone. Exclude it by layers=[...], or split a part of its units."
             )
     if factors := [name for name in stacks if LORA.search(name)]:
         check.warn(
-            f"{few(factors)}: factors of low-rank updates BA. Units of one factor cannot be compared over clients, as "
-            "(BG)(inverse of G)A is the same update for every G. Give the products BA, or merged weights. Base weights "
-            "beside the factors are without the update."
+            f"{few(factors)}: factors of low-rank updates BA. Units of a factor cannot be compared over clients, since "
+            "(BG)(inverse of G)A equals BA for every G. Pass the products BA, or merged weights. Base weights stored "
+            "with the factors do not include the update."
         )
 
 
-def require_same(first: Collection[str], here: Collection[str], without: Collection[str], one: Any, other: Any) -> None:
-    """Raise ValueError if another client has other layers than the first, but for those that are left out."""
-    lost, more = ([x for x in a if x not in b and x not in without] for a, b in ((first, here), (here, first)))
+def require_equal_layers(
+    first: Collection[str], second: Collection[str], skipped: Collection[str], clients: tuple[Any, Any]
+) -> None:
+    """Raise ValueError if two clients differ in layers that are not skipped."""
+    lost, more = ([x for x in a if x not in b and x not in skipped] for a, b in ((first, second), (second, first)))
     if lost or more:
-        has, lacks = (one, other) if lost else (other, one)
+        has, lacks = clients if lost else clients[::-1]
         raise ValueError(
-            f"clients must have the same layers, but {has} has {few(lost or more)} and {lacks} has not. Name layers "
+            f"clients must have equal layers, but {has} has {few(lost or more)} and {lacks} does not. Name layers "
             "that all clients have."
         )
 
 
 def key_of(state: State, name: str, layer: str) -> str | None:
-    """Key of a layer, by its name or as it was asked for; None if there is none."""
+    """Return the key of a layer, by its name or the requested name; None if it does not exist."""
     direct = next((key for key in (layer, f"{name}.weight", name) if key in state), None)
     return direct or next((key for key in state if stem(key) == name), None)

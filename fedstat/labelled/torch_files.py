@@ -1,4 +1,4 @@
-"""Tensors in the files of ``torch.save``, read as NumPy arrays without torch and without running what they ask for."""
+"""Reader of ``torch.save`` files: tensors as NumPy arrays, without torch and without executing the pickle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DTYPES = {
     **{name: name for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")},
 }  # fmt: skip
 Storage = Callable[[str, str], "NDArray[Any] | None"]
-"""Numbers of a storage by its key and the name of its type, None where they are not wanted."""
+"""Function that returns the numbers of a storage by its key and the name of its type; None to skip them."""
 
 
 class Unread(NamedTuple):
@@ -38,25 +38,26 @@ class Unread(NamedTuple):
 
     Attributes
     ----------
-    why : str
+    reason : str
         The predicate of a sentence, such as "holds F4 numbers.".
     shape : tuple of int
-        () if it is not known.
+        Shape of the tensor; () if unknown.
     ndim : int
+        Number of axes.
     """
 
-    why: str
+    reason: str
     shape: tuple[int, ...] = ()
     ndim: int = 2
 
 
 def read(path: Path) -> Any:
-    """Read what ``torch.save`` wrote; dense tensors become arrays that are not to be written to, others ``Unread``.
+    """Read a file of ``torch.save``: dense tensors as read-only arrays, other tensors as ``Unread``.
 
     Raises
     ------
     ValueError
-        If the file is damaged or too large, or holds anything but tensors, numbers, strings, lists, tuples and
+        If the file is damaged or too large, or holds objects other than tensors, numbers, strings, lists, tuples and
         dictionaries.
     """
     raw = guard.content(path)
@@ -64,7 +65,7 @@ def read(path: Path) -> Any:
 
 
 def widened(numbers: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """Return bfloat16, the upper half of a float32, as float32."""
+    """Convert bfloat16, the upper half of a float32, to float32."""
     return (numbers.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -79,20 +80,20 @@ def _zipped(path: Path, raw: bytes) -> Any:
         order = _member(path, raw, file, members[f"{folder}byteorder"]) if f"{folder}byteorder" in members else b""
         sign: Literal["<", ">"] = ">" if bytes(order) == b"big" else "<"
 
-        def storage(key: str, of: str) -> NDArray[Any]:
-            if (key, of) not in loaded:
-                loaded[key, of] = _numbers(_member(path, raw, file, members[f"{folder}data/{key}"]), of, sign)
-            return loaded[key, of]
+        def storage(key: str, dtype: str) -> NDArray[Any]:
+            if (key, dtype) not in loaded:
+                loaded[key, dtype] = _numbers(_member(path, raw, file, members[f"{folder}data/{key}"]), dtype, sign)
+            return loaded[key, dtype]
 
         return _Reader(Counted(path, bytes(_member(path, raw, file, members[head]))), storage).load()
 
 
 def _member(path: Path, raw: bytes, file: zipfile.ZipFile, member: zipfile.ZipInfo) -> memoryview:
-    """Return the bytes of a member, without a copy where they are not compressed, as torch leaves them."""
+    """Return the bytes of a member, without a copy if they are uncompressed, as torch stores them."""
     if member.compress_type == zipfile.ZIP_STORED:
-        at = member.header_offset
-        name, extra = (int.from_bytes(raw[at + i : at + i + 2], "little") for i in (26, 28))
-        return memoryview(raw)[at + 30 + name + extra :][: member.file_size]
+        start = member.header_offset
+        name, extra = (int.from_bytes(raw[start + i : start + i + 2], "little") for i in (26, 28))
+        return memoryview(raw)[start + 30 + name + extra :][: member.file_size]
     guard.size(path, sum(m.file_size for m in file.infolist()), "its unzipped content")
     return memoryview(file.read(member))
 
@@ -103,29 +104,29 @@ def _legacy(path: Path, raw: bytes) -> Any:
     magic, *_ = (_Reader(stream, lambda *_: None).load() for _ in range(3))
     if magic != _MAGIC:
         raise ValueError("it is no file of torch.save")
-    start, types = stream.tell(), dict[str, str]()
-    _Reader(stream, lambda key, of: types.__setitem__(key, of)).load()
-    keys, found = _Reader(stream, lambda *_: None).load(), dict[str, "NDArray[Any]"]()
-    at = stream.tell()
+    content, dtypes = stream.tell(), dict[str, str]()
+    _Reader(stream, lambda key, dtype: dtypes.__setitem__(key, dtype)).load()
+    keys, storages = _Reader(stream, lambda *_: None).load(), dict[str, "NDArray[Any]"]()
+    start = stream.tell()
     for key in keys:
-        size = np.dtype("u2" if types[key] == _BFLOAT16 else types[key]).itemsize
-        end = at + 8 + size * int.from_bytes(raw[at : at + 8], "little", signed=True)
-        if not at + 8 <= end <= len(raw):
+        size = np.dtype("u2" if dtypes[key] == _BFLOAT16 else dtypes[key]).itemsize
+        end = start + 8 + size * int.from_bytes(raw[start : start + 8], "little", signed=True)
+        if not start + 8 <= end <= len(raw):
             raise ValueError(f"storage {key!r:.100} ends beyond the file")
-        found[key] = _numbers(memoryview(raw)[at + 8 : end], types[key], "<")
-        at = end
-    stream.seek(start)
-    return _Reader(stream, lambda key, _: found[key]).load()
+        storages[key] = _numbers(memoryview(raw)[start + 8 : end], dtypes[key], "<")
+        start = end
+    stream.seek(content)
+    return _Reader(stream, lambda key, _: storages[key]).load()
 
 
-def _numbers(raw: memoryview, of: str, sign: Literal["<", ">"]) -> NDArray[Any]:
-    if of == _BFLOAT16:
+def _numbers(raw: memoryview, dtype: str, sign: Literal["<", ">"]) -> NDArray[Any]:
+    if dtype == _BFLOAT16:
         return widened(np.frombuffer(raw, f"{sign}u2"))
-    return np.frombuffer(raw, np.dtype(of).newbyteorder(sign))
+    return np.frombuffer(raw, np.dtype(dtype).newbyteorder(sign))
 
 
 class _Ordered(dict[Any, Any], Stateful):
-    """OrderedDict, without its attributes, the versions of modules."""
+    """Replacement of OrderedDict without its attributes, the versions of modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,14 +139,14 @@ def _tensor(
     storage: Any, offset: Any, shape: Any, stride: Any, _grad: object = None, _hooks: object = None,
     metadata: object = None,
 ) -> NDArray[Any] | Unread | None:  # fmt: skip
-    """Tensor as a view of its storage."""
+    """Return a tensor as a view of its storage."""
     if storage is None:
         return None
     if not len(shape) == len(stride) <= 64 or not all(map(_is_size, (offset, *shape, *stride))):
         raise ValueError("a tensor without whole numbers from 0 for its offset, shape and strides")
     if metadata:
-        why = "is a conjugated or negated view. Save it with .resolve_conj().resolve_neg()."
-        return Unread(why, tuple(shape), len(shape))
+        reason = "is a conjugated or negated view. Save it with .resolve_conj().resolve_neg()."
+        return Unread(reason, tuple(shape), len(shape))
     if not prod(shape):
         return np.empty(shape, storage.dtype)
     if offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) >= len(storage):
@@ -161,8 +162,8 @@ def _is_size(number: object) -> bool:
 def _meta(_dtype: object, shape: Any, *_rest: object) -> Unread:
     if not len(shape) <= 64 or not all(map(_is_size, shape)):
         raise ValueError("a tensor without whole numbers from 0 for its shape")
-    why = 'holds no numbers, only a shape (device="meta"). Save the model once it has weights.'
-    return Unread(why, tuple(shape), len(shape))
+    reason = 'holds no numbers, only a shape (device="meta"). Save the model once it has weights.'
+    return Unread(reason, tuple(shape), len(shape))
 
 
 def _sparse(*_parts: object) -> Unread:
@@ -172,7 +173,7 @@ def _sparse(*_parts: object) -> Unread:
 
 
 class _Reader(Unpickler):
-    """Knows how torch writes tensors."""
+    """Unpickler of torch's tensors."""
 
     known: ClassVar[dict[tuple[str, str], Any]] = {
         ("collections", "OrderedDict"): _Ordered,
@@ -189,8 +190,8 @@ class _Reader(Unpickler):
         ("torch.serialization", "_get_layout"): lambda name: name,
         **{("torch._utils", f"_rebuild_{kind}"): _sparse for kind in ("sparse_tensor", "qtensor", "nested_tensor")},
         **{("torch", f"per_{kind}"): kind for kind in ("tensor_affine", "channel_affine", "tensor_symmetric")},
-        **{("torch", name): of for name, of in _DTYPES.items()},
-        **{("torch", f"{name}Storage"): of for name, of in _STORAGES.items()},
+        **{("torch", name): dtype for name, dtype in _DTYPES.items()},
+        **{("torch", f"{name}Storage"): dtype for name, dtype in _STORAGES.items()},
     }
 
     def __init__(self, stream: Counted, storage: Storage) -> None:
@@ -203,30 +204,30 @@ class _Reader(Unpickler):
         return super().find_class(module, name)
 
     def _tensor_of_bytes(
-        self, storage: Any, offset: Any, shape: Any, stride: Any, _grad: object, _hooks: object, of: str,
+        self, storage: Any, offset: Any, shape: Any, stride: Any, _grad: object, _hooks: object, dtype: str,
         metadata: object = None,
     ) -> NDArray[Any] | Unread | None:  # fmt: skip
-        """Tensor of a type without a storage of its own, such as uint16."""
-        if storage is not None and (id(storage), of) not in self._viewed:
-            self._viewed[id(storage), of] = (
+        """Return a tensor of a type that has no storage class, such as uint16."""
+        if storage is not None and (id(storage), dtype) not in self._viewed:
+            self._viewed[id(storage), dtype] = (
                 storage,
-                small_floats(storage, of) if of.startswith("float8") else storage.view(of),
+                small_floats(storage, dtype) if dtype.startswith("float8") else storage.view(dtype),
             )
-        typed = None if storage is None else self._viewed[id(storage), of][1]
+        typed = None if storage is None else self._viewed[id(storage), dtype][1]
         return _tensor(typed, offset, shape, stride, metadata=metadata)
 
     def persistent_load(self, pid: Any) -> Any:
-        _, of, key, _, _, *view = pid
-        found = self._storage(str(key), of)
-        if found is None or not view or view[0] is None:
-            return found
+        _, dtype, key, _, _, *view = pid
+        numbers = self._storage(str(key), dtype)
+        if numbers is None or not view or view[0] is None:
+            return numbers
         _, offset, size = view[0]
-        return found[offset : offset + size]
+        return numbers[offset : offset + size]
 
 
-def small_floats(numbers: NDArray[np.uint8], of: str) -> NDArray[np.float32]:
-    """Return numbers of 8 bits as float32."""
-    import torch  # takes a second, which other types need not
+def small_floats(numbers: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
+    """Convert floats of 8 bits to float32."""
+    import torch  # takes a second; only these types need it
 
-    found: NDArray[np.float32] = torch.from_numpy(numbers.copy()).view(getattr(torch, of)).float().numpy()
-    return found
+    converted: NDArray[np.float32] = torch.from_numpy(numbers.copy()).view(getattr(torch, dtype)).float().numpy()
+    return converted

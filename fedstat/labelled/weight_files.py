@@ -1,4 +1,4 @@
-"""Per-client state_dicts (.pt, .safetensors, .npz), read without executing anything they hold."""
+"""Reader of per-client state_dicts (.pt, .safetensors, .npz), which executes no content of the files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedstat._utils.check import few
 from fedstat._utils.guard import ObjectError
 from fedstat._utils.lazy import xr
 from fedstat.labelled import states, torch_files
-from fedstat.labelled.layer_names import is_pattern, left_out, matching, require_names, stem
+from fedstat.labelled.layer_names import find_skipped_layers, is_pattern, match_names, require_names, stem
 from fedstat.labelled.states import Stack, State, is_module
 from fedstat.labelled.torch_files import Unread
 
@@ -42,68 +42,72 @@ def read_weights(
     clients: Sequence[Any] | None = None,
     unit_axis: int | Mapping[str, int] | None = None,
 ) -> xr.DataTree:
-    """Stack the clients' weights, layer by layer.
+    """Read weights of clients from files, state_dicts or modules, and stack them by layer.
 
     Parameters
     ----------
     sources : iterable of paths, state_dicts or torch modules
         One per client: a file (.pt, .pth, .ckpt or .bin of torch.save, .safetensors, .npz), a mapping of names to
-        arrays or tensors, or a module. Mappings may be nested: the name of a layer is its path, without that of a
-        model ("state_dict", "model_state_dict", "model" or "net"). States of optimizers are left out.
+        arrays or tensors, or a module. Mappings may be nested: the name of a layer is its path, without the name of a
+        model ("state_dict", "model_state_dict", "model" or "net"). States of optimizers are skipped.
     layers : sequence of str, optional
-        Layers to keep, "fc1" or "fc1.weight", or patterns such as "conv*"; all whose weight has at least 2 dims if not
-        given.
+        Layers to read, "fc1" or "fc1.weight", or patterns such as "conv*". By default all layers whose weight has at
+        least 2 dims.
     clients : sequence, optional
-        Labels of the clients; file names without suffix, or positions, if not given.
+        Labels of the clients. By default file names without suffix, or positions.
     unit_axis : int or mapping from layer, or pattern of layers, to int, optional
-        Which axis of the stored weights holds units, where their module, names and shapes do not say, or say wrong.
-        0 takes each row for a unit.
+        Axis of the stored weights that holds units, if module, names and shapes do not determine it, or are wrong. 0 if
+        rows are units.
 
     Returns
     -------
     xarray.DataTree
-        One child a layer, with ``w`` (client, unit, weight...): dims weight, weight_1, weight_2 in the layer's
-        own order. ``fedstat.split(tree["fc1"]["w"])`` takes it. Units are rows, but for these:
+        One child per layer, with ``w`` (client, unit, weight...): dims weight, weight_1, weight_2 in the order of the
+        layer. Pass a layer to other functions, as in ``fedstat.split(tree["fc1"]["w"])``. Units are rows, except in:
 
-        - Transposed convolutions, (in, out / groups, ...): output channels.
-        - Embeddings, (token, feature), and dense layers stored as (in, out): columns.
-        - Layers of Keras, Flax and Haiku: the last axis; of their transposed convolutions the last but one.
-        - LSTM and GRU keep their gates one beside the other: those of one hidden unit are put together, as
+        - Transposed convolutions, (in, out / groups, ...): units are output channels.
+        - Embeddings, (token, feature), and dense layers stored as (in, out): units are columns.
+        - Layers of Keras, Flax and Haiku: units are on the last axis; in transposed convolutions, on the last but one.
+        - LSTM and GRU store their gates side by side. The gates of a hidden unit are combined, as
           (client, unit, gate, weight).
-        - Fused attention likewise: query, key and value of one feature, as (client, unit, projection, weight).
+        - Fused attention: query, key and value of a feature are combined, as (client, unit, projection, weight).
 
-        Units of grouped convolutions have the weights of their own group's inputs. ``attrs["left_out"]`` lists
-        entries of at least 2 dims that are no weights, with the reason.
-
-    Notes
-    -----
-    Of a module its class decides. Of a state_dict the bias decides, which has one number a unit: its axes are matched
-    with those of the weight. Recurrent layers, embeddings without bias and fused attention (``in_proj_weight``,
-    ``qkv``, ``c_attn``) are known by their names, and transposed convolutions where the bias leaves it open.
-
-    Factors of torch's pruning, weight_norm and spectral_norm become the weight that the network uses.
+        Units of grouped convolutions have the weights of their group's inputs. ``attrs["left_out"]`` lists entries of
+        at least 2 dims that are no weights, with the reason.
 
     Raises
     ------
     ValueError
-        If a file is not what its suffix says, or holds Python objects, several clients or a part of a model; if a
-        layer is missing (those present are listed), clients differ in their layers or shapes (both are named), two
-        weights would be one layer, or which numbers belong to a unit is open (a kernel without bias, among these); if
-        a tensor is not dense, floating-point and non-empty, or holds codes of a quantized model; if one file is given
-        twice, there are no sources, or a single source or layer is given bare; or if a file, its unzipped content or
-        the layers of a client would take more than 4 GiB (the environment variable FEDSTAT_MAX_BYTES sets another
-        limit), or a file holds more than 8,192 entries or a name of more than 200 characters. Nothing in a file is
-        executed: torch files are read without torch, NumPy files without pickle, and of these only the layers asked
-        for.
+        - If a file does not fit its suffix, or holds Python objects, several clients or a part of a model.
+        - If a layer is missing (existing layers are listed), clients differ in their layers or shapes (both are named),
+          or two weights have one layer name.
+        - If the axis of the units is ambiguous, as in a kernel without bias.
+        - If a tensor is not dense, floating-point and non-empty, or holds codes of a quantized model.
+        - If a file is passed twice, there are no sources, or a single source or layer is not in a list.
+        - If a file, its unzipped content or the layers of a client need more than 4 GiB. The environment variable
+          FEDSTAT_MAX_BYTES sets another limit.
+        - If a file holds more than 8,192 entries, or a name of more than 200 characters.
     FileNotFoundError
         If there is no such file.
 
     Warns
     -----
     UserWarning
-        If a layer has so many units that their correlations would pass that limit, a convolution without bias is
-        followed by a normalisation of the size that would follow a transposed one, or a layer is a factor of a low-rank
-        update (LoRA), whose units cannot be compared.
+        - If a layer has so many units that their correlations would exceed this limit.
+        - If a convolution without bias is followed by a normalization of the size expected after a transposed one.
+        - If a layer is a factor of a low-rank update (LoRA), whose units cannot be compared.
+
+    Notes
+    -----
+    No content of a file is executed. Torch files are read without torch, NumPy files without pickle, and of NumPy files
+    only the requested layers.
+
+    In a module, its class determines the axis of the units. In a state_dict, the bias does: it has one number per unit,
+    and its axes are matched with the axes of the weight. Names identify recurrent layers, embeddings without bias and
+    fused attention (``in_proj_weight``, ``qkv``, ``c_attn``). Names also identify transposed convolutions if the bias
+    does not.
+
+    Factors of torch's pruning, weight_norm and spectral_norm become the weight that the network uses.
 
     Examples
     --------
@@ -123,38 +127,41 @@ def read_layers(
     unit_axis: int | Mapping[str, int] | None = None,
     hidden: bool = False,
 ) -> tuple[xr.DataTree, dict[str, str]]:
-    """As :func:`read_weights`; with ``hidden`` and no ``layers``, without those that :func:`left_out` also names."""
+    """Read weights as :func:`read_weights` does; return also the skipped layers, with the reason.
+
+    With ``hidden`` and without ``layers``, the layers of :func:`find_skipped_layers` are skipped.
+    """
     _no_single("sources", sources, (str, Path, Mapping))
     if is_module(sources):
-        raise ValueError(f"sources must be a list, but got one {type(sources).__name__}. Give one module per client.")
+        raise ValueError(f"sources must be a list, but got one {type(sources).__name__}. Pass one module per client.")
     _no_single("layers", layers, (str,))
     require_names("layers", layers or ())
-    given = list(sources)
-    if not given:
-        raise ValueError("at least one file or state_dict must be given, one per client, but got none")
-    _no_file_twice(given)
-    names = _names(given, clients)
-    module = next((s for s in given if is_module(s)), None)
-    filled: dict[str, Stack] = {}
-    for c, (source, client) in enumerate(zip(given, names, strict=True)):
+    sources = list(sources)
+    if not sources:
+        raise ValueError("sources must hold one file or state_dict per client, but are empty. Pass at least one.")
+    _require_distinct_files(sources)
+    names = _names(sources, clients)
+    module = next((s for s in sources if is_module(s)), None)
+    stacks: dict[str, Stack] = {}
+    for c, (source, client) in enumerate(zip(sources, names, strict=True)):
         with ExitStack() as opened:  # closed before the next file is read
             state = _state_of(source, client, opened)
             if c == 0:
                 keys, present, ignored = set(state), _compared(state, layers), states.ignored_in(state)
-                wanted, without = _wanted(state, client, layers, hidden=hidden)
+                selected, skipped = _select(state, client, layers, hidden=hidden)
                 if isinstance(unit_axis, Mapping):
-                    matching(list(unit_axis), [name for name, _ in wanted], "what is read")
+                    match_names(list(unit_axis), [name for name, _ in selected], "the selection of layers")
             elif state.keys() != keys:
-                states.require_same(present, _compared(state, layers), without, names[0], client)
-            read = [key for pair in wanted if (key := states.key_of(state, *pair)) is not None]
-            declared = sum(states.size_of(state[key]) for key in read)
-            guard.size(source if isinstance(source, str | Path) else client, declared, "the layers that are read")
-            states.fill(filled, wanted, state, c, names, module, unit_axis)
+                states.require_equal_layers(present, _compared(state, layers), skipped, (names[0], client))
+            selected_keys = [key for pair in selected if (key := states.key_of(state, *pair)) is not None]
+            declared = sum(states.size_of(state[key]) for key in selected_keys)
+            guard.size(source if isinstance(source, str | Path) else client, declared, "the selected layers")
+            states.fill(stacks, selected, state, c, names, module, unit_axis)
             del state
-    states.warn_of(filled)
-    tree = xr.DataTree.from_dict({name: xr.Dataset({"w": _labelled(stack, names)}) for name, stack in filled.items()})
+    states.warn_about_layers(stacks)
+    tree = xr.DataTree.from_dict({name: xr.Dataset({"w": _labelled(stack, names)}) for name, stack in stacks.items()})
     tree.attrs = {"left_out": ignored} if ignored else {}
-    return tree, without
+    return tree, skipped
 
 
 def _labelled(stack: Stack, clients: Sequence[Any]) -> xr.DataArray:
@@ -163,7 +170,7 @@ def _labelled(stack: Stack, clients: Sequence[Any]) -> xr.DataArray:
 
 
 def _compared(state: State, layers: Sequence[str] | None) -> list[str]:
-    """Layers that all clients must have: all, or those that match a pattern. A missing name is an error of its own."""
+    """Return the layers that all clients must have: all, or all matches of patterns; names are checked later."""
     names = [name for name, _ in states.layers_in(state)] if layers is None or any(map(is_pattern, layers)) else []
     return [name for name in names if layers is None or any(fnmatchcase(name, layer) for layer in layers)]
 
@@ -174,55 +181,57 @@ def _state_of(source: Any, client: Any, opened: ExitStack) -> State:
     return states.state_of(source, f"the state_dict of client {client!r}")
 
 
-def _wanted(
+def _select(
     state: State, client: Any, layers: Sequence[str] | None, *, hidden: bool
 ) -> tuple[list[tuple[str, str]], dict[str, str]]:
-    """(name of the layer, key) of the layers to read, by the first client's state_dict; and what is left out."""
-    there, without = dict(states.layers_in(state)), {}
+    """Return (name, key) of the layers to read from the first client's state_dict, and the skipped layers."""
+    key_by_name, skipped = dict(states.layers_in(state)), dict[str, str]()
     if layers is None:
-        found = states.layers_in(state)
-        if not found:
+        selected = states.layers_in(state)
+        if not selected:
             raise ValueError(f"{client} holds no weight of at least 2 dims, only {few(state, 8)}")
     else:
-        found = []
+        selected = []
         for layer in layers:
-            known = states.key_of(state, stem(layer), layer) is not None or not is_pattern(layer)
-            several = [stem(layer)] if known else matching([layer], list(there), str(client))
-            found += [(name, layer if known else there[name]) for name in several if known or name not in dict(found)]
-    if bad := [name for name, n in Counter(name for name, _ in found).items() if n > 1 or name in ("", ".", "..")]:
-        keys = [key for name, key in found if name == bad[0]]
-        raise ValueError(f"every weight needs a layer name of its own, but got {few(map(repr, keys), 8)}. Rename them.")
+            if states.key_of(state, stem(layer), layer) is not None or not is_pattern(layer):
+                selected.append((stem(layer), layer))
+            else:
+                matches = match_names([layer], list(key_by_name), str(client))
+                selected += [(name, key_by_name[name]) for name in matches if name not in dict(selected)]
+    if bad := [name for name, n in Counter(name for name, _ in selected).items() if n > 1 or name in ("", ".", "..")]:
+        keys = [key for name, key in selected if name == bad[0]]
+        raise ValueError(f"every weight needs a distinct layer name, but got {few(map(repr, keys), 8)}. Rename them.")
     if layers is None and hidden:
-        without = left_out({name: tuple(state[key].shape) for name, key in found})
-        found = [pair for pair in found if pair[0] not in without]
-    return found, without
+        skipped = find_skipped_layers({name: tuple(state[key].shape) for name, key in selected})
+        selected = [pair for pair in selected if pair[0] not in skipped]
+    return selected, skipped
 
 
-def _no_file_twice(given: list[Source]) -> None:
-    """Raise ValueError where two sources are one file, by whatever names and links."""
-    seen: dict[tuple[int, int], Path] = {}
-    for path in (guard.regular(Path(s)) for s in given if isinstance(s, str | Path)):
+def _require_distinct_files(sources: list[Source]) -> None:
+    """Raise ValueError if two sources are one file, also by another name or link."""
+    path_by_file: dict[tuple[int, int], Path] = {}
+    for path in (guard.regular(Path(s)) for s in sources if isinstance(s, str | Path)):
         status = path.stat()
-        first = seen.setdefault((status.st_dev, status.st_ino), path)
+        first = path_by_file.setdefault((status.st_dev, status.st_ino), path)
         if first is not path:
-            raise ValueError(f"{first} and {path} are one file, but every client must have its own. Leave one out.")
+            raise ValueError(f"{first} and {path} are one file, but every client needs a separate file. Drop one.")
 
 
 def _no_single(name: str, value: object, kinds: tuple[type, ...]) -> None:
     if isinstance(value, kinds):
-        one = type(value).__name__
-        raise ValueError(f"{name} must be a list, but got one {one}. Put it in brackets: {name}=[...].")
+        kind = type(value).__name__
+        raise ValueError(f"{name} must be a list, but got one {kind}. Put it in brackets: {name}=[...].")
 
 
-def _names(given: list[Source], clients: Sequence[Any] | None) -> list[Any]:
+def _names(sources: list[Source], clients: Sequence[Any] | None) -> list[Any]:
     if clients is not None:
-        if len(clients) != len(given) or len(set(map(str, clients))) != len(given):
-            raise ValueError(f"clients must be {len(given)} distinct labels, but got {list(clients)!r}")
+        if len(clients) != len(sources) or len(set(map(str, clients))) != len(sources):
+            raise ValueError(f"clients must be {len(sources)} distinct labels, but got {list(clients)!r}")
         return list(clients)
-    stems = [Path(s).stem if isinstance(s, str | Path) else i for i, s in enumerate(given)]
+    stems = [Path(s).stem if isinstance(s, str | Path) else i for i, s in enumerate(sources)]
     if len(set(stems)) == len(stems):
         return stems
-    return [str(s) if isinstance(s, str | Path) else i for i, s in enumerate(given)]
+    return [str(s) if isinstance(s, str | Path) else i for i, s in enumerate(sources)]
 
 
 def _read(path: Path, opened: ExitStack) -> State:
@@ -230,8 +239,8 @@ def _read(path: Path, opened: ExitStack) -> State:
     shard = re.search(r"-\d{5}-of-\d{5}\.\w+$", path.name) and any(path.parent.glob("*.index.json"))
     if shard or path.name.endswith(".index.json"):
         raise ValueError(
-            f"{path} belongs to a model that is saved in several files. Load the model, and give it as a module, or "
-            "give one state_dict with all its layers."
+            f"{path} belongs to a model that is saved in several files. Load the model, and pass it as a module, or "
+            "pass one state_dict with all its layers."
         )
     if suffix not in states.SUFFIXES:
         raise ValueError(
@@ -248,19 +257,19 @@ def _torch(path: Path) -> Any:
         return torch_files.read(path)
     except guard.LimitError:
         raise
-    except Exception as error:  # what a malformed file makes the parser raise is not documented
+    except Exception as error:  # for malformed files, the parser may raise any exception
         if isinstance(error, ObjectError):
-            why = (
+            reason = (
                 f"it holds a Python object of {error.name}, and loading it may run code. If you trust the file, load "
-                "it by torch.load(path, weights_only=False), and give the module or its state_dict"
+                "it by torch.load(path, weights_only=False), and pass the module or its state_dict"
             )
         else:
-            why = f"{guard.reason(error)}. Save the state_dict alone: torch.save(model.state_dict(), path)"
-        raise ValueError(f"{path} could not be read as plain tensors: {why}.") from error
+            reason = f"{guard.reason(error)}. Save only the state_dict: torch.save(model.state_dict(), path)"
+        raise ValueError(f"{path} could not be read as plain tensors: {reason}.") from error
 
 
 def _npz(path: Path, opened: ExitStack) -> State:
-    """Shapes and types of the arrays in an .npz file, which stays open for those that are read."""
+    """Read shapes and types of the arrays in an .npz file, which stays open for reading them."""
     file = opened.enter_context(guard.arrays(path))
     return {name: file.head(name) for name in file.names}
 
@@ -297,10 +306,10 @@ def _tensor(data: memoryview, entry: Mapping[str, Any]) -> Any:
     if bad := [n for n in (begin, end, *entry["shape"]) if type(n) is not int or n < 0]:
         raise ValueError(f"shape and offsets must be whole numbers from 0, but got {bad[0]!r}")
     if len(entry["shape"]) > _MOST_DIMS:
-        raise ValueError(f"a tensor of {len(entry['shape']):,} dims, but at most {_MOST_DIMS} are read")
+        raise ValueError(f"a tensor of {len(entry['shape']):,} dims, but at most {_MOST_DIMS} are possible")
     if entry["dtype"] not in _DTYPES:
-        why = f"holds {entry['dtype']!s:.20} numbers. Convert it to float32 first."
-        return Unread(why, tuple(entry["shape"]), len(entry["shape"]))
+        reason = f"holds {entry['dtype']!s:.20} numbers. Convert it to float32 first."
+        return Unread(reason, tuple(entry["shape"]), len(entry["shape"]))
     dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), entry["shape"]
     if not 0 <= begin <= end <= len(data) or end - begin != prod(shape) * dtype.itemsize:
         raise ValueError(f"offsets {begin}:{end} do not hold {shape} of {entry['dtype']}")

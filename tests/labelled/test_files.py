@@ -65,7 +65,7 @@ UNSAFE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: torch.save(Own(3, 2), path),
         (
             r"it holds a Python object of \S*test_files\.Own, and loading it may run code\. If you trust the file, "
-            r"load it by torch\.load\(path, weights_only=False\), and give the module or its state_dict\.$"
+            r"load it by torch\.load\(path, weights_only=False\), and pass the module or its state_dict\.$"
         ),
     ),
     "settings beside weights": (

@@ -15,7 +15,7 @@ from torch import nn
 
 import fedstat
 from fedstat.labelled import weight_files
-from fedstat.labelled.layer_names import left_out
+from fedstat.labelled.layer_names import find_skipped_layers
 
 W = weights().astype(np.float32)  # (client, unit, weight)
 CONV = weights(seed=1, shape=(2, 3, 3)).astype(np.float32)
@@ -154,7 +154,7 @@ def test_a_round_of_a_run_is_chosen_and_a_wrong_one_is_named(held: dict[str, Any
     ],
 )  # fmt: skip
 def test_units_that_are_not_hidden_units_are_left_out(shapes: dict[str, tuple[int, ...]], names: list[str]) -> None:
-    assert list(left_out(shapes)) == names
+    assert list(find_skipped_layers(shapes)) == names
 
 
 def test_clients_may_differ_in_a_layer_that_is_left_out() -> None:
@@ -186,7 +186,9 @@ def test_what_training_changed_is_judged_without_the_common_start(held: dict[str
         fedstat.split(moved, baseline=stacked[0], layer="*")
     with pytest.raises(ValueError, match=r"baseline must have the shape .*\(8, 30\), but got \(8, 29\)"):
         fedstat.split(stacked, baseline=stacked[0, :, 1:])
-    with pytest.raises(ValueError, match="baseline is common to all clients, but layer 'fc1' of it differs between 6"):
+    with pytest.raises(
+        ValueError, match="baseline must be common to all clients, but its layer 'fc1' differs between 6"
+    ):
         fedstat.split(moved, baseline=held["run"], layer="fc1")
 
 
@@ -216,15 +218,15 @@ def test_wrong_inputs_say_what_was_seen_and_how_to_go_on(held: dict[str, Any], t
         (STATES["client0"], ValueError, "a state_dict, a module or a file for each client, but got a Tensor"),
         (nn.Linear(2, 3), ValueError, r"got one Linear. Pass \{client: model\}"),
         (xr.DataTree.from_dict({"/metrics": xr.Dataset()}), ValueError, "must hold weights, but has metrics"),
-        ({}, ValueError, "one per client, but got none"),
+        ({}, ValueError, "per client, but are empty"),
     ):
         with pytest.raises(error, match=message):
             fedstat.split(given)
-    with pytest.raises(ValueError, match="layer chooses from a run, files or state_dicts, but got layer='fc1'"):
+    with pytest.raises(ValueError, match="layer selects from a run, files or state_dicts, but got layer='fc1'"):
         fedstat.split(W, layer="fc1")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "a.zarr").mkdir()
-    with pytest.raises(ValueError, match=r"It holds the runs a.zarr: give one of them"):
+    with pytest.raises(ValueError, match=r"It holds the runs a.zarr: pass one of them"):
         fedstat.split(tmp_path / "runs")
 
 

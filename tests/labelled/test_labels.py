@@ -312,9 +312,7 @@ def test_labelled_weights_of_mappings_must_have_one_order(kind: str) -> None:
     if kind == "DataFrame":
         one, moved = one.to_pandas(), moved.to_pandas()
     np.testing.assert_array_equal(of_mapping(one, one), np.stack([one, one]))
-    says = (
-        r"layer 'a\.weight' must have the same labels in one order for all clients, but those of 1 are not those of 0"
-    )
+    says = r"layer 'a\.weight' must have equal labels in one order for all clients, but 1 and 0 differ"
     for other in (moved, np.asarray(one)):
         with pytest.raises(ValueError, match=says):
             of_mapping(one, other)

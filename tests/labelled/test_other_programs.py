@@ -55,7 +55,7 @@ def test_a_unit_has_the_numbers_that_its_output_depends_on(name: str) -> None:
 
 
 OPEN = {
-    "kernel without bias": ({"dense/kernel:0": drawn(8, 4)}, "no bias shows where they are", -1),
+    "kernel without bias": ({"dense/kernel:0": drawn(8, 4)}, "no bias shows their axis", -1),
     "square kernel alone": ({"dense/kernel:0": drawn(4, 4), "dense/bias:0": drawn(4)}, "its bias has 4 numbers", -1),
     "Keras attention": ({"query/kernel:0": drawn(6, 2, 3), "query/bias:0": drawn(2, 3)}, "that of its bias (2, 3)", 0),
     "transposed, square": (
@@ -70,9 +70,9 @@ OPEN = {
     ),
     "depthwise": ({"d/depthwise_kernel:0": drawn(3, 3, 7, 2), "d/bias:0": drawn(14)}, "no bias shows", -1),
     "Haiku LSTM": ({"lstm/linear": {"w": drawn(8, 20), "b": drawn(20)}}, "its 20 columns may be those of several", -1),
-    "Haiku without bias": ({"linear": {"w": drawn(8, 4)}}, "no bias shows where they are", -1),
-    "scikit-learn without intercepts": ({"coefs_0": drawn(8, 4)}, "no bias shows where they are", -1),
-    "np.savez without bias": ({"arr_0": drawn(8, 4), "arr_1": drawn(4, 3)}, "no bias shows where they are", -1),
+    "Haiku without bias": ({"linear": {"w": drawn(8, 4)}}, "no bias shows their axis", -1),
+    "scikit-learn without intercepts": ({"coefs_0": drawn(8, 4)}, "no bias shows their axis", -1),
+    "np.savez without bias": ({"arr_0": drawn(8, 4), "arr_1": drawn(4, 3)}, "no bias shows their axis", -1),
     "np.savez, square": ({"arr_0": drawn(4, 4), "arr_1": drawn(4)}, "its bias has 4 numbers", -1),
     "experts": ({"experts.up": drawn(3, 4, 5), "experts.up_bias": drawn(3, 5)}, "that of its bias (3, 5)", 0),
     "TensorFlow's 8x8 convolution": (
@@ -85,7 +85,7 @@ OPEN = {
 @pytest.mark.parametrize("name", OPEN)
 def test_what_names_and_biases_leave_open_is_refused_with_the_likely_axis(name: str) -> None:
     state, why, axis = OPEN[name]
-    with pytest.raises(ValueError, match=r"which numbers of .* belong to one unit is open: ") as refused:
+    with pytest.raises(ValueError, match=r"the axis of the units of .* is ambiguous: ") as refused:
         read_weights([state, state])
     assert why in str(refused.value)
     layer = str(refused.value).split("unit_axis={'")[1].split("'")[0]
@@ -134,7 +134,7 @@ def test_layers_of_any_shape_are_read_rightly_or_refused(style: str, weight: str
             try:
                 (node,) = read_weights([state], layers=[key]).children.values()
             except ValueError as error:
-                assert "belong to one unit is open" in str(error)  # noqa: PT017
+                assert "is ambiguous: " in str(error)  # noqa: PT017
                 refused += 1
                 continue
             np.testing.assert_array_equal(node["w"][0], np.moveaxis(state[key], axis, 0), err_msg=f"{key} of {state}")
@@ -152,10 +152,10 @@ def flat(state: Mapping[str, Any], before: str = "") -> dict[str, np.ndarray]:
 
 def test_of_a_module_no_modules_are_proposed() -> None:
     module = nn.ModuleDict({"query_key_value": nn.Linear(4, 12), "fc": nn.Linear(4, 3)})
-    with pytest.raises(ValueError, match=r"in blocks or head by head. Say the axis of the units: ") as refused:
+    with pytest.raises(ValueError, match=r"in blocks or head by head. Pass it as ") as refused:
         read_weights([module])
     assert "modules" not in str(refused.value)
-    with pytest.raises(ValueError, match=r"head by head. Give modules in place of state_dicts. Say the axis"):
+    with pytest.raises(ValueError, match=r"head by head. Pass modules instead of state_dicts, or the axis. Pass it"):
         read_weights([module.state_dict()])
     assert read_weights([module], layers=["fc"])["fc"]["w"].shape == (1, 3, 4)
 

@@ -174,7 +174,9 @@ def test_a_start_that_clients_did_not_have_is_refused() -> None:
     for _ in range(50):
         w, other = rng.normal(size=(12, 32, 64)) @ smooth, rng.normal(size=(32, 64))
         for verb in (fs.icc, lambda w, baseline: fs.split(w, baseline=baseline, n_factors=1, method="pc")):
-            with pytest.raises(ValueError, match=r"baseline has a correlation of .*clients did not start there"):
+            with pytest.raises(
+                ValueError, match=r"baseline must correlate with the weights, but r = .*; it would create agreement"
+            ):
                 verb(w, baseline=other)
             verb(w + 0.5 * smooth.sum(0).max() * other, baseline=other)
     constant = fs.icc(w, baseline=np.full((32, 64), 0.1))

@@ -187,7 +187,7 @@ def pt_of_a_sparse_tensor(at: Path) -> Callable[[], object]:
     return saved(at, {"fc1.weight": torch.ones(4, 3).to_sparse()})
 
 
-@hostile("without numbers")
+@hostile("is empty")
 def pt_of_no_units(at: Path) -> Callable[[], object]:
     return saved(at, {"fc1.weight": torch.ones(0, 3)})
 
