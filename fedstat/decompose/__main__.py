@@ -23,8 +23,8 @@ from fedstat._utils.settings import add_arguments, check_fields, read_arguments,
 from fedstat.decompose.stored import COMMAND, table, to_dataset, whole, write_table
 from fedstat.labelled import bootstrap, permutation_test, sensitivity, split
 from fedstat.labelled.inputs import layers_of
-from fedstat.results import Absolute, ByLayer
-from fedstat.results.base import said_of
+from fedstat.results import Absolute, LayerResults
+from fedstat.results.base import describe_skipped
 from fedstat.stats.split import Method, Tau
 
 _WEIGHTS, _SPLIT, _UNCERTAINTY = "weights", "split", "uncertainty"  # titles of groups of options
@@ -169,7 +169,7 @@ def _require_table(option: str, path: Path | None) -> None:
                 )
 
 
-def decompose(files: Sequence[str], settings: Settings) -> dict[str, ByLayer[Any]]:
+def decompose(files: Sequence[str], settings: Settings) -> dict[str, LayerResults[Any]]:
     """Read the weights and return the requested results by layer, under "split", "bootstrap", ..."""
     layer_weights = layers_of(files, settings.layer, settings.checkpoint)
     datasets = {f"/{name}": w.to_dataset(name="w") for name, w in layer_weights.layers.items()}
@@ -188,19 +188,19 @@ def decompose(files: Sequence[str], settings: Settings) -> dict[str, ByLayer[Any
     if settings.sensitivity:
         reference: dict[str, Any] = {"tau": settings.tau, "kappa": settings.kappa, "method": settings.method}
         results["sensitivity"] = sensitivity(weights, **common, **reference)
-    results["split"] = ByLayer(results["split"].results, layer_weights.skipped_layers)
+    results["split"] = LayerResults(results["split"].results, layer_weights.skipped_layers)
     return results
 
 
-def show(args: argparse.Namespace, results: dict[str, ByLayer[Any]]) -> None:
+def show(args: argparse.Namespace, results: dict[str, LayerResults[Any]]) -> None:
     """Print the results, layer by layer."""
     for i, (layer, result) in enumerate(results["split"].items()):
         print("\n" * (i > 0) + f"{layer}: {result.summary() if args.summary else repr(result)}")
         for kind, by_layer in results.items():
             if kind != "split":
                 print(f"{layer}: {by_layer[layer]}")
-    if skipped := results["split"].left_out:
-        print("\n" + said_of(skipped, "--layer '*'"))
+    if skipped := results["split"].skipped_layers:
+        print("\n" + describe_skipped(skipped, "--layer '*'"))
     for path in (args.csv, args.latex):
         if path is not None:
             print(f"Saved: {path}")
@@ -208,7 +208,7 @@ def show(args: argparse.Namespace, results: dict[str, ByLayer[Any]]) -> None:
         print(f"\nSaved: fedstat.read_split({str(args.out)!r})")
 
 
-def save(args: argparse.Namespace, settings: Settings, results: dict[str, ByLayer[Any]]) -> None:
+def save(args: argparse.Namespace, settings: Settings, results: dict[str, LayerResults[Any]]) -> None:
     """Write a table per layer under ``/split/<layer>``, and all results; the root attributes hold the settings."""
     options = {k: str(v) if isinstance(v, Path | Absolute) else v for k, v in vars(settings).items()}
     bootstraps: Mapping[str, Any] = results.get("bootstrap", {})
@@ -220,7 +220,7 @@ def save(args: argparse.Namespace, settings: Settings, results: dict[str, ByLaye
     store.save(args.out, tree, attrs, overwrite=args.overwrite)
 
 
-def draw(path: Path, results: dict[str, ByLayer[Any]]) -> None:
+def draw(path: Path, results: dict[str, LayerResults[Any]]) -> None:
     """Draw a histogram and, for factor analyses, a scree plot of every layer into one file."""
     from matplotlib.figure import Figure
 

@@ -16,7 +16,7 @@ from fedstat import results, store
 from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.layer_names import is_pattern, match_names, require_names
-from fedstat.results import Absolute, BootstrapResult, ByLayer, SplitResult, tables
+from fedstat.results import Absolute, BootstrapResult, LayerResults, SplitResult, tables
 from fedstat.stats.icc import Coefficients, MeanSquares
 from fedstat.stats.icc_resampling import Influence
 from fedstat.stats.icc_tests import AgreementTest
@@ -71,7 +71,7 @@ def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> 
     return data
 
 
-def table(found: Mapping[str, ByLayer[Any]]) -> pd.DataFrame:
+def table(found: Mapping[str, LayerResults[Any]]) -> pd.DataFrame:
     """One row per layer and unit: the split's table, with standard errors, intervals and p values where they are known.
 
     Parameters
@@ -128,7 +128,7 @@ _CLASSES: dict[str, Any] = _TUPLES | {
 @overload
 def read_split(path: str | Path, layer: str, *, kind: Kind = "split") -> Any: ...
 @overload
-def read_split(path: str | Path, layer: None = None, *, kind: Kind = "split") -> ByLayer[Any]: ...
+def read_split(path: str | Path, layer: None = None, *, kind: Kind = "split") -> LayerResults[Any]: ...
 def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "split") -> Any:
     """Results that ``python -m fedstat.decompose --out`` stored, as they were.
 
@@ -144,7 +144,7 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
     Returns
     -------
     SplitResult, BootstrapResult, PermutationResult or SensitivityResult
-        Equal to what was stored, to the bit, with labels and settings. A :class:`fedstat.results.ByLayer` of them
+        Equal to what was stored, to the bit, with labels and settings. A :class:`fedstat.results.LayerResults` of them
         without ``layer``.
 
     Raises
@@ -198,7 +198,7 @@ def _read(run: xr.DataTree, path: str | Path, layer: str | None, kind: Kind) -> 
     found = {name: from_dataset(node.to_dataset(inherit=False)) for name, node in nodes.items() if node is not None}
     if layer is not None and not is_pattern(layer):
         return found[names[0]]
-    return ByLayer(found, guard.parsed("left_out", noted["left_out"].encode()))
+    return LayerResults(found, guard.parsed("left_out", noted["left_out"].encode()))
 
 
 def layer_results(run: xr.DataTree, layer: str) -> dict[str, Any]:
@@ -215,9 +215,9 @@ def _node(layer: xr.DataTree, kind: Kind) -> xr.DataTree | None:
     return layer.children[names[0]] if names else None
 
 
-def whole(found: Mapping[str, ByLayer[Any]]) -> dict[str, xr.Dataset]:
+def whole(found: Mapping[str, LayerResults[Any]]) -> dict[str, xr.Dataset]:
     """Groups of a store that :func:`read_split` reads, from results by kind."""
-    noted = {"layers": json.dumps(list(found["split"])), "left_out": json.dumps(found["split"].left_out)}
+    noted = {"layers": json.dumps(list(found["split"])), "left_out": json.dumps(found["split"].skipped_layers)}
     groups = {f"/{_GROUP}": xr.Dataset(attrs=noted)}
     for kind, by_layer in found.items():
         groups |= {f"/{_GROUP}/{layer}/{kind}": as_dataset(one) for layer, one in by_layer.items()}

@@ -80,9 +80,9 @@ def icc(
     Returns
     -------
     IccResult
-        Coefficients of each unit and of the layer; with several layers, a :class:`fedstat.results.ByLayer` of these
-        results. The targets of the layer are all weights of all units together: differences between the units' means
-        count as agreement. A constant unit is NaN, counted and named.
+        Coefficients of each unit and of the layer; with several layers, a :class:`fedstat.results.LayerResults` of
+        these results. The targets of the layer are all weights of all units together: differences between the units'
+        means count as agreement. A constant unit is NaN, counted and named.
 
     Raises
     ------

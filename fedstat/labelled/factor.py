@@ -191,7 +191,7 @@ def fa(
     Returns
     -------
     FactorResult
-        Communalities, loadings and fit; with several layers, a :class:`fedstat.results.ByLayer` of these results.
+        Communalities, loadings and fit; with several layers, a :class:`fedstat.results.LayerResults` of these results.
 
     Raises
     ------

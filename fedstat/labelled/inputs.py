@@ -24,7 +24,7 @@ from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import Weights, labels, need_dims, numpy_of
 from fedstat.labelled.layer_names import find_skipped_layers, is_pattern, match_names, require_names
 from fedstat.labelled.states import SUFFIXES
-from fedstat.results import ByLayer
+from fedstat.results import LayerResults
 from fedstat.store import is_store, open_run
 
 _FEW = 8  # clients whose mean is compared with the baseline
@@ -164,7 +164,7 @@ def by_layer(
 
     The verb's body gets the weights of one layer, (client, unit, weight...), and the baseline of this layer, or None.
     It declares ``layer`` and ``checkpoint`` for its signature only: the decorator uses them. For several layers the
-    result is a :class:`ByLayer`. Warnings name the layer, and so do errors if there are several layers.
+    result is a :class:`LayerResults`. Warnings name the layer, and so do errors if there are several layers.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def by_layer(
                 return analyze(*layers)
             is_named = len(layers) > 1
             results = {layer: _name_layer(layer, partial(analyze, layer), in_errors=is_named) for layer in layers}
-            return ByLayer(results, skipped_layers)
+            return LayerResults(results, skipped_layers)
 
         return cast("_Verb[P, R]", over)
 

@@ -114,7 +114,7 @@ def split(
     -------
     SplitResult
         Groups of units, with the analysis behind them. For a run, files or state_dicts a
-        :class:`fedstat.results.ByLayer` of these results, unless ``layer`` is the name of one layer.
+        :class:`fedstat.results.LayerResults` of these results, unless ``layer`` is the name of one layer.
 
     Raises
     ------
@@ -353,7 +353,7 @@ def split_map(
     -------
     SplitMapResult
         One row per analysis; convergence is a column of its table, not a warning. With several layers, a
-        :class:`fedstat.results.ByLayer` of these results.
+        :class:`fedstat.results.LayerResults` of these results.
 
     Raises
     ------

@@ -98,8 +98,8 @@ def bootstrap(
     Returns
     -------
     BootstrapResult
-        Bootstrap samples of communalities and groups; with several layers, a :class:`fedstat.results.ByLayer` of these
-        results.
+        Bootstrap samples of communalities and groups; with several layers, a :class:`fedstat.results.LayerResults` of
+        these results.
 
     Raises
     ------
@@ -173,9 +173,9 @@ def permutation_test(
     Returns
     -------
     PermutationResult
-        Observed communalities and communalities under H0; with several layers, a :class:`fedstat.results.ByLayer` of
-        these results. A small p value means that ν differs between units by more, or by less, than if each client
-        listed its units in a separate order.
+        Observed communalities and communalities under H0; with several layers, a
+        :class:`fedstat.results.LayerResults` of these results. A small p value means that ν differs between units by
+        more, or by less, than if each client listed its units in a separate order.
 
     Raises
     ------
@@ -258,7 +258,7 @@ def sensitivity(
     SensitivityResult
         One row per changed choice; convergence is a column of its table, not a warning. All fits stop by the default
         rule of their method, except the variants of ``max_iter`` and ``tol``. With several layers, a
-        :class:`fedstat.results.ByLayer` of these results.
+        :class:`fedstat.results.LayerResults` of these results.
 
     Raises
     ------
@@ -347,8 +347,8 @@ def n_factors(
     Returns
     -------
     NFactorsResult
-        Number of factors by each rule, and their curves; with several layers, a :class:`fedstat.results.ByLayer` of
-        these results.
+        Number of factors by each rule, and their curves; with several layers, a :class:`fedstat.results.LayerResults`
+        of these results.
 
     Raises
     ------

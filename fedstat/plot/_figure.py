@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from fedstat._utils import check
-from fedstat.results import BootstrapResult, ByLayer, PermutationResult, SensitivityResult, SplitResult
+from fedstat.results import BootstrapResult, LayerResults, PermutationResult, SensitivityResult, SplitResult
 from fedstat.stats import resampling
 from fedstat.study import summary
 from fedstat.study.collect import METHODS
@@ -130,7 +130,7 @@ def one_legend(figure: Figure, axes: Iterable[Axes]) -> None:
 
 def refusal(figure: str, takes: str, got: object, hint: str = "") -> TypeError:
     """Return the error for an argument of a type that a figure does not take."""
-    if isinstance(got, ByLayer):
+    if isinstance(got, LayerResults):
         hint = f"Choose one of the layers {', '.join(got)}, as plot.{figure}(result[{next(iter(got))!r}])."
     end = f" {hint}" if hint else ""
     return TypeError(f"plot.{figure} takes {takes}, but got {type(got).__name__}.{end}")

@@ -19,9 +19,9 @@ from fedstat.labelled import split_map as _split_map
 from fedstat.plot._figure import DEAD, PERSONAL, SHARED, get_axes, name_rows, plain, refusal, split_behind, split_of_run
 from fedstat.results import (
     BootstrapResult,
-    ByLayer,
     FactorResult,
     IccResult,
+    LayerResults,
     NFactorsResult,
     PermutationResult,
     SensitivityResult,
@@ -307,7 +307,7 @@ def rounds(shared: Any, *, ax: Axes | None = None, layer: str | None = None) -> 
 
 def _splits_by_round(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_], NDArray[Any]]:
     """Return splits (round, unit) and the numbers of the rounds."""
-    if isinstance(shared, Result | ByLayer):
+    if isinstance(shared, Result | LayerResults):
         raise refusal("rounds", "splits (round, unit) of bool, or a run with such splits", shared)
     shared = labels.labelled(shared, ("round", "unit"))
     if isinstance(shared, xr.DataTree):
@@ -366,7 +366,7 @@ def split_map(result: Any, *, ax: Axes | None = None, **options: Any) -> Axes:
         If ``result`` is another result or one of several layers, or a result comes with options.
     """
     if not isinstance(result, SplitMapResult):
-        if not isinstance(result, Result | pd.DataFrame | ByLayer):
+        if not isinstance(result, Result | pd.DataFrame | LayerResults):
             result = _split_map(result, **options)
         if not isinstance(result, SplitMapResult):
             raise refusal("split_map", "the result of split_map, or weights of one layer", result)

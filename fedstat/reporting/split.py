@@ -13,7 +13,7 @@ from fedstat.reporting import document, prose
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, Block, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble
-from fedstat.results import ByLayer, SplitResult
+from fedstat.results import LayerResults, SplitResult
 from fedstat.results.base import Caution, Result
 
 _WRITES = ("overwrite", "out", "plot", "summary", "csv", "latex")  # options that no number depends on
@@ -83,7 +83,7 @@ def _cautions(found: Mapping[str, Kinds]) -> Iterator[Caution]:
     """Cautions of all results, and of splits without any that says how certain they are."""
     for layer, kinds in found.items():
         for one in kinds.values():
-            yield from ByLayer({shown(layer): one}).cautions()
+            yield from LayerResults({shown(layer): one}).cautions()
         split = kinds.get("split")
         if isinstance(split, SplitResult) and "bootstrap" not in kinds:
             how = "fedstat.icc(weights, n_boot=500)" if split.fit.method == "icc" else "--n-boot 500"

@@ -1,6 +1,6 @@
 """Results that print themselves, turn into tables and never change."""
 
-from fedstat.results.base import ByLayer
+from fedstat.results.base import LayerResults
 from fedstat.results.between_clients import ClientClustersResult, EntropyResult
 from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.icc import IccResult
@@ -15,7 +15,6 @@ __all__ = [
     "Absolute",
     "AgreementWarning",
     "BootstrapResult",
-    "ByLayer",
     "ClientClustersResult",
     "ComparisonResult",
     "ComponentsResult",
@@ -24,6 +23,7 @@ __all__ = [
     "EntropyResult",
     "FactorResult",
     "IccResult",
+    "LayerResults",
     "LeakageResult",
     "NFactorsResult",
     "PermutationResult",

@@ -310,14 +310,14 @@ R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ByLayer(Mapping[str, R]):
+class LayerResults(Mapping[str, R]):
     """A result for each layer, as the verbs return it for runs, files and state_dicts: a mapping that prints itself.
 
     Attributes
     ----------
     results : dict from layer to result
         In the order of the network.
-    left_out : dict from layer to reason
+    skipped_layers : dict from layer to reason
         Layers that were not asked for by name and whose units are not hidden units: embeddings, the output layer.
 
     Examples
@@ -328,20 +328,20 @@ class ByLayer(Mapping[str, R]):
     >>> shapes = {"fc1.weight": (6, 9), "fc2.weight": (5, 6), "head.weight": (2, 5)}
     >>> clients = {name: {key: rng.normal(size=n) for key, n in shapes.items()} for name in ("ann", "bea", "cem")}
     >>> found = fedstat.split(clients, method="icc")
-    >>> list(found), found.left_out
+    >>> list(found), found.skipped_layers
     (['fc1', 'fc2'], {'head': 'output layer, by its name'})
     >>> found["fc1"].shared.sum()
     np.int64(3)
     """
 
     results: dict[str, R]
-    left_out: dict[str, str] = field(default_factory=dict)
+    skipped_layers: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, layer: str) -> R:
         if layer in self.results:
             return self.results[layer]
-        if layer in self.left_out:
-            way_out = f"It was left out ({self.left_out[layer]}): name it by layer={layer!r}."
+        if layer in self.skipped_layers:
+            way_out = f"It was left out ({self.skipped_layers[layer]}): name it by layer={layer!r}."
         else:
             near = check.did_you_mean(layer, self.results, cutoff=0.6)
             way_out = f"There are {', '.join(self.results)}.{near}"
@@ -391,17 +391,19 @@ class ByLayer(Mapping[str, R]):
 
     def _text(self, each: list[str]) -> str:
         parts = [f"{layer}: {text}" for layer, text in zip(self, each, strict=True)]
-        return "\n".join(parts + ([said_of(self.left_out)] if self.left_out else []))
+        return "\n".join(parts + ([describe_skipped(self.skipped_layers)] if self.skipped_layers else []))
 
     def __repr__(self) -> str:
         return self._text([repr(one) for one in self.values()])
 
     def _repr_html_(self) -> str:
         parts = [f"<h4>{html.escape(layer)}</h4>{one._repr_html_()}" for layer, one in self.items()]
-        return "".join(parts) + (f"<p>{html.escape(said_of(self.left_out))}</p>" if self.left_out else "")
+        return "".join(parts) + (
+            f"<p>{html.escape(describe_skipped(self.skipped_layers))}</p>" if self.skipped_layers else ""
+        )
 
 
-def said_of(left_out: Mapping[str, str], way_in: str = "layer='*'") -> str:
+def describe_skipped(skipped_layers: Mapping[str, str], way_in: str = "layer='*'") -> str:
     """One line on the layers that were left out, and how they come in."""
-    named = ", ".join(f"{layer} ({why})" for layer, why in left_out.items())
+    named = ", ".join(f"{layer} ({why})" for layer, why in skipped_layers.items())
     return f"Left out: {named}. {way_in} takes all layers."

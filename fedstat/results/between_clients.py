@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Caution, Result, extremes
-from fedstat.results.tables import beside, coefficient, count, median_and_ends, p_equals
+from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats.entropy import largest_k
 
 FIELDS = ("entropy", "std_error", "n", "atom_value", "atom_mass", "n_tied", "conf_low", "conf_high", "clustered")
@@ -301,7 +301,7 @@ class ClientClustersResult(Result):
             The columns or variables of ``data``, then cluster, group, within and nearest. Without data, client and
             these columns.
         """
-        return beside(self.tidy().rename(columns={"term": "client"}), data, key="client")
+        return join_columns(self.tidy().rename(columns={"term": "client"}), data, key="client")
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         return self.tidy().sort_values("cluster", kind="stable"), None

@@ -14,7 +14,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Caution, Result, constant, extremes, listing
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside, coefficient, count, median_and_ends, p_equals
+from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats import split as _split
 from fedstat.stats.clustering import equal_objects, separate_groups
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
@@ -237,7 +237,7 @@ class IccResult(Result):
             | {f"var_{name}": _scale(values, power) for name, values in components.items()}
             | {"dead": self.dead}
         )
-        return beside(table, data)
+        return join_columns(table, data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         return self.augment()[["unit", "icc", "conf_low", "conf_high", "p_adjusted", "dead"]], "icc"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Caution, Result, UnitStatistics, listing
-from fedstat.results.tables import beside, coefficient, count
+from fedstat.results.tables import coefficient, count, join_columns
 from fedstat.stats import split as _split
 
 Floats = NDArray[np.float64]
@@ -165,7 +165,7 @@ class SplitResult(Result):
         """
         table = self.tidy()
         statistics = [name for name in ("outcome", "h2", "icc", "personal") if name in table]
-        return beside(table[["term", "group", *statistics, "margin"]].rename(columns={"term": "unit"}), data)
+        return join_columns(table[["term", "group", *statistics, "margin"]].rename(columns={"term": "unit"}), data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         order = {"nu": "h2", "ICC2": "icc", "personal share": "personal"}

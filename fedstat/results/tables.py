@@ -254,7 +254,7 @@ def _in_markdown(text: str) -> str:
     return _MARKDOWN.sub(lambda found: "\\" + found[0], flat)
 
 
-def beside(table: pd.DataFrame, data: Any, *, key: str = "unit") -> Any:
+def join_columns(table: pd.DataFrame, data: Any, *, key: str = "unit") -> Any:
     """The user's data with the columns of a result's table added, row by row.
 
     Parameters

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Caution, Result, columns, listing
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside, coefficient, count, p_equals
+from fedstat.results.tables import coefficient, count, join_columns, p_equals
 from fedstat.stats import split as _split
 from fedstat.stats.factor import gap
 from fedstat.stats.resampling import expanded_percentiles
@@ -130,7 +130,7 @@ class BootstrapResult(Result):
 
     def augment(self, data: Any = None) -> Any:
         """Add the columns of :meth:`tidy` to data about the units, as :meth:`SplitResult.augment` does."""
-        return beside(self.tidy().rename(columns={"term": "unit"}), data)
+        return join_columns(self.tidy().rename(columns={"term": "unit"}), data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         return self.tidy(), "estimate"
@@ -267,7 +267,7 @@ class PermutationResult(Result):
 
     def augment(self, data: Any = None) -> Any:
         """Add the columns of :meth:`tidy` to data about the units, as :meth:`SplitResult.augment` does."""
-        return beside(self.tidy().rename(columns={"term": "unit"}), data)
+        return join_columns(self.tidy().rename(columns={"term": "unit"}), data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         return self.tidy(), "estimate"

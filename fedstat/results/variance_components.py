@@ -14,7 +14,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat.results.base import Result, constant, extremes, wrapped
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside, coefficient, count, median_and_ends, p_equals
+from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats.icc import fdr as adjusted
 from fedstat.stats.variance_components import Components, outcomes
 
@@ -376,7 +376,7 @@ class ComponentsResult(Result):
             verdict=_list_verdicts(c),
             dead=self.dead,
         )
-        return beside(table, data)
+        return join_columns(table, data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         return self.tidy(), "personal"

@@ -108,7 +108,7 @@ def test_the_command_stores_all_that_it_was_asked_for(clients: Path, tmp_path: P
         for layer in found:
             alike(found[layer], expected[layer])
         alike(read_split(str(out), "fc1", kind=kind), expected["fc1"])
-    assert fedstat.read_split(out).left_out == {"head": "output layer, by its name"}
+    assert fedstat.read_split(out).skipped_layers == {"head": "output layer, by its name"}
     run = fedstat.open_run(out, verify=True)
     np.testing.assert_array_equal(run["split/fc1/communality"], fedstat.read_split(out, "fc1").communality)
     with pytest.raises(ValueError, match=r"split.zarr has no layer 'fc3', only fc1, fc2\. Did you mean"):

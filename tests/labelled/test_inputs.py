@@ -84,7 +84,7 @@ def test_a_split_is_the_same_to_the_bit_in_whatever_form_the_weights_come(held: 
     for layer, w in (("conv", CONV), ("fc1", W)):
         np.testing.assert_array_equal(found[layer].communality, fedstat.split(w, n_factors=2).communality)
         np.testing.assert_array_equal(found[layer].icc, fedstat.split(w, n_factors=2).icc)
-    assert list(found.left_out) == ["head"]
+    assert list(found.skipped_layers) == ["head"]
     text = repr(found)
     assert text.startswith("conv: Split of 8 units")
     assert "\nfc1: Split of 8 units" in text

@@ -62,8 +62,8 @@ def test_what_cannot_be_asked_is_said():
 def test_layers_are_mapped_one_by_one_and_less_their_start():
     how = {"kappas": (0.3, 0.5), "methods": ("pc", "icc")}
     found = fedstat.split_map([{"fc1.weight": w, "head.weight": w[:2, :8]} for w in W.values], **how)
-    assert isinstance(found, fedstat.results.ByLayer)
-    assert list(found.left_out) == ["head"]
+    assert isinstance(found, fedstat.results.LayerResults)
+    assert list(found.skipped_layers) == ["head"]
     np.testing.assert_array_equal(found["fc1"].shared, fedstat.split_map(W, **how).shared)
     start = np.random.default_rng(5).normal(size=W.shape[1:])
     moved = fedstat.split_map(W.values + start, baseline=start, **how).shared

@@ -284,7 +284,7 @@ def test_factors_of_low_rank_updates_are_read_with_a_warning_and_none_is_taken_f
     with pytest.warns(UserWarning, match=message):
         found = fedstat.icc(states)
     assert list(found) == [before + name for name in names]
-    assert found.left_out == {}
+    assert found.skipped_layers == {}
     for key in ("q.lora_A.default.weight", "q.lora_B", "q.lora_embedding_A", "q.lora.down.weight"):
         with pytest.warns(UserWarning, match="low-rank"):
             read_weights([{key: drawn(2, 8)}])

@@ -14,7 +14,7 @@ from layers import weights
 
 import fedstat
 from fedstat import labelled
-from fedstat.results import ByLayer
+from fedstat.results import LayerResults
 
 LAYER = "layer=None, checkpoint=None"
 ARGUMENTS = {
@@ -71,7 +71,7 @@ def test_each_layer_has_the_result_of_its_weights_less_its_baseline(name: str) -
     verb, baseline = getattr(fedstat, name), "baseline"
     start = {layer: W.mean(axis=0).reshape(8, 8) * i for i, layer in enumerate(STATES["client0"], 1)}
     found = verb(STATES, layer=["fc*"], **{baseline: start}, **FEW.get(name, {}))
-    assert isinstance(found, ByLayer)
+    assert isinstance(found, LayerResults)
     assert [*found] == ["fc1", "fc2"]
     for layer in found:
         alone = verb(W.reshape(6, 8, 8), **{baseline: start[f"{layer}.weight"]}, **FEW.get(name, {}))

@@ -64,9 +64,12 @@ def test_a_figure_draws_every_result_it_could_mean_and_names_what_it_takes(figur
 
 @pytest.mark.parametrize("figure", sorted(set(plot.__all__) - OTHERS))
 def test_results_of_several_layers_are_answered_with_their_names(figure):
-    several = fedstat.results.ByLayer({"fc1": made("SplitResult"), "fc2": made("SplitResult")})
-    said = rf"plot\.{figure} takes .*, but got ByLayer\. Choose one of the layers fc1, fc2, as plot\.{figure}\(result\["
-    with pytest.raises(TypeError, match=said):
+    several = fedstat.results.LayerResults({"fc1": made("SplitResult"), "fc2": made("SplitResult")})
+    message = (
+        rf"plot\.{figure} takes .*, but got LayerResults\. Choose one of the layers fc1, fc2, "
+        rf"as plot\.{figure}\(result\["
+    )
+    with pytest.raises(TypeError, match=message):
         getattr(plot, figure)(several, **({"case": "iid"} if figure == "relation" else {}))
 
 

@@ -21,7 +21,7 @@ from made_results import DATA, MADE, NAMES, TABLE, made, outputs
 from matplotlib import pyplot as plt
 
 import fedstat
-from fedstat.results.base import WIDTH, ByLayer, Caution, Result
+from fedstat.results.base import WIDTH, Caution, LayerResults, Result
 
 
 def classes(of: type = Result) -> Iterator[type]:
@@ -72,7 +72,7 @@ def test_a_result_words_its_cautions_once_and_a_split_has_those_of_its_analysis(
     text = " ".join(repr(stopped).split())
     for caution in found.values():
         assert text.count(f"Caution: {caution.text}") == 1
-    assert ByLayer({"fc1": stopped}).cautions()[0].text == f"layer fc1: {stopped.cautions()[0].text}"
+    assert LayerResults({"fc1": stopped}).cautions()[0].text == f"layer fc1: {stopped.cautions()[0].text}"
 
 
 def test_grave_cautions_are_printed_as_warnings() -> None:
