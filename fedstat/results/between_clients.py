@@ -324,9 +324,9 @@ class ClientClustersResult(Result):
         return pd.DataFrame([row | {name: getattr(self, name) for name in names}])
 
     def _lines(self) -> list[str]:
-        n = len(self.clients)
+        n, sizes = len(self.clients), _format_sizes(self.cluster)
         lines = [
-            f"{count(int(self.cluster.max()), 'cluster')} of {count(n, 'client')} (sizes {_sizes(self.cluster)})",
+            f"{count(int(self.cluster.max()), 'cluster')} of {count(n, 'client')} (sizes {sizes})",
             f"Average linkage on 1 - cosine similarity, {self.n_values} values per client",
             *["Vectors minus their mean over clients"] * bool(self.baseline),
             (
@@ -344,12 +344,13 @@ class ClientClustersResult(Result):
         n_drawn = f"all {self.n_permutations} arrangements" if self.exact else f"{self.n_permutations} permutations"
         return [
             *lines,
-            f"Known groups: {len(np.unique(self.groups))} (sizes {_sizes(self.groups)})",
+            f"Known groups: {len(np.unique(self.groups))} (sizes {_format_sizes(self.groups)})",
             f"  ARI with the clusters: {ari}, {interval}",
             f"    {p_equals(self.p_value)} (one-sided, {n_drawn} of group membership)",
             f"  Mean similarity within minus between groups: {contrast}, {p_equals(self.contrast_p_value)} (same test)",
         ]
 
 
-def _sizes(group: NDArray[Any]) -> str:
+def _format_sizes(group: NDArray[Any]) -> str:
+    """Return the sizes of groups, in the order of their names."""
     return ", ".join(map(str, np.unique(group, return_counts=True)[1]))

@@ -296,8 +296,8 @@ class FactorResult(Result):
         Raises
         ------
         ValueError
-            If the units of the rows are not the units of the result, if ``reference`` is missing, or if it is passed
-            although the result holds the mean and standard deviation.
+            If the rows do not have the units of the result. If ``reference`` is missing for a result made from
+            correlations, or passed for another result.
         """
         if reference is None and self.center is None:
             raise ValueError(

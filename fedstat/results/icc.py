@@ -25,7 +25,7 @@ from fedstat.stats.resampling import LEAST_CLIENTS
 Floats = NDArray[np.float64]
 Inference = Literal["sign-flip", "permutation", "F"]
 INFERENCE: tuple[Inference, ...] = get_args(Inference)
-"""Tests of agreement: flip signs of clients, permute units within clients, or F tests, whose sample are the weights."""
+"""Tests of agreement: by flipped signs of clients, by permuted units within clients, or F tests over weights."""
 HEADLINE: Type = "ICC2"
 """Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` explains the choice."""
 # Ratio of the effective to the actual number of clients below which sizes matter; see simulations/inference/agreement.
@@ -174,7 +174,7 @@ class IccResult(Result):
             (ICC2); icc_median, icc_min and icc_max over units; inference (the test); n_permutations (sign flips or
             permutations behind layer_p_value); n_agreeing (units with p_adjusted of at most 1 − level); n_undefined
             (units without ICC2), n_dead (constant units); layer_icc with layer_low, layer_high and layer_p_value;
-            profile_proportion (of the squared weights, which the common profile of the units holds) and
+            profile_proportion (proportion of the squared weights in the common profile of the units) with
             profile_p_value; n_effective_clients (1 / Σ s² for the clients' proportions s of the squared deviations);
             level; replicates (number of bootstrap samples).
         """

@@ -188,6 +188,7 @@ class ComparisonResult(Result):
     def __repr__(self) -> str:
         comparisons = self.table[self.table["method"] != self.reference]
         digits = decimals(comparisons["std_error"])
+        methods = f"{count(len(comparisons), 'method')} compared with {self.reference}"
         n = "pairs" if len(self.block) == 1 else "n"
         rows = [("method", "mean (SE)", f"difference [{100 * self.level:g}% CI]", "p (Holm)", n)]
         for x in self.table.to_dict("records"):
@@ -202,18 +203,15 @@ class ComparisonResult(Result):
             rows.append((x["method"], mean, *compared))
         return "\n".join(
             [
-                wrapped(f"{self.value}: {self._describe_methods()}, paired by {' and '.join(self.block)}"),
+                wrapped(f"{self.value}: {methods}, paired by {' and '.join(self.block)}"),
                 *self._describe_sample(),
                 *columns(rows, n_right=2),
                 f"Paired t tests; CIs simultaneous over {count(len(comparisons), 'comparison')} (Bonferroni).",
             ]
         )
 
-    def _describe_methods(self) -> str:
-        return f"{count(len(self.table) - 1, 'method')} compared with {self.reference}"
-
     def _describe_sample(self) -> list[str]:
-        """Return the line on the sample, if it is smaller than the number of pairs."""
+        """Return the line on the sample, if several columns define the blocks."""
         if len(self.block) == 1:
             return []
         over = " and ".join(name for name in self.block if name != self.sample)

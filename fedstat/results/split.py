@@ -123,9 +123,9 @@ class SplitResult(Result):
         Returns
         -------
         DataFrame (unit)
-            term (the unit); the columns of ``fit.by_unit()``, among them, where they exist, h2 (communality), icc
-            (agreement) and personal (reliability); group (shared, personal, or dead for a constant unit); outcome, for
-            a split by test; margin (statistic minus threshold).
+            term (the unit); the columns of ``fit.by_unit()``, such as h2 (communality), icc (agreement) or personal
+            (reliability); group (shared, personal, or dead for a constant unit); outcome, for a split by test; margin
+            (statistic minus threshold).
         """
         table = self.fit.by_unit().assign(group=self.group)
         return (table if self.outcome is None else table.assign(outcome=self.outcome)).assign(margin=self.margin)

@@ -108,9 +108,9 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     Notes
     -----
     Layers are tested from the last to the first, up to the first layer that is not "own". The order is fixed in
-    advance, so the intervals need no adjustment for the number of layers. The probability of naming a layer that is too
-    early is at most the probability that one interval is too high (Westfall and Krishen 2001, J. Statistical Planning
-    and Inference 99, 25-40).
+    advance, so the intervals need no adjustment for the number of layers: the probability of naming a layer too early
+    is at most the probability that one interval is too high (Westfall and Krishen 2001, J. Statistical Planning and
+    Inference 99, 25-40).
 
     Examples
     --------
@@ -141,9 +141,9 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     if results.empty:
         raise ValueError("results must have at least one row, but is empty")
     names = [str(x) for x in results["layer"]]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
-            f"results must have one row per layer, but has {names.count(twice[0])} for {twice[0]!r}. Select "
+            f"results must have one row per layer, but has {names.count(duplicates[0])} for {duplicates[0]!r}. Select "
             "one round, or pool rounds: fedstat.fl.profile(run, window=10)."
         )
     values = results[list(COLUMNS[1:])].to_numpy(dtype=float)
@@ -262,11 +262,11 @@ class ComponentsResult(Result):
 
         Notes
         -----
-        The tests refer to the differences of these clients, not to other clients. In simulations with trained networks
-        (4 to 20 clients, margins 0.3 to 0.9), on average at most 0.01 of the conclusions were wrong, and at least one
-        conclusion was wrong in at most 0.15 of layers (``simulations/inference/shares.py``). In synthetic layers whose
-        units all lie on the margin, at most 0.06 of layers had a unit with a conclusion. This also held with long tails
-        and with clients of unequal noise.
+        The tests refer to the differences of these clients, not to other clients. They were simulated with trained
+        networks of 4 to 20 clients and margins of 0.3 to 0.9 (``simulations/inference/shares.py``). On average at most
+        0.01 of the conclusions were wrong. In at most 0.15 of layers, some conclusion was wrong. In synthetic layers
+        whose units all lie on the margin, at most 0.06 of layers had a unit with a conclusion. This also held with long
+        tails and with clients of unequal noise.
 
         Examples
         --------
