@@ -236,14 +236,14 @@ class Stateful:
 
 
 class Unpickler(pickle._Unpickler):
-    """Unpickler of numbers, strings, lists, tuples, dictionaries and the objects of the stand-ins in ``known``.
+    """Unpickler of numbers, strings, lists, tuples, dictionaries and the objects of ``stand_ins``.
 
     A stand-in takes a fixed number of arguments and copies none; otherwise a short pickle could fill the memory. The
     constructors of NumPy and torch are not used, because they trust the state in the file. The unpickler in C is not
     used either: a few bytes make it fill gigabytes (its table of references) or crash (a deeply nested key).
     """
 
-    known: ClassVar[dict[tuple[str, str], Any]] = {}
+    stand_ins: ClassVar[dict[tuple[str, str], Any]] = {}
     stack: list[Any]
     read: Callable[[int], bytes]
     append: Callable[[Any], None]
@@ -289,9 +289,9 @@ class Unpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the stand-in of a class or function, or raise ObjectError."""
-        if (module, name) not in self.known:
+        if (module, name) not in self.stand_ins:
             raise ObjectError(module, name)
-        return self.known[module, name]
+        return self.stand_ins[module, name]
 
 
 def _name(key: object) -> bytes | str | int:

@@ -232,10 +232,10 @@ def labelled(values: Any, frame: Sequence[str] = ("unit", "weight"), stack: Sequ
     if not stack or not isinstance(values, list | tuple):
         return values
     arrays = [labelled(array, ("unit", "weight"), stack[1:]) for array in values]
-    return _stacked(arrays, stack[0]) if any(isinstance(array, xr.DataArray) for array in arrays) else values
+    return _stack(arrays, stack[0]) if any(isinstance(array, xr.DataArray) for array in arrays) else values
 
 
-def _stacked(arrays: list[Any], dim: str) -> xr.DataArray:
+def _stack(arrays: list[Any], dim: str) -> xr.DataArray:
     """Stack labeled arrays in the order of the labels of the first array."""
     first, stacked, reordered_dims = arrays[0], [], {}
     for i, array in enumerate(arrays):

@@ -140,7 +140,7 @@ class _Stored(guard.Stateful):
 class _Unpickler(guard.Unpickler):
     """Unpickler of arrays and byte strings; byte strings of Python 2 stay bytes."""
 
-    known: ClassVar[dict[tuple[str, str], Any]] = {
+    stand_ins: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy", "ndarray"): "ndarray",
         ("numpy", "dtype"): _Kind,
         ("numpy.core.multiarray", "_reconstruct"): _Stored,

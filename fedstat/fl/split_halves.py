@@ -18,7 +18,7 @@ from fedstat.fl.local_training import train_locally
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.state import Download
 from fedstat.stats import variance_components
-from fedstat.stats.variance_components import Parts
+from fedstat.stats.variance_components import SumsOfSquares
 
 
 def halves(data: Rows, clients: np.ndarray, *, seed: int, number: int) -> tuple[Rows, Rows]:
@@ -97,7 +97,7 @@ def trained(
     return cohort.gather(models, np.sort(cohort.ids)), covariate(cohort.sizes[np.argsort(cohort.ids)])
 
 
-def parts(job: Job, download: Download, cohort: Cohort, phases: tuple[Phase, ...]) -> dict[str, Parts]:
+def parts(job: Job, download: Download, cohort: Cohort, phases: tuple[Phase, ...]) -> dict[str, SumsOfSquares]:
     """Compare models of :func:`trained`, by layer: sums of squares over the entries that all clients download alike.
 
     Personal entries are omitted, and so are layers that have no other entries. Both halves of these start from what the
@@ -106,7 +106,7 @@ def parts(job: Job, download: Download, cohort: Cohort, phases: tuple[Phase, ...
     if job.hooks.downloads_differ:  # every client downloads a separate model
         return {}
     models, x = trained(job, download, cohort, phases)
-    by_layer: dict[str, Parts] = {}
+    by_layer: dict[str, SumsOfSquares] = {}
     for name, w in models.items():
         alike = masks.by_all(download.state.mask.shared[name], w.ndim - 2)
         if not bool(alike.any()):

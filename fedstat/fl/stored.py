@@ -269,7 +269,7 @@ def _profile_rows(probe: xr.Dataset, rounds: np.ndarray, probed: np.ndarray, lev
     )
     cluster, rows = np.concatenate(clients), []
     for i, layer in enumerate(probe["layer"].values):
-        parts = variance_components.Parts(
+        parts = variance_components.SumsOfSquares(
             between[:, i : i + 1], within[:, i : i + 1], basis, int(probe["n_weights"][i]), 2
         )
         row = {"layer": layer, "round": int(probe["round"][rounds[-1]]), "clients": len(np.unique(cluster))}

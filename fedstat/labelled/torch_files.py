@@ -175,7 +175,7 @@ def _sparse(*_parts: object) -> Unread:
 class _Reader(Unpickler):
     """Unpickler of torch's tensors."""
 
-    known: ClassVar[dict[tuple[str, str], Any]] = {
+    stand_ins: ClassVar[dict[tuple[str, str], Any]] = {
         ("collections", "OrderedDict"): _Ordered,
         ("collections", "Counter"): lambda counts=None: {} if counts is None else counts,  # of schedulers
         **{(module, "set"): lambda items=(): items for module in ("builtins", "__builtin__")},

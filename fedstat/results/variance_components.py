@@ -16,7 +16,7 @@ from fedstat.results.base import Result, constant, extremes, wrapped
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats.icc import fdr as adjusted
-from fedstat.stats.variance_components import Components, outcomes
+from fedstat.stats.variance_components import Components, classify_units
 
 # Lines of prints.
 _ABOVE_HALF = (
@@ -278,7 +278,7 @@ class ComponentsResult(Result):
         ['shared', 'undecided', 'personal', 'personal']
         """
         check.choice("undecided", undecided, ("shared", "personal"))
-        outcome = outcomes(self.components, margin=margin, fdr=fdr)
+        outcome = classify_units(self.components, margin=margin, fdr=fdr)
         outcome = np.where(self.identical, "shared", outcome)
         shared = (outcome == "shared") | ((outcome == "undecided") & (undecided == "shared"))
         return SplitResult(np.full(len(shared), np.nan), shared, margin, "test", self, outcome, fdr)

@@ -175,7 +175,7 @@ def permuted(similarity: Floats, clusters: Ints, groups: Ints, *, permutations: 
     rng = generator(seed, "permutations of groups")
     step = max(1, _MAX_NUMBERS // (len(groups) * (int(groups.max()) + 1)))
     rands, contrasts = [], []
-    for block in _all(groups, step) if exact else _drawn(groups, permutations, step, rng):
+    for block in _enumerate(groups, step) if exact else _draw(groups, permutations, step, rng):
         rands.append(adjusted_rand(np.broadcast_to(clusters, block.shape), block))
         contrasts.append(contrast(similarity, block))
     return Permuted(np.concatenate(rands), np.concatenate(contrasts), exact)
@@ -192,14 +192,14 @@ def p_value(found: float, under: Floats, *, exact: bool) -> float:
     return as_large / len(under) if exact else (as_large + 1) / (len(under) + 1)
 
 
-def _drawn(groups: Ints, n: int, step: int, rng: np.random.Generator) -> Iterator[Ints]:
+def _draw(groups: Ints, n: int, step: int, rng: np.random.Generator) -> Iterator[Ints]:
     for low in range(0, n, step):
         yield rng.permuted(np.tile(groups, (min(step, n - low), 1)), axis=1)
 
 
-def _all(groups: Ints, step: int) -> Iterator[Ints]:
+def _enumerate(groups: Ints, step: int) -> Iterator[Ints]:
     rows: list[list[int]] = []
-    for row in _multiset(sorted(groups.tolist())):
+    for row in _enumerate_orders(sorted(groups.tolist())):
         rows.append(row)
         if len(rows) == step:
             yield np.array(rows)
@@ -208,7 +208,7 @@ def _all(groups: Ints, step: int) -> Iterator[Ints]:
         yield np.array(rows)
 
 
-def _multiset(labels: list[int]) -> Iterator[list[int]]:
+def _enumerate_orders(labels: list[int]) -> Iterator[list[int]]:
     """Yield all distinct orders of sorted labels, in lexicographic order."""
     a = list(labels)
     while True:

@@ -292,8 +292,13 @@ def knn_entropy(
     Raises
     ------
     ValueError
-        If a value is not finite, there are at most k samples, more than k samples are equal with ``ties="error"``, a
-        coordinate is a linear function of others (the entropy is −∞), or ``resolution`` is passed without "jitter".
+        If
+
+        - a value is not finite,
+        - there are at most k samples,
+        - more than k samples are equal with ``ties="error"``,
+        - a coordinate is a linear function of others (the entropy is −∞), or
+        - ``resolution`` is passed without "jitter".
 
     Notes
     -----
@@ -302,10 +307,10 @@ def knn_entropy(
     neighbors (for k = 1, [2]_). The standard error excludes the bias, of order (k/n)^(2/d) for smooth densities [3]_,
     and is too small unless k is small compared with n.
 
-    For normal, uniform, exponential, t3 and bimodal samples, the SD of the estimate over its standard error is 1.0 to
-    1.1 with k = 3 and n = 50, 1.15 to 1.5 with k = 10 and n = 50, and 1.1 to 1.3 with k = 10 and n = 100. The coverage
-    of estimate ± 1.96 std_error is .92 to .97 with k = 3 and n = 100, .94 to .96 with k = 3 and n = 1000, but .69 to
-    .86 with k = 10 and n = 50. For normal samples with k = 3 and n = 1000 it is .93, .82, .70 with d = 2, 3, 4.
+    For normal, uniform, exponential, t3 and bimodal samples, the ratio of the SD of the estimate to its standard error
+    is 1.0 to 1.1 with k = 3 and n = 50. With k = 10 it is 1.15 to 1.5 for n = 50, and 1.1 to 1.3 for n = 100. The
+    coverage of estimate ± 1.96 std_error is .92 to .97 with k = 3 and n = 100, .94 to .96 with k = 3 and n = 1000, but
+    .69 to .86 with k = 10 and n = 50. For normal samples with k = 3 and n = 1000 it is .93, .82, .70 with d = 2, 3, 4.
 
     The interval is the union of two intervals: one for the estimate, one for the estimate minus its bias [4]_. The
     bias is estimated from the change between neighbor k and neighbor 3k (2k for d > 1), as if it grew like (k/n)^(1/d),
@@ -313,19 +318,19 @@ def knn_entropy(
     larger value of Var log f at neighbors 1 and k, and standard errors multiplied by 1 + 2k/n.
 
     Simulated coverage of the 95% intervals (``simulations/inference/entropy.py``) is .95 to 1.00 for these five
-    densities with n from 20 to 1000 and k = 1, 3, 10, and for normal and uniform vectors of two and three coordinates
-    with k = 1 and 3. The intervals are wider than ± 1.96 std_error. For k = 3 and d = 1, they are 1.75 to 1.9 times as
-    wide with n = 20, 1.3 to 1.5 times with n = 100, 1.2 to 1.4 times with n = 1000. For normal and uniform vectors with
-    n = 1000 and k = 3, they are 1.9 to 2.6 times as wide with d = 2, 2.3 to 3.8 times with d = 3.
+    densities with n from 20 to 1000 and k = 1, 3, 10. It is also .95 to 1.00 for normal and uniform vectors of two and
+    three coordinates with k = 1 and 3. The intervals are wider than ± 1.96 std_error. For k = 3 and d = 1, they are
+    1.75 to 1.9 times as wide with n = 20, 1.3 to 1.5 times with n = 100, 1.2 to 1.4 times with n = 1000. For normal and
+    uniform vectors with n = 1000 and k = 3, they are 1.9 to 2.6 times as wide with d = 2, 2.3 to 3.8 times with d = 3.
 
     If the density changes much within the distance to the k-th neighbor, two neighbors do not reveal the bias.
     :func:`largest_k` excludes such k for the densities above. For the unbounded arcsine density the coverage is .93 to
     .97 with d = 1 and n = 100. With n = 100 and 1000 it is .79 to .96 with d = 2, and .37 to .93 with d = 3.
 
-    In samples of narrow groups with fewer than about k members each, the k-th neighbor lies in another group, and the
-    estimate rises steeply from neighbor 1 to k or from k to 3k. ``clustered`` is True if it rises by more than 5/√n
-    nats. With k = 3 and normal groups 10⁴ SDs apart, this detects all samples of 8 groups with n = 20 and of 20 groups
-    with n = 50. It does not detect groups with a few times k members: for 20 groups with n = 1000 and k = 10 the
+    In samples of narrow groups with fewer than about k members each, the k-th neighbor lies in another group. The
+    estimate then rises steeply from neighbor 1 to k or from k to 3k. ``clustered`` is True if it rises by more than
+    5/√n nats. With k = 3 and normal groups 10⁴ SDs apart, this detects all samples of 8 groups with n = 20 and of 20
+    groups with n = 50. It does not detect groups with a few times k members: for 20 groups with n = 1000 and k = 10 the
     coverage is .3.
 
     References
@@ -354,7 +359,7 @@ def knn_entropy(
         raise ValueError(
             f'resolution has no effect with ties={ties!r}, but got {resolution!r}. Remove it, or use ties="jitter".'
         )
-    points, batch = _points(xp, x, axis, feature_axis)
+    points, batch = _to_points(xp, x, axis, feature_axis)
     k = check.integer("k", k, low=1)
     if points.shape[1] <= k:
         raise ValueError(
@@ -366,7 +371,7 @@ def knn_entropy(
     white, log_det = whiten(xp, points)
     distance, copied = distances_and_copies(xp, white, k)
     if ties == "jitter" and (series := _where(xp, copied > 0)):
-        points = _jittered(xp, points, series, resolution, seed)
+        points = _add_jitter(xp, points, series, resolution, seed)
         white, log_det = whiten(xp, points)
         distance, copied = distances_and_copies(xp, white, k)
     tied = distance == 0 if bool(xp.any(copied > 0)) else None
@@ -380,7 +385,7 @@ def knn_entropy(
     return _collect(xp, points, white, log_det, distance, copied, tied, atoms, k, level, batch)
 
 
-def _points(xp: Any, x: Array, axis: int, feature_axis: int | None) -> tuple[Array, tuple[int, ...]]:
+def _to_points(xp: Any, x: Array, axis: int, feature_axis: int | None) -> tuple[Array, tuple[int, ...]]:
     """Reshape ``x`` to float64 (series, sample), sorted, or (series, sample, feature); return the batch shape, too."""
     axes = [axis] if feature_axis is None else [axis, feature_axis]
     for name, value in zip(("axis", "feature_axis"), axes, strict=False):
@@ -389,7 +394,7 @@ def _points(xp: Any, x: Array, axis: int, feature_axis: int | None) -> tuple[Arr
         raise ValueError(f"axis and feature_axis must differ, but got {axis} and {feature_axis}")
     if not bool(xp.all(xp.isfinite(x))):
         raise ValueError(
-            "x must be finite, but got NaN or infinite values. The usual cause is a diverged client: leave it out."
+            "x must be finite, but got NaN or infinite values. A diverged client is the usual cause: leave it out."
         )
     x = xp.moveaxis(xp.astype(x, xp.float64), axes, list(range(-len(axes), 0)))
     batch = tuple(x.shape[: x.ndim - len(axes)])
@@ -421,7 +426,7 @@ def _estimate(xp: Any, distance: Array, k: int, d: int) -> tuple[Array, Array]:
     return d * mean + constant, xp.clip(variance - float(scipy.special.zeta(2, k)), 0.0, None)  # ψ'(k) = ζ(2, k)
 
 
-def _measured(
+def _estimate_with_interval(
     xp: Any, white: Array, log_det: Array, distance: Array, k: int, level: float | None
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Return estimate, standard error, interval and clustered; the error is NaN where the interval is NaN."""
@@ -463,7 +468,7 @@ def _dimension(points: Array) -> int:
     return 1 if points.ndim == 2 else int(points.shape[2])
 
 
-def _jittered(xp: Any, points: Array, series: list[int], resolution: float | None, seed: int) -> Array:
+def _add_jitter(xp: Any, points: Array, series: list[int], resolution: float | None, seed: int) -> Array:
     if resolution is None:
         raise ValueError(
             'ties="jitter" needs resolution, the rounding step of the values, but got None. The entropy '
@@ -505,7 +510,7 @@ def _collect(
     mass = np.zeros((len(points), slots))
     count = np.full(len(points), points.shape[1])
     # Series with atoms are estimated again below, without their tied points.
-    estimates = _measured(xp, white, log_det, distance, k, level)
+    estimates = _estimate_with_interval(xp, white, log_det, distance, k, level)
     for i, (values, masses) in atoms.items():
         value[i, : len(values)], mass[i, : len(masses)] = values, masses
         untied = points[i, ...][~tied[i, :]][None, ...]
@@ -513,7 +518,7 @@ def _collect(
         if untied.shape[1] > k:
             untied, log_untied = whiten(xp, untied)
             [distance_of_untied] = distances(xp, untied, (k,))
-            measured = _measured(xp, untied, log_untied, distance_of_untied, k, level)
+            measured = _estimate_with_interval(xp, untied, log_untied, distance_of_untied, k, level)
             for field, value_of_untied in zip(estimates, measured, strict=True):
                 field[i] = value_of_untied[0]
 

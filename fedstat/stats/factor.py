@@ -1,7 +1,7 @@
 """Factor analysis of a layer's hidden units (FedFac §4.1): number of factors, loadings, communalities.
 
 Variables are the hidden units of one layer; observations are the pairs (client, incoming weight).
-All functions take NumPy arrays or torch tensors (CPU or CUDA), with any leading batch dims, compute in float64, and
+All functions take NumPy arrays or torch tensors (CPU or CUDA) with any leading batch dims. They compute in float64 and
 return arrays of the type of their input.
 """
 
@@ -193,16 +193,16 @@ def fit(
     ones = xp.astype(~constant, xp.float64)
     unit = with_diagonal(xp, r, ones)
     g, most = (None, 0) if n_factors is None else _fixed_factors(xp, n_factors, n_varying)
-    values, vectors = _decomposed(xp, unit, most, method, start, tol)
+    values, vectors = _decompose(xp, unit, most, method, start, tol)
     g = count_factors(values, kappa=kappa) if g is None else g
     if method == "pa":
-        h, bound = _start(xp, start, values, vectors, ones), heywood == "bound"
+        h, bound = _initial_values(xp, start, values, vectors, ones), heywood == "bound"
         pairs = (values, vectors) if isinstance(start, str) and start == "pc" else None
         a, h, n_iter, residual = _iterate(xp, r, h, g, pairs, bound, max_iter, tol, needs_loadings=loadings or bound)
     elif method == "minres":
-        h = _start(xp, start, values, vectors, ones)
+        h = _initial_values(xp, start, values, vectors, ones)
         h, n_iter, residual = minimise(r, ones, g, h, max_iter=max_iter, tol=tol)
-        a = _loadings(xp, *_top(xp, r, h, g, None, tol), g)
+        a = _loadings(xp, *_pairs(xp, r, h, g, None, tol), g)
     else:
         a = _loadings(xp, values, vectors, g) if method == "pc" else vectors * _leading(xp, values, g - 1)
         h, n_iter, residual = xp.sum(a**2, axis=-1), xp.ones_like(g), xp.zeros_like(n_varying, dtype=xp.float64)
@@ -210,7 +210,7 @@ def fit(
     return Fit(
         communality=xp.where(constant, nan, h),
         loadings=a[..., : int(xp.max(g))],
-        eigenvalues=_padded(xp, values, r.shape[-1]),
+        eigenvalues=_pad(xp, values, r.shape[-1]),
         n_factors=g,
         n_iter=n_iter,
         converged=residual <= tol,
@@ -219,7 +219,7 @@ def fit(
     )
 
 
-def _decomposed(xp: Any, r: Array, most: int, method: Method, start: Start, tol: float) -> tuple[Array, Array]:
+def _decompose(xp: Any, r: Array, most: int, method: Method, start: Start, tol: float) -> tuple[Array, Array]:
     """Return all eigenpairs of R, or as many as needed: values without vectors, or ``most`` leading pairs unless 0."""
     given_start = not isinstance(start, str)
     if given_start and method in ITERATE:  # the fit uses no vectors
@@ -293,7 +293,7 @@ def _iterate(
         followed = new is not None
         if not followed:
             if step > 0 or pairs is None:
-                pairs = _top(xp, r, h, g, None if pairs is None else pairs[1], tol)
+                pairs = _pairs(xp, r, h, g, None if pairs is None else pairs[1], tol)
             new_loadings = _loadings(xp, *pairs, g)[..., :most]
             new = xp.sum(new_loadings**2, axis=-1)
             loadings = xp.where(is_moving[..., None, None], new_loadings, loadings)
@@ -309,12 +309,12 @@ def _iterate(
             reference = factor_solvers.Reference(*decomposed, most)
     if followed:
         loadings = (
-            _loadings(xp, *_top(xp, r, start, g, None, tol), g)[..., :most] if needs_loadings else loadings[..., :0]
+            _loadings(xp, *_pairs(xp, r, start, g, None, tol), g)[..., :most] if needs_loadings else loadings[..., :0]
         )
     return loadings, h, n_iter, residual
 
 
-def _top(xp: Any, r: Array, h: Array, g: Array, guess: Array | None, tol: float) -> tuple[Array, Array]:
+def _pairs(xp: Any, r: Array, h: Array, g: Array, guess: Array | None, tol: float) -> tuple[Array, Array]:
     """Return the leading eigenpairs of the reduced correlation matrix R − Σ_ε, whose diagonal is h."""
     reduced, most = with_diagonal(xp, r, h), int(xp.max(g))
     if pays(r.shape[-1], most):
@@ -327,7 +327,7 @@ def _accuracy(tol: float) -> float:
     return min(max(1e-4 * tol, 1e-13), 1e-7)
 
 
-def _start(xp: Any, start: Start, values: Array, vectors: Array, ones: Array) -> Array:
+def _initial_values(xp: Any, start: Start, values: Array, vectors: Array, ones: Array) -> Array:
     if isinstance(start, str) and start == "pc":
         return ones
     if isinstance(start, str) and start == "smc":
@@ -355,7 +355,7 @@ def _loadings(xp: Any, values: Array, vectors: Array, g: Array) -> Array:
     return vectors * xp.sqrt(xp.clip(values, min=0))[..., None, :] * _leading(xp, values, g)
 
 
-def _padded(xp: Any, values: Array, d: int) -> Array:
+def _pad(xp: Any, values: Array, d: int) -> Array:
     missing = xp.zeros((*values.shape[:-1], d - values.shape[-1]), dtype=xp.float64, device=device_of(values))
     return xp.concat([values, missing * float("nan")], axis=-1)
 

@@ -200,9 +200,9 @@ def _subspace(a: Single, b: Single, c: Single, values: Floats, other_values: Flo
     None if the iteration does not converge soon.
     """
     w = min(_NEAREST, *b.shape)
-    near, turn = _decomposed(np.diag(values[:w]) + a[:w, :w])
-    near_other, turn_other = _decomposed(np.diag(other_values[:w]) + c[:w, :w])
-    a, b, c = _rotated(a, turn, turn), _rotated(b, turn_other, turn), _rotated(c, turn_other, turn_other)
+    near, turn = _decompose(np.diag(values[:w]) + a[:w, :w])
+    near_other, turn_other = _decompose(np.diag(other_values[:w]) + c[:w, :w])
+    a, b, c = _rotate(a, turn, turn), _rotate(b, turn_other, turn), _rotate(c, turn_other, turn_other)
     values, other_values = values + a.diagonal(), other_values + c.diagonal()
     values[:w], other_values[:w] = near, near_other
     for block in (a, c):
@@ -222,7 +222,7 @@ def _subspace(a: Single, b: Single, c: Single, values: Floats, other_values: Flo
         error = new - x
         size = float(np.linalg.norm(error)) / len(error)
         if size < _EXACT:
-            return _rotated(new, turn_other.T, turn.T)
+            return _rotate(new, turn_other.T, turn.T)
         if size > _SLOW * last_size:
             return None
         x = new
@@ -249,12 +249,12 @@ def _solve(xx: Single, s: Single) -> Single | None:
     return None
 
 
-def _decomposed(block: Floats) -> tuple[Floats, Single]:
+def _decompose(block: Floats) -> tuple[Floats, Single]:
     values, vectors = np.linalg.eigh(block)
     return values, vectors.astype(np.float32)
 
 
-def _rotated(block: Single, rows: Single, columns: Single) -> Single:
+def _rotate(block: Single, rows: Single, columns: Single) -> Single:
     """Return the block with its first rows and columns in another basis."""
     result = block.copy()
     result[: len(rows)] = rows.T @ block[: len(rows)]

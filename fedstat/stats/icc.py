@@ -66,7 +66,7 @@ class TwoWay(NamedTuple):
     def __add__(self, other: TwoWay) -> TwoWay:  # type: ignore[override]
         xp = array_namespace(self.mean)
         top = xp.maximum(self.exponent, other.exponent)
-        a, b = _rescaled(self, top), _rescaled(other, top)
+        a, b = _rescale(self, top), _rescale(other, top)
         n = a.n + b.n
         share, pair = b.n / n, a.n * b.n / n
         shift, turn = b.mean - a.mean, b.profile - a.profile
@@ -184,7 +184,7 @@ def layer_mean_squares(s: Sums) -> MeanSquares:
     xp = array_namespace(t.mean)
     k, (d, n) = int(t.n), t.profile.shape
     top = xp.max(xp.concat([t.exponent, m.exponent]))
-    t, m = _rescaled(t, top), _rescaled(m, top)
+    t, m = _rescale(t, top), _rescale(m, top)
     within = k * xp.sum(xp.vecdot(t.profile, t.profile))
     between = k * xp.vecdot(m.profile, m.profile)[0]
     residual = xp.sum(t.residual) + n * m.residual[0]
@@ -280,28 +280,26 @@ def block(w: Array, start: Array | None = None, clients: slice = _ALL, units: sl
 
 
 def _two_way(e: Array, x: Array) -> tuple[TwoWay, Array]:
-    """Return the sums of a block and its clients' means (client, unit), without the exponent; ``x`` is overwritten."""
+    """Return the sums of a block, and its clients' means (client, unit) without the exponent; overwrite ``x``."""
     xp = array_namespace(x)
     k, _, n = x.shape
-    low, shift, weight_means, client_means = 0.0, 0.0, _over_clients(x), _over_weights(x)
-    mean = xp.mean(weight_means, axis=-1)
+    low, shift, weight_mean, client_mean = 0.0, 0.0, _over_clients(x), _over_weights(x)
+    mean = xp.mean(weight_mean, axis=-1)
     squares = xp.sum(xp.vecdot(x, x), axis=0)
-    residual = (
-        squares - k * xp.vecdot(weight_means, weight_means) - n * xp.sum(client_means**2, axis=0) + n * k * mean**2
-    )
+    residual = squares - k * xp.vecdot(weight_mean, weight_mean) - n * xp.sum(client_mean**2, axis=0) + n * k * mean**2
     if bool(xp.any(squares > _LOSES * residual)):
-        low, shift = mean, weight_means
+        low, shift = mean, weight_mean
         x -= shift  # avoids cancellation
-        client_means = _over_weights(x)
-        x -= client_means[..., None]
+        client_mean = _over_weights(x)
+        x -= client_mean[..., None]
         residual = xp.sum(xp.vecdot(x, x), axis=0)
-        weight_means = _over_clients(x) + xp.mean(client_means, axis=0)[:, None]
-        mean = xp.mean(weight_means, axis=-1)
+        weight_mean = _over_clients(x) + xp.mean(client_mean, axis=0)[:, None]
+        mean = xp.mean(weight_mean, axis=-1)
         shift = shift - low[:, None]
-    clients = xp.sum((client_means - mean) ** 2, axis=0)
-    profile = shift + (weight_means - mean[:, None])
+    clients = xp.sum((client_mean - mean) ** 2, axis=0)
+    profile = shift + (weight_mean - mean[:, None])
     n_clients = xp.asarray(float(k), dtype=xp.float64, device=device_of(x))
-    return TwoWay(n_clients, e, low + mean, profile, clients, residual), (low + client_means) * moments.power(e)
+    return TwoWay(n_clients, e, low + mean, profile, clients, residual), (low + client_mean) * moments.power(e)
 
 
 def _over_clients(x: Array) -> Array:
@@ -368,18 +366,13 @@ def _limits_agreement(b: Any, j: Any, e: Any, icc: Any, n: int, k: int, q: float
     return n * (b - f1 * e) / (f1 * spread + n * b), n * (f2 * b - e) / (spread + n * f2 * b)
 
 
-def _rescaled(t: TwoWay, top: Array) -> TwoWay:
+def _rescale(t: TwoWay, top: Array) -> TwoWay:
     xp = array_namespace(t.mean)
     if not bool(xp.any(t.exponent != top)):
         return t
-    factor = moments.power(t.exponent - top)
+    f = moments.power(t.exponent - top)
     return TwoWay(
-        t.n,
-        xp.maximum(t.exponent, top),
-        factor * t.mean,
-        factor[:, None] * t.profile,
-        factor**2 * t.clients,
-        factor**2 * t.residual,
+        t.n, xp.maximum(t.exponent, top), f * t.mean, f[:, None] * t.profile, f**2 * t.clients, f**2 * t.residual
     )
 
 

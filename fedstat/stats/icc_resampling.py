@@ -1,8 +1,8 @@
 """Intraclass correlations with clients as the sample: the jackknife and the bootstrap over clients.
 
-F tests and intervals (:func:`fedstat.stats.icc.coefficients`) assume independent weights; weights of networks are not.
-Here clients are independent, and weights are as they are. Weights may be NumPy arrays or torch tensors; the
-coefficients are NumPy arrays, on the host.
+F tests and intervals (:func:`fedstat.stats.icc.coefficients`) assume independent weights, which networks do not have.
+This module assumes independent clients, and makes no assumption on weights. Weights may be NumPy arrays or torch
+tensors; the coefficients are NumPy arrays on the host.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from fedstat.stats.resampling import LEAST_CLIENTS, jackknife
 Array = Any
 Floats = NDArray[np.float64]
 
-# A client's weights are constant where their squares about the mean are below this proportion of the mean's.
+# A client's weights are constant if their squares about the mean are below this proportion of the squared mean.
 _CONSTANT = 1e-26
-# More clients than these are averaged in so many groups before they are tested: products of pairs stay few.
+# More clients are averaged within this number of groups before the test, to limit the products of pairs.
 _MOST_CLIENTS = 128
-# Numbers in rows that are held in memory; beyond, so many are read at once, again for every pass; numbers in the cache.
-_HELD, _READ, _CACHED = 1 << 28, 1 << 26, 1 << 18
+# Largest rows in memory; numbers read at a time, in every pass, for larger rows; numbers in the cache.
+_MEMORY, _READ, _CACHED = 1 << 28, 1 << 26, 1 << 18
 
 
 class Influence(NamedTuple):
-    """What single clients contribute.
+    """Contributions of single clients.
 
     Attributes
     ----------
     share : array (client,)
         Proportion of the squared deviations from the mean over clients, in the whole layer.
     layer_icc : array (client,)
-        ICC2 of the layer without the client; NaN with 2 clients.
+        ICC2 of the layer without the client; NaN for 2 clients.
     """
 
     share: Floats
@@ -75,9 +75,9 @@ class OverClients(NamedTuple):
     Attributes
     ----------
     units, layer : Coefficients
-        Arrays (unit, type) and (type,). ``statistic`` and P values are those of ``test`` for all types; there are no
-        degrees of freedom. Intervals are NaN for two clients, and for a unit that varies in fewer than 5 of more
-        clients, or not in all of 3 to 5.
+        Arrays (unit, type) and (type,). ``statistic`` and p values come from ``test`` and are equal for all types;
+        there are no degrees of freedom. Intervals are NaN for two clients. With 3 to 5 clients they are NaN for a unit
+        that does not vary in all clients; with more, for a unit that varies in fewer than 5.
     test : AgreementTest
     influence : Influence
     """
@@ -89,12 +89,12 @@ class OverClients(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Contribution of each client, arrays (client, unit) in units of :attr:`TwoWay.exponent`.
+    """Contribution of each client: arrays (client, unit) in units of :attr:`TwoWay.exponent`.
 
-    In the notation of :func:`_without`, with w̄_c for the mean of the client's weights.
+    The notation is that of :func:`_without`; w̄_c is the mean of the client's weights.
     """
 
-    own: Floats  # Σ_i r_ci²
+    residuals: Floats  # Σ_i r_ci²
     along: Floats  # Σ_i r_ci p_i
     mean: Floats  # d_c
     squares: Floats  # Σ_i (w_ci − w̄_c)²
@@ -109,18 +109,19 @@ def over_clients(
     *,
     level: float = 0.95,
 ) -> OverClients:
-    """Test agreement, and find intervals by leaving out one client at a time.
+    """Test agreement, and compute intervals by leaving out one client at a time.
 
     Parameters
     ----------
     blocks : callable () -> iterable of array (client, unit, weight)
-        The weights of all clients, some clients at a time.
+        Returns the weights of all clients, in blocks of clients.
     total : Sums
-        Of the same weights, less the start.
+        Sums of these weights, minus ``start``.
     test : callable (Rows) -> AgreementTest
-        As :func:`fedstat.stats.icc_tests.sign_flips`. Beyond 128 clients its rows are means over groups of clients.
+        Such as :func:`fedstat.stats.icc_tests.sign_flips`. With more than 128 clients, rows are means over groups of
+        clients.
     start : array (unit, weight), optional
-        Subtracted from every client's weights.
+        Baseline that is subtracted from every client's weights.
     level : float in (0, 1)
         Confidence level of the intervals.
 
@@ -130,69 +131,71 @@ def over_clients(
 
     Notes
     -----
-    Intervals are those of the jackknife on the scale of −log(1 − ICC), with the degrees of freedom of
-    :func:`fedstat.stats.resampling.jackknife`. They refer to other clients that are drawn as these were.
+    Intervals are jackknife intervals on the scale of −log(1 − ICC), with the degrees of freedom of
+    :func:`fedstat.stats.resampling.jackknife`. They refer to the population from which the clients were drawn.
     """
     t = TwoWay(*map(_on_host, total.units))
     (d, n), k = t.profile.shape, int(t.n)
-    held, parts, kept = k * d * n <= _HELD, [], []
+    in_memory, parts, all_rows = k * d * n <= _MEMORY, [], []
     for w in blocks():
         part, rows = _of_clients(w, start, total.units)
         parts.append(part)
-        kept += [rows] * held
+        all_rows += [rows] * in_memory
     part = _Part(*(np.concatenate(field) for field in zip(*parts, strict=True)))
-    by = moments.power(t.exponent - t.exponent.max())
-    size = np.sqrt(part.squares) * by
+    scale = moments.power(t.exponent - t.exponent.max())
+    size = np.sqrt(part.squares) * scale
 
     def read(units: slice) -> Array:
-        return _joined([_of_clients(w, start, total.units, units)[1] for w in blocks()])
+        return _join_rows([_of_clients(w, start, total.units, units)[1] for w in blocks()])
 
-    found = test(_rows(_joined(kept).__getitem__ if held else read, size, part.varies, n, held=held))
+    result = test(
+        _rows(_join_rows(all_rows).__getitem__ if in_memory else read, size, part.varies, n, in_memory=in_memory)
+    )
     units, layer = (MeanSquares(*map(_on_host, ms)) for ms in (mean_squares(total), layer_mean_squares(total)))
-    left = _left_out(t, part) if k > 2 else (None, None)
+    ms_loo = _leave_out_clients(t, part) if k > 2 else (None, None)
     n_varies = part.varies.sum(axis=0)
-    few = (n_varies < min(k, LEAST_CLIENTS)) & (n_varies > 0)
-    of_units = _coefficients(units, left[0], found.statistic, found.p_value, level, few)
-    of_layer = _coefficients(layer, left[1], found.layer_statistic, found.layer_p_value, level)
-    return OverClients(of_units, of_layer, found, _influence(part.own @ by**2, left[1]))
+    sparse = (n_varies < min(k, LEAST_CLIENTS)) & (n_varies > 0)
+    of_units = _coefficients(units, ms_loo[0], result.statistic, result.p_value, level, sparse)
+    of_layer = _coefficients(layer, ms_loo[1], result.layer_statistic, result.layer_p_value, level)
+    return OverClients(of_units, of_layer, result, _influence(part.residuals @ scale**2, ms_loo[1]))
 
 
-def _influence(own: Floats, left: MeanSquares | None) -> Influence:
-    """Influence of clients whose weights have these squares (client,), with the layer's mean squares without each."""
-    k = len(own)
-    share = own / own.sum() if own.any() else np.full(k, 1 / k)
-    return Influence(share, np.full(k, np.nan) if left is None else _six(left)[:, TYPES.index("ICC2")])
+def _influence(squares: Floats, ms_loo: MeanSquares | None) -> Influence:
+    """Return the influence of clients from their squares (client,) and the layer's mean squares without each client."""
+    k = len(squares)
+    share = squares / squares.sum() if squares.any() else np.full(k, 1 / k)
+    return Influence(share, np.full(k, np.nan) if ms_loo is None else _six(ms_loo)[:, TYPES.index("ICC2")])
 
 
 def _of_clients(w: Array, start: Array | None, t: TwoWay, units: slice = slice(None)) -> tuple[_Part, Array]:
-    """Contributions of some clients, and their rows, float32 (unit, client, weight) of norm 1, or 0."""
+    """Return contributions of a block of clients, and their rows: float32 (unit, client, weight) of norm 1, or 0."""
     xp, k, (d, n) = array_namespace(w), len(w), t.profile[units].shape
-    found, rows = [], []
+    fields, rows = [], []
     for part in slices(d, max(1, at_once(w) // (n * k))):
-        here = slice((units.start or 0) + part.start, (units.start or 0) + part.stop)
-        e, x = block(w, start, units=here)
-        x *= moments.power(e - t.exponent[here])[:, None]
+        index = slice((units.start or 0) + part.start, (units.start or 0) + part.stop)
+        e, x = block(w, start, units=index)
+        x *= moments.power(e - t.exponent[index])[:, None]
         mean = xp.mean(x, axis=-1)
         x -= mean[..., None]
         squares = xp.vecdot(x, x)
         varies = squares > _CONSTANT * n * mean**2
-        by = xp.astype(varies, xp.float64) / xp.where(varies, squares, xp.ones_like(squares)) ** 0.5
-        rows.append(xp.astype(xp.permute_dims(x * by[..., None], (1, 0, 2)), xp.float32))
-        x -= t.profile[here]
-        along = xp.vecdot(x, xp.broadcast_to(t.profile[here], x.shape))
-        found.append([_on_host(a) for a in (xp.vecdot(x, x), along, mean - t.mean[here], squares, varies)])
-    return _Part(*(np.concatenate(field, axis=1) for field in zip(*found, strict=True))), xp.concat(rows)
+        scale = xp.astype(varies, xp.float64) / xp.where(varies, squares, xp.ones_like(squares)) ** 0.5
+        rows.append(xp.astype(xp.permute_dims(x * scale[..., None], (1, 0, 2)), xp.float32))
+        x -= t.profile[index]
+        along = xp.vecdot(x, xp.broadcast_to(t.profile[index], x.shape))
+        fields.append([_on_host(a) for a in (xp.vecdot(x, x), along, mean - t.mean[index], squares, varies)])
+    return _Part(*(np.concatenate(field, axis=1) for field in zip(*fields, strict=True))), xp.concat(rows)
 
 
-def _joined(rows: list[Array]) -> Array:
-    """Rows of all clients, from those of some."""
+def _join_rows(rows: list[Array]) -> Array:
+    """Join rows of blocks of clients."""
     return rows[0] if len(rows) == 1 else array_namespace(rows[0]).concat(rows, axis=1)
 
 
-def _rows(read: Callable[[slice], Array], size: Floats, varies: NDArray[np.bool_], n: int, *, held: bool) -> Rows:
-    """Scale rows of norm 1 to sizes (client, unit) whose squares add up to 1 in every client; average many clients."""
+def _rows(read: Callable[[slice], Array], size: Floats, varies: NDArray[np.bool_], n: int, *, in_memory: bool) -> Rows:
+    """Scale rows of norm 1 to sizes (client, unit) so that squares sum to 1 for each client; average many clients."""
     norm = np.sqrt(np.vecdot(size, size))
-    by = (size / np.where(norm > 0, norm, 1)[:, None]).T.astype(np.float32)
+    scale = (size / np.where(norm > 0, norm, 1)[:, None]).T.astype(np.float32)
     k = len(size)
     n_groups = min(k, _MOST_CLIENTS)
     member = (np.arange(k) * n_groups // k == np.arange(n_groups)[:, None]).astype(np.float32)
@@ -201,112 +204,112 @@ def _rows(read: Callable[[slice], Array], size: Floats, varies: NDArray[np.bool_
     def scaled(units: slice) -> Array:
         x = read(units)
         xp, device = array_namespace(x), device_of(x)
-        x = x * xp.asarray(by[units], device=device)[..., None]
+        x = x * xp.asarray(scale[units], device=device)[..., None]
         if n_groups == k:
             return x
         x = xp.asarray(member, device=device) @ x
         return x / xp.asarray(np.maximum(n_varies[:, units].T, 1), device=device)[..., None]
 
-    if not held:
+    if not in_memory:
         return Rows(scaled, n_varies > 0, max(1, _READ // (k * n)))
-    whole = functools.cache(lambda: scaled(slice(None)))
-    return Rows(lambda units: whole()[units], n_varies > 0, max(1, _CACHED // (max(n, n_groups) * n_groups)))
+    all_rows = functools.cache(lambda: scaled(slice(None)))
+    return Rows(lambda units: all_rows()[units], n_varies > 0, max(1, _CACHED // (max(n, n_groups) * n_groups)))
 
 
-def _left_out(t: TwoWay, part: _Part) -> tuple[MeanSquares, MeanSquares]:
-    """Mean squares of units and of the layer without each client: arrays (client, unit) and (client,).
+def _leave_out_clients(t: TwoWay, part: _Part) -> tuple[MeanSquares, MeanSquares]:
+    """Return mean squares of units and of the layer without each client: arrays (client, unit) and (client,).
 
-    The layer's targets are the weights of all units u: its profile is p_ui + m_u − m, a client's deviation d_c the mean
-    of its d_cu over units, and the rest r_cui + d_cu − d_c, so that sums over the layer are those over units, and n
-    times those over the units' means.
+    The layer's targets are the weights of all units u. The layer's profile is p_ui + m_u − m. A client's deviation d_c
+    is the mean of its d_cu over units, and its residual r_cui + d_cu − d_c. A sum over the layer is therefore the sum
+    over units, plus n times the sum over the units' means.
     """
     k, (d, n) = int(t.n), t.profile.shape
     squares = np.vecdot(t.profile, t.profile)
-    units = _without(part.own, part.along, part.mean, squares, t.residual, t.clients, t.mean, t.exponent, k, n)
+    units = _without(part.residuals, part.along, part.mean, squares, t.residual, t.clients, t.mean, t.exponent, k, n)
     top = t.exponent.max()
-    by = moments.power(t.exponent - top)
-    apart, of_units = by * part.mean, by * t.mean
-    means = apart.mean(axis=1)
-    apart, of_units = apart - means[:, None], of_units - of_units.mean()
-    own = part.own @ by**2 + n * np.vecdot(apart, apart)
-    along = part.along @ by**2 + n * apart @ of_units
-    squares = squares @ by**2 + n * of_units @ of_units
-    offset = np.asarray((by * t.mean).mean())
-    return units, _without(own, along, means, squares, own.sum(), (means**2).sum(), offset, top, k, n * d)
+    scale = moments.power(t.exponent - top)
+    deviations, unit_means = scale * part.mean, scale * t.mean
+    means = deviations.mean(axis=1)
+    deviations, unit_means = deviations - means[:, None], unit_means - unit_means.mean()
+    residuals = part.residuals @ scale**2 + n * np.vecdot(deviations, deviations)
+    along = part.along @ scale**2 + n * deviations @ unit_means
+    squares = squares @ scale**2 + n * unit_means @ unit_means
+    offset = np.asarray((scale * t.mean).mean())
+    return units, _without(residuals, along, means, squares, residuals.sum(), (means**2).sum(), offset, top, k, n * d)
 
 
 def _without(
-    own: Floats, along: Floats, mean: Floats, squares: Any, residual: Any, clients: Any, offset: Any, exponent: Any,
-    k: int, n: int,
+    residuals: Floats, along: Floats, mean: Floats, squares: Any, residual: Any, clients: Any, offset: Any,
+    exponent: Any, k: int, n: int,
 ) -> MeanSquares:  # fmt: skip
-    """Mean squares of a layout clients x weights without each client, from its sums and the client's contribution.
+    """Return mean squares of a layout clients x weights without each client, from sums and contributions.
 
-    Weight i of client c is w_ci = m + d_c + p_i + r_ci: mean of all, deviation of the client's mean, profile, rest,
-    with Σ_c d_c = Σ_i p_i = 0, Σ_c r_ci = 0 for each i and Σ_i r_ci = 0 for each c. Without client c the k − 1 others
-    have the profile p − r_c/(k − 1), and each of them the deviation d_j + d_c/(k − 1) and the rest r_j + r_c/(k − 1).
-    Their sums of squares therefore need no other pass over the weights.
+    Weight i of client c is w_ci = m + d_c + p_i + r_ci: grand mean, deviation of the client's mean, profile, residual.
+    Σ_c d_c = Σ_i p_i = 0, Σ_c r_ci = 0 for each i, and Σ_i r_ci = 0 for each c. Without client c, the k − 1 other
+    clients have the profile p − r_c/(k − 1); client j has the deviation d_j + d_c/(k − 1) and the residual
+    r_j + r_c/(k − 1). Their sums of squares therefore need no further pass over the weights.
 
     Parameters
     ----------
-    own, along, mean : array (client, ...)
+    residuals, along, mean : array (client, ...)
         Σ_i r_ci², Σ_i r_ci p_i and d_c.
     squares, residual, clients : array (...)
         Σ_i p_i², Σ_c Σ_i r_ci² and Σ_c d_c².
     offset : array (...)
         m.
     exponent : array (...)
-        Of the unit in which all are given, as in :class:`TwoWay`.
+        Exponent of all these sums, as in :class:`TwoWay`.
     k, n : int
-        Clients, the one that is left out included, and weights.
+        Number of clients, including the client that is left out, and of weights.
     """
-    between = _weights_without(squares, along, own, k)
+    between = _weights_without(squares, along, residuals, k)
     clients = n * _deviations_without(clients, mean**2, k)
-    residual = _deviations_without(residual, own, k)
+    residual = _deviations_without(residual, residuals, k)
     return mean_squares_of(between, clients, residual, offset**2, exponent, k - 1, n)
 
 
-def _weights_without(squares: Any, along: Floats, own: Floats, k: int) -> Floats:
-    """(k − 1) Σ_i (p_i − r_ci/(k − 1))² = (k − 1) Σ_i p_i² − 2 Σ_i r_ci p_i + Σ_i r_ci²/(k − 1)."""
-    return (k - 1) * squares - 2 * along + own / (k - 1)
+def _weights_without(squares: Any, along: Floats, residuals: Floats, k: int) -> Floats:
+    """Return (k − 1) Σ_i (p_i − r_ci/(k − 1))² = (k − 1) Σ_i p_i² − 2 Σ_i r_ci p_i + Σ_i r_ci²/(k − 1)."""
+    return (k - 1) * squares - 2 * along + residuals / (k - 1)
 
 
-def _deviations_without(total: Any, own: Floats, k: int) -> Floats:
-    """Σ_{j≠c} (x_j + x_c/(k − 1))² = Σ_j x_j² − k/(k − 1) x_c², for deviations x_j that add up to 0."""
-    more = k / (k - 1)
-    return np.maximum(total - more * own, 0)
+def _deviations_without(total: Any, deviations: Floats, k: int) -> Floats:
+    """Return Σ_{j≠c} (x_j + x_c/(k − 1))² = Σ_j x_j² − k/(k − 1) x_c², for deviations x_j that sum to 0."""
+    factor = k / (k - 1)
+    return np.maximum(total - factor * deviations, 0)
 
 
 def _coefficients(
-    whole: MeanSquares, left: MeanSquares | None, statistic: Any, p_value: Any, level: float, few: Any = False
+    ms: MeanSquares, ms_loo: MeanSquares | None, statistic: Any, p_value: Any, level: float, sparse: Any = False
 ) -> Coefficients:
-    """Coefficients with intervals by the jackknife; ``left`` has one more dim, of the client left out, in front.
+    """Return coefficients with jackknife intervals; ``ms_loo`` has mean squares (client, ...) without each client.
 
-    Where ``few`` clients vary there is no interval.
+    The interval is NaN where ``sparse``, as too few clients vary.
     """
-    icc, k = _six(whole), whole.n_clients
+    icc, k = _six(ms), ms.n_clients
     low = high = np.full((*icc.shape[:-1], 3), np.nan)
-    if left is not None:
+    if ms_loo is not None:
         single = icc[..., :3]
         with np.errstate(divide="ignore", invalid="ignore"):
-            at, others = -np.log1p(-single), -np.log1p(-_six(left)[..., :3])
-            std_error, df = jackknife(others, k - 1)
+            estimate, estimates_without = -np.log1p(-single), -np.log1p(-_six(ms_loo)[..., :3])
+            std_error, df = jackknife(estimates_without, k - 1)
             half = scipy.special.stdtrit(df, 0.5 + level / 2) * std_error
-            low, high = -np.expm1(half - at), -np.expm1(-half - at)
-        equal = (single == 1) & (others == np.inf).all(axis=0)  # whoever is left out
-        unclear = np.isnan(half) & ~np.isnan(single) & ~equal  # without one client the others are equal
-        low = np.where(equal, 1.0, np.where(unclear, -np.inf, low))
-        high = np.where(equal | unclear, 1.0, high)
+            low, high = -np.expm1(half - estimate), -np.expm1(-half - estimate)
+        is_equal = (single == 1) & (estimates_without == np.inf).all(axis=0)  # without any client
+        is_undefined = np.isnan(half) & ~np.isnan(single) & ~is_equal  # the other clients are equal without one client
+        low = np.where(is_equal, 1.0, np.where(is_undefined, -np.inf, low))
+        high = np.where(is_equal | is_undefined, 1.0, high)
         low = np.minimum(np.maximum(low, -1 / (k - 1)), single)
-        low, high = (np.where(np.asarray(few)[..., None], np.nan, bound) for bound in (low, high))
+        low, high = (np.where(np.asarray(sparse)[..., None], np.nan, bound) for bound in (low, high))
     limits = [np.concatenate([bound, stepped_up(bound, k)], axis=-1) for bound in (low, high)]
-    of_types = [np.repeat(np.asarray(x)[..., None], len(TYPES), axis=-1) for x in (statistic, p_value)]
-    return Coefficients(icc, of_types[0], None, None, of_types[1], *limits)
+    repeated = [np.repeat(np.asarray(x)[..., None], len(TYPES), axis=-1) for x in (statistic, p_value)]
+    return Coefficients(icc, repeated[0], None, None, repeated[1], *limits)
 
 
 def _six(ms: MeanSquares) -> Floats:
     b, j, e = (np.asarray(x, dtype=np.float64) for x in ms[:3])
     with np.errstate(divide="ignore", invalid="ignore"):
-        b, j, e = (x / (b + j + e) for x in (b, j, e))  # products of them are to come
+        b, j, e = (x / (b + j + e) for x in (b, j, e))  # avoids overflow of products
         return six(b, j, e, ms.n_weights, ms.n_clients)
 
 
@@ -317,107 +320,108 @@ def _on_host(a: Array) -> Any:
 def bootstrap(
     w: Array, start: Array | None = None, *, replicates: int = 200, seed: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Coefficients of clients drawn with replacement (Efron and Tibshirani 1993, An introduction to the bootstrap).
+    """Compute coefficients of bootstrap samples of clients (Efron and Tibshirani 1993).
 
-    The mean squares are means over pairs of clients. A client drawn twice agrees with itself, which says nothing about
-    how clients agree: these pairs are left out, or every coefficient would be about (1 - ICC) / clients too high.
+    The mean squares are means over pairs of clients. Pairs of a client that is drawn twice are left out, because a
+    client always agrees with itself. Otherwise every coefficient would be about (1 - ICC) / clients too high.
 
     Parameters
     ----------
     w : array (client, unit, weight)
         At least 3 clients.
     start : array (unit, weight), optional
-        Subtracted from every client's weights.
+        Baseline that is subtracted from every client's weights.
     replicates : int
+        Number of bootstrap samples.
     seed : int
 
     Returns
     -------
     units : array (replicate, unit, type)
-        NaN where nothing varies.
+        NaN if nothing varies.
     layer : array (replicate, type)
-        Both are NaN in a replicate that drew one client alone.
+        Both are NaN for a bootstrap sample of a single client.
 
     Raises
     ------
     ValueError
-        If there are fewer than 3 clients: with two, a replicate is the sample itself or has no pair.
+        If there are fewer than 3 clients: a bootstrap sample of two is the sample itself or has no pair.
     """
     xp = array_namespace(w)
     k, d, n = w.shape
     if k < 3:
         raise ValueError(f"resampling clients needs at least 3 of them, but got {k}. Use replicates=0.")
     rng = generator(seed, "icc bootstrap")
-    drawn = rng.multinomial(k, np.full(k, 1 / k), size=check.integer("replicates", replicates)).astype(float)
-    counts = xp.asarray(drawn, device=device_of(w))
+    n_drawn = rng.multinomial(k, np.full(k, 1 / k), size=check.integer("replicates", replicates)).astype(float)
+    counts = xp.asarray(n_drawn, device=device_of(w))
     units, means, total = [], [], None
-    for part in slices(d, max(1, at_once(w) // (k * max(n, k, len(drawn))))):
-        pairs, each = _pairs(*block(w, start, slice(None), part))
-        means.append(each)
-        units.append(_resampled(pairs, counts, n))
-        total = _as_one(pairs) if total is None else _as_one(_joined_pairs(total, _as_one(pairs)))
+    for part in slices(d, max(1, at_once(w) // (k * max(n, k, len(n_drawn))))):
+        pairs, client_means = _pairs(*block(w, start, slice(None), part))
+        means.append(client_means)
+        units.append(_resample(pairs, counts, n))
+        total = _pool_units(pairs) if total is None else _pool_units(_join_pairs(total, _pool_units(pairs)))
     between, _ = _pairs(*block(xp.concat(means, axis=1)[:, None, :]))
-    weighed = between._replace(cross=n * between.cross, apart=n * between.apart)
-    layer = _as_one(_joined_pairs(cast(_Pairs, total), weighed))
+    weighted = between._replace(cross=n * between.cross, distance=n * between.distance)
+    layer = _pool_units(_join_pairs(cast(_Pairs, total), weighted))
     by = moments.power(2 * (between.exponent - layer.exponent))
     layer = layer._replace(offset=by * between.offset, gap=by[:, None, None] * between.gap)
-    return np.concatenate(units, axis=1), _resampled(layer, counts, n * d)[:, 0]
+    return np.concatenate(units, axis=1), _resample(layer, counts, n * d)[:, 0]
 
 
 class _Pairs(NamedTuple):
-    """What pairs of clients have in common and apart: (unit,), and (unit, client, client) with zero diagonals."""
+    """Products and distances of pairs of clients: (unit,), and (unit, client, client) with zero diagonals."""
 
     exponent: Array
     offset: Array  # square of the mean
-    cross: Array  # products of the weights, each client's less their mean
-    apart: Array  # squared distances of the same
+    cross: Array  # products of weights, minus the client's mean
+    distance: Array  # squared distances of these weights
     gap: Array  # squared differences of the means
 
 
 def _pairs(e: Array, x: Array) -> tuple[_Pairs, Array]:
-    """Pairs of clients of a block, which is used up, and the clients' means (client, unit), not divided."""
+    """Return pairs of clients of a block, and clients' means (client, unit) without the exponent; overwrite ``x``."""
     xp = array_namespace(x)
     k, _, n = x.shape
-    each = xp.sum(x, axis=-1) / n
-    x -= each[..., None]
+    client_means = xp.sum(x, axis=-1) / n
+    x -= client_means[..., None]
     profile = xp.sum(x, axis=0) / k
     x -= profile
-    both = xp.matmul(xp.permute_dims(x, (1, 0, 2)), xp.permute_dims(x, (1, 2, 0)))
-    own = xp.linalg.diagonal(both)
+    products = xp.matmul(xp.permute_dims(x, (1, 0, 2)), xp.permute_dims(x, (1, 2, 0)))
+    squares = xp.linalg.diagonal(products)
     along = xp.permute_dims(xp.vecdot(x, profile[None]), (1, 0))
     off = 1 - xp.eye(k, dtype=xp.float64, device=device_of(x))
-    cross = (xp.vecdot(profile, profile)[:, None, None] + along[:, :, None] + along[:, None, :] + both) * off
-    apart = (own[:, :, None] + own[:, None, :] - 2 * both) * off
-    means = xp.permute_dims(each, (1, 0))
+    cross = (xp.vecdot(profile, profile)[:, None, None] + along[:, :, None] + along[:, None, :] + products) * off
+    apart = (squares[:, :, None] + squares[:, None, :] - 2 * products) * off
+    means = xp.permute_dims(client_means, (1, 0))
     gap = (means[:, :, None] - means[:, None, :]) ** 2
-    return _Pairs(e, xp.mean(means, axis=-1) ** 2, cross, apart, gap), each * moments.power(e)
+    return _Pairs(e, xp.mean(means, axis=-1) ** 2, cross, apart, gap), client_means * moments.power(e)
 
 
-def _joined_pairs(a: _Pairs, b: _Pairs) -> _Pairs:
+def _join_pairs(a: _Pairs, b: _Pairs) -> _Pairs:
     return _Pairs(*map(array_namespace(a.cross).concat, zip(a, b, strict=True)))
 
 
-def _as_one(p: _Pairs) -> _Pairs:
-    """All units as one, except their means."""
+def _pool_units(p: _Pairs) -> _Pairs:
+    """Pool all units, except their means."""
     xp = array_namespace(p.cross)
     top = xp.max(p.exponent)
-    by = moments.power(2 * (p.exponent - top))[:, None, None]
-    cross, apart = xp.sum(by * p.cross, axis=0)[None], xp.sum(by * p.apart, axis=0)[None]
+    scale = moments.power(2 * (p.exponent - top))[:, None, None]
+    cross, apart = xp.sum(scale * p.cross, axis=0)[None], xp.sum(scale * p.distance, axis=0)[None]
     return _Pairs(top[None], xp.zeros_like(top)[None], cross, apart, xp.zeros_like(cross))
 
 
-def _resampled(p: _Pairs, counts: Array, n: int) -> NDArray[np.float64]:
-    """Coefficients (replicate, unit, type) of samples that hold client c ``counts[b, c]`` times."""
+def _resample(p: _Pairs, counts: Array, n: int) -> NDArray[np.float64]:
+    """Return coefficients (replicate, unit, type) of samples that contain client c ``counts[b, c]`` times."""
     xp = array_namespace(p.cross)
     k = counts.shape[-1]
     pairs = k**2 - xp.sum(counts**2, axis=-1)
-    none = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(pairs))
-    pairs = xp.where(pairs > 0, pairs, none)
+    nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(pairs))
+    pairs = xp.where(pairs > 0, pairs, nan)
 
     def mean(x: Array) -> Array:
         return xp.vecdot(xp.matmul(counts, x), counts[None]) / pairs  # (unit, replicate)
 
-    e, j = mean(p.apart) / (2 * (n - 1)), n * mean(p.gap) / 2
+    e, j = mean(p.distance) / (2 * (n - 1)), n * mean(p.gap) / 2
     b = k * mean(p.cross) / (n - 1) + e
     squares = ((n - 1) * b, (k - 1) * j, (n - 1) * (k - 1) * e)
     ms = mean_squares_of(*squares, p.offset[:, None], p.exponent, k, n)

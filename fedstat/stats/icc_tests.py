@@ -1,6 +1,6 @@
-"""Tests of agreement between clients: sign flips of whole clients, and permutations of units within clients.
+"""Tests of agreement between clients: sign flips of clients, and permutations of units within clients.
 
-Rows are NumPy arrays or torch tensors; results are NumPy arrays, on the host.
+Rows are NumPy arrays or torch tensors; results are NumPy arrays on the host.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ Floats = NDArray[Any]  # float64 in results, float32 in products
 Bools = NDArray[np.bool_]
 
 MOST_ENUMERATED = 13
-"""The sign patterns of so many clients are enumerated; those of more are drawn."""
-# Permutations that are enumerated, sign patterns that are drawn, and drawn ones that units use at least.
-_ALL, _DRAWN, _FEWEST = 4096, 9999, 99
-# Pooled values of units, at least: of sign flips, or more where so many multiplications give them, and of permutations.
-_POOLED, _WORK, _SHIFTED = 20_000, 1e8, 4000
-_REFERENCE = 3  # units that the common profile is estimated from, at least
-_FDR = 0.05  # at which units are left out of the common profile
-_TIE = 1e-5  # statistics that differ by less of their size are equal but for the rounding of float32
-_NUMBERS = 1 << 22  # pooled values in memory at once
+"""Largest number of clients whose sign patterns are enumerated; with more clients, sign patterns are drawn."""
+# Largest number of permutations that are enumerated; number of drawn sign patterns; smallest number of draws for units.
+_ALL, _DRAWN, _MIN_DRAWN = 4096, 9999, 99
+# Smallest number of pooled sign-flip statistics; multiplications for more of them; pooled permutation statistics.
+_POOLED, _WORK, _POOLED_SHIFTS = 20_000, 1e8, 4000
+_REFERENCE = 3  # smallest number of units for the common profile
+_FDR = 0.05  # level at which units are excluded from the common profile
+_TIE = 1e-5  # relative tolerance for ties of statistics: float32 rounding
+_NUMBERS = 1 << 22  # largest number of pooled values in memory
 
 
 class Rows(NamedTuple):
-    """Centered weights of a layer's units; every client's layer has norm 1.
+    """Centered weights of a layer's units; the layer of every client has norm 1.
 
     Attributes
     ----------
     read : callable (slice) -> float32 array (unit, client, weight)
-        Rows of some units. Those that do not vary are 0.
+        Returns the rows of a slice of units. Rows of units that do not vary are 0.
     varies : bool array (client, unit)
-        True where a client's unit has more than one value.
+        True if the weights of a client's unit differ.
     step : int
-        Units that are read at once.
+        Number of units that are read at a time.
     """
 
     read: Callable[[slice], Array]
@@ -53,20 +53,20 @@ class Rows(NamedTuple):
 
 
 class AgreementTest(NamedTuple):
-    """Test of agreement on units and on the layer, and of the profile that all units have in common.
+    """Test of agreement on units and on the layer, and of the common profile of all units.
 
     Attributes
     ----------
     statistic, p_value : array (unit,)
-        NaN where a unit is not tested.
+        NaN for a unit that is not tested.
     layer_statistic, layer_p_value : float
-        Of the sum over units.
+        Statistic and p value of the sum over units.
     n_patterns : int
-        Sign patterns or permutations behind the layer's p value, besides the observed one.
+        Number of sign patterns or permutations of the layer's p value, without the observed pattern.
     profile_proportion, profile_p_value : float
-        Proportion of the squared weights that the common profile holds, and its p value; NaN for permutations.
+        Proportion of the squared weights that the common profile explains, and its p value; NaN for permutations.
     similarity : array (client, client)
-        Cosines of the clients' layers; NaN for permutations.
+        Cosine similarity of the clients' layers; NaN for permutations.
     """
 
     statistic: Floats
@@ -83,13 +83,13 @@ Test = Callable[[Rows], AgreementTest]
 
 
 def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
-    """Test agreement by flipping the signs of whole clients.
+    """Test agreement by flipping the signs of clients.
 
     Parameters
     ----------
     rows : Rows
     seed : int
-        Seed of the sign patterns where they are drawn: with more than 13 clients.
+        Seed of the sign patterns, which are drawn with more than 13 clients.
 
     Returns
     -------
@@ -97,49 +97,50 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
 
     Notes
     -----
-    For clients c and c', r_u = ⟨x_cu − m_c, x_c'u − m_c'⟩ is the product of a unit's rows less the profile that units
-    have in common. It is estimated without bias, from pairs of different other units: so neither the unit itself nor
-    another unit on which clients agree adds to it. The statistic is t_u = Σ r_u / √Σ r_u² over pairs of clients
-    (studentized sign flips: Janssen 1997, Stat. Probab. Lett. 36, 9-21; Winkler et al. 2014, NeuroImage 92, 381-397).
+    For clients c and c', r_u = ⟨x_cu − m_c, x_c'u − m_c'⟩ is the product of a unit's rows minus the common profile of
+    the units. It is estimated without bias from pairs of two different other units: neither the unit nor another unit
+    on which clients agree contributes. The statistic is t_u = Σ r_u / √Σ r_u² over pairs of clients (studentized sign
+    flips: Janssen 1997, Stat. Probab. Lett. 36, 9-21; Winkler et al. 2014, NeuroImage 92, 381-397).
 
     H0 of a unit: the clients' deviations from the profile are independent and symmetric about 0. All 2^(C − 1) sign
-    patterns of C clients are taken if they are at most 4096; else 9999 are drawn. Statistics of all units under all
-    patterns but the observed one are pooled, p_u = (1 + #{t ≥ t_u}) / (1 + #t), so that a few patterns give small p
-    values. They are valid on average over units: units of low rank have longer tails than others. The layer's
-    statistic is Σ_u t_u; its p value pools nothing and is at least 2^(1 − C).
+    patterns of C clients are enumerated if they are at most 4096; otherwise 9999 are drawn. Statistics of all units
+    under all patterns but the observed one are pooled, p_u = (1 + #{t ≥ t_u}) / (1 + #t), so that few patterns give
+    small p values. These p values are valid on average over units: units of low rank have longer tails than others. The
+    layer's statistic is Σ_u t_u; its p value uses no pooling and is at least 2^(1 − C).
 
-    Units called at a false discovery rate of .05 leave the profile, and all units are tested again. Where fewer than 3
-    units would remain in it, p is the larger one of the first value and that without a profile. The profile's p value
-    is the larger of its p values before and after these units leave: in an output layer, whose rows sum to 0, the units
-    that remain agree because the called units left. ``simulations/inference`` has level and power.
+    Units that are significant at a false discovery rate of .05 are excluded from the profile, and all units are tested
+    again. If fewer than 3 units would remain in the profile, p is the larger of the first p value and the p value
+    without a profile. The profile's p value is the larger of its p values before and after this exclusion: in an output
+    layer, whose rows sum to 0, excluding significant units makes the remaining units agree. ``simulations/inference``
+    contains level and power.
     """
     k, d = rows.varies.shape
     pair = np.triu_indices(k, 1)
     signs, exact = _patterns(k, seed)
-    own = _own_products(rows, *pair)
-    tested, alive, none = rows.varies.sum(axis=0) >= LEAST_CLIENTS, rows.varies.any(axis=0), np.zeros(d, dtype=bool)
+    row_products = _row_products(rows, *pair)
+    testable, varies, empty = rows.varies.sum(axis=0) >= LEAST_CLIENTS, rows.varies.any(axis=0), np.zeros(d, dtype=bool)
 
-    def look(reference: Bools) -> tuple[Floats, Floats, Floats]:
-        products, profile = _less_profile(rows, own, reference, *pair)
-        products = _standardized(products, own)
-        return products, _pooled(products, tested, signs, *pair, exact=exact), profile
+    def evaluate(reference: Bools) -> tuple[Floats, Floats, Floats]:
+        products, profile = _subtract_profile(rows, row_products, reference, *pair)
+        products = _standardize(products, row_products)
+        return products, _pooled_p_values(products, testable, signs, *pair, exact=exact), profile
 
-    reference: Any = alive if alive.sum() >= _REFERENCE else none
-    products, p_value, profile = look(reference)
-    layer, profile_p = products.sum(axis=0, dtype=float), _flipped(profile, signs, *pair)
-    if (reference & (called := _called(p_value))).any():
-        if (reference & ~called).sum() >= _REFERENCE:
-            products, p_value, profile = look(reference & ~called)
-            profile_p = max(profile_p, _flipped(profile, signs, *pair))
+    reference: Any = varies if varies.sum() >= _REFERENCE else empty
+    products, p_value, profile = evaluate(reference)
+    layer_products, profile_p = products.sum(axis=0, dtype=float), _sum_p_value(profile, signs, *pair)
+    if (reference & (is_significant := _is_significant(p_value))).any():
+        if (reference & ~is_significant).sum() >= _REFERENCE:
+            products, p_value, profile = evaluate(reference & ~is_significant)
+            profile_p = max(profile_p, _sum_p_value(profile, signs, *pair))
         else:
-            p_value = np.maximum(p_value, look(none)[1])
+            p_value = np.maximum(p_value, evaluate(empty)[1])
     similarity = np.eye(k)
-    similarity[pair] = similarity.T[pair] = np.clip(own.sum(axis=0, dtype=float), -1, 1)
+    similarity[pair] = similarity.T[pair] = np.clip(row_products.sum(axis=0, dtype=float), -1, 1)
     return AgreementTest(
-        np.where(tested, products.sum(axis=1, dtype=float), np.nan),
+        np.where(testable, products.sum(axis=1, dtype=float), np.nan),
         p_value,
-        float(layer.sum()),
-        _flipped(layer, signs, *pair),
+        float(layer_products.sum()),
+        _sum_p_value(layer_products, signs, *pair),
         len(signs),
         float(profile.mean() * rows.varies.sum(axis=1).mean()) if reference.any() else math.nan,
         profile_p,
@@ -153,9 +154,9 @@ def permutations(rows: Rows, *, seed: int = 0) -> AgreementTest:
     Parameters
     ----------
     rows : Rows
-        Those of all units are held in memory.
+        Rows of all units are read into memory.
     seed : int
-        Seed of the permutations where they are drawn.
+        Seed of the permutations, if they are drawn.
 
     Returns
     -------
@@ -163,11 +164,13 @@ def permutations(rows: Rows, *, seed: int = 0) -> AgreementTest:
 
     Notes
     -----
-    H0: every client could have named its units in any order. Rows less the client's mean over units are scaled to norm
-    1, so that units may differ in size. The statistic is the mean product over pairs of the k clients in which the unit
-    varies, (‖Σ_c x_cu‖² − k) / (k (k − 1)). Permutations are cyclic shifts of a client's units (Fisher 1935, The design
-    of experiments): all d^(C − 1) of d units if they are at most 4096, else 99 or more. Statistics of all units are
-    pooled, and units called at a false discovery rate of .05 leave the mean, as in :func:`sign_flips`.
+    H0: units are exchangeable within clients. Common initial parameters make H0 false by construction. Rows minus the
+    client's mean over units are scaled to norm 1, so that units may differ in size. The statistic is the mean product
+    over pairs of the k clients in which the unit varies, (‖Σ_c x_cu‖² − k) / (k (k − 1)).
+
+    Permutations are cyclic shifts of a client's units (Fisher 1935, The design of experiments): all d^(C − 1) of d
+    units if they are at most 4096, otherwise at least 99. As in :func:`sign_flips`, statistics of all units are pooled,
+    and units that are significant at a false discovery rate of .05 are excluded from the mean.
     """
     units = np.flatnonzero(rows.varies.sum(axis=0) > 1)
     (k, d), n_units = rows.varies.shape, len(units)
@@ -176,81 +179,81 @@ def permutations(rows: Rows, *, seed: int = 0) -> AgreementTest:
     if n_units > 1:
         x = np.concatenate([_host(rows.read(part)) for part in slices(d, rows.step)])[units]
         varies = rows.varies[:, units].T
-        everything = np.ones(n_units, dtype=bool)
-        observed, p, layer = _permuted(_unit_rows(x, varies, everything), shifts)
-        rest = ~_called(p)
-        if _REFERENCE <= rest.sum() < n_units:
-            observed, p, _ = _permuted(_unit_rows(x, varies, rest), shifts)
-        statistic[units], p_value[units] = observed, p
+        all_units = np.ones(n_units, dtype=bool)
+        observed, p_units, layer = _permute(_unit_rows(x, varies, all_units), shifts)
+        in_mean = ~_is_significant(p_units)
+        if _REFERENCE <= in_mean.sum() < n_units:
+            observed, p_units, _ = _permute(_unit_rows(x, varies, in_mean), shifts)
+        statistic[units], p_value[units] = observed, p_units
     return AgreementTest(statistic, p_value, *layer, len(shifts), math.nan, math.nan, np.full((k, k), np.nan))
 
 
-def _less_profile(rows: Rows, own: Floats, reference: Bools, i: Any, j: Any) -> tuple[Floats, Floats]:
-    """Products of deviations from the profile of the reference units, (unit, pair), and of the profile, (pair,).
+def _subtract_profile(rows: Rows, row_products: Floats, reference: Bools, i: Any, j: Any) -> tuple[Floats, Floats]:
+    """Return products of deviations from the profile of the reference units, (unit, pair), and of the profile, (pair,).
 
-    With S the sum over the reference units but u, of which n vary in c, n' in c' and n'' in both, the first is
-    ⟨x, x'⟩ − ⟨x, S'⟩/n' − ⟨S, x'⟩/n + (⟨S, S'⟩ − Σ_v ⟨x_v, x'_v⟩) / (n n' − n''), or 0 where a number is 0. Without any
-    reference units, it is ⟨x, x'⟩.
+    S is the sum over the reference units without u; n of these units vary in c, n' in c', and n'' in both. The product
+    is ⟨x, x'⟩ − ⟨x, S'⟩/n' − ⟨S, x'⟩/n + (⟨S, S'⟩ − Σ_v ⟨x_v, x'_v⟩) / (n n' − n''), or 0 if a denominator is 0.
+    Without reference units, it is ⟨x, x'⟩.
     """
     if not reference.any():
-        return own, np.zeros(len(i))
+        return row_products, np.zeros(len(i))
     k, d = rows.varies.shape
     total, pairs = _total(rows, reference), (i, j)
-    rest = (_gram(total)[i, j] - own[reference].sum(axis=0, dtype=float)).astype(np.float32)
+    other_products = (_gram(total)[i, j] - row_products[reference].sum(axis=0, dtype=float)).astype(np.float32)
     if rows.varies.all():
-        i, j = i[:1], j[:1]  # the numbers of units are those of all pairs
+        i, j = i[:1], j[:1]  # the numbers of units are equal for all pairs
     counts = rows.varies @ reference.astype(np.float32)
-    both = (rows.varies[i] & rows.varies[j]) @ reference.astype(np.float32)
-    profile = rest / np.maximum(counts[i] * counts[j] - both, 1)
-    found = np.empty_like(own)
+    n_both = (rows.varies[i] & rows.varies[j]) @ reference.astype(np.float32)
+    profile = other_products / np.maximum(counts[i] * counts[j] - n_both, 1)
+    result = np.empty_like(row_products)
     for units in slices(d, rows.step):
-        x, inside = rows.read(units), reference[units, None].astype(np.float32)
+        x, in_reference = rows.read(units), reference[units, None].astype(np.float32)
         xp = array_namespace(x)
         cross = _host(xp.reshape(x, (-1, x.shape[-1])) @ xp.matrix_transpose(total)).reshape(-1, k, k)
         in_i, in_j = rows.varies[i, units].T, rows.varies[j, units].T
-        n_i, n_j = counts[i] - inside * in_i, counts[j] - inside * in_j
-        n_different = n_i * n_j - both + inside * (in_i & in_j)
-        known = in_i & in_j & (n_i > 0) & (n_j > 0) & (n_different > 0)
+        n_i, n_j = counts[i] - in_reference * in_i, counts[j] - in_reference * in_j
+        n_different = n_i * n_j - n_both + in_reference * (in_i & in_j)
+        is_defined = in_i & in_j & (n_i > 0) & (n_j > 0) & (n_different > 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             a_i, a_j, a = 1 / n_i, 1 / n_j, 1 / n_different
-            r = (1 + inside * (a_i + a_j + 2 * a)) * own[units] + a * rest
-            r -= (a_j + inside * a) * cross[:, *pairs] + (a_i + inside * a) * cross[:, *pairs[::-1]]
-        found[units] = np.where(known, r, np.float32(0))
-    return found, profile.astype(float)
+            r = (1 + in_reference * (a_i + a_j + 2 * a)) * row_products[units] + a * other_products
+            r -= (a_j + in_reference * a) * cross[:, *pairs] + (a_i + in_reference * a) * cross[:, *pairs[::-1]]
+        result[units] = np.where(is_defined, r, np.float32(0))
+    return result, profile.astype(float)
 
 
-def _own_products(rows: Rows, i: Any, j: Any) -> Floats:
-    """Products of the rows of two clients, float32 (unit, pair)."""
-    found = np.empty((rows.varies.shape[1], len(i)), dtype=np.float32)
-    for units in slices(len(found), rows.step):
-        found[units] = _gram(rows.read(units))[:, i, j]
-    return found
+def _row_products(rows: Rows, i: Any, j: Any) -> Floats:
+    """Return products of the rows of two clients, float32 (unit, pair)."""
+    products = np.empty((rows.varies.shape[1], len(i)), dtype=np.float32)
+    for units in slices(len(products), rows.step):
+        products[units] = _gram(rows.read(units))[:, i, j]
+    return products
 
 
 def _total(rows: Rows, reference: Bools) -> Array:
-    """Sum of the rows of the reference units, (client, weight)."""
-    found = 0.0
+    """Return the sum of the rows of the reference units, (client, weight)."""
+    total = 0.0
     for units in slices(len(reference), rows.step):
         x = rows.read(units)
         xp = array_namespace(x)
-        inside = xp.asarray(reference[units].astype(np.float32), device=device_of(x))
-        found = found + xp.tensordot(inside, x, axes=1)
-    return found
+        in_reference = xp.asarray(reference[units].astype(np.float32), device=device_of(x))
+        total = total + xp.tensordot(in_reference, x, axes=1)
+    return total
 
 
 def _gram(x: Array) -> Any:
-    """Products of rows, (..., row, row), on the host."""
+    """Return products of rows, (..., row, row), on the host."""
     return _host(x @ array_namespace(x).matrix_transpose(x))
 
 
-def _standardized(products: Floats, own: Floats) -> Floats:
-    """Products (unit, pair) over the root of their sum of squares; 0 where they are rounding beside the rows' own."""
-    size, of_own = (np.sqrt(np.vecdot(x, x))[:, None] for x in (products, own))
-    return np.divide(products, size, out=np.zeros_like(products), where=size > _TIE * of_own)
+def _standardize(products: Floats, row_products: Floats) -> Floats:
+    """Divide products (unit, pair) by the root of their sum of squares; 0 if they are rounding errors."""
+    size, row_size = (np.sqrt(np.vecdot(x, x))[:, None] for x in (products, row_products))
+    return np.divide(products, size, out=np.zeros_like(products), where=size > _TIE * row_size)
 
 
 def _patterns(k: int, seed: int) -> tuple[Floats, bool]:
-    """Signs (pattern, client) without the observed pattern, and True if they are all."""
+    """Return signs (pattern, client) without the observed pattern, and True if they are enumerated."""
     if k <= MOST_ENUMERATED:
         bits = np.arange(1, 2 ** (k - 1))[:, None] >> np.arange(k) & 1
         return (1 - 2 * bits).astype(np.float32), True
@@ -258,25 +261,25 @@ def _patterns(k: int, seed: int) -> tuple[Floats, bool]:
     return (1 - 2 * bits).astype(np.float32), False
 
 
-def _pooled(products: Floats, tested: Bools, signs: Floats, i: Any, j: Any, *, exact: bool) -> Floats:
-    """P values (unit,) from the statistics of all tested units under all patterns."""
-    p_value, d = np.full(len(tested), np.nan), int(tested.sum())
+def _pooled_p_values(products: Floats, is_tested: Bools, signs: Floats, i: Any, j: Any, *, exact: bool) -> Floats:
+    """Return p values (unit,) from the pooled statistics of all tested units under all patterns."""
+    p_value, d = np.full(len(is_tested), np.nan), int(is_tested.sum())
     if not d:
         return p_value
-    products = products[tested]
-    n = math.ceil(max(_FEWEST, _POOLED / d, _WORK / (d * len(i))))
+    products = products[is_tested]
+    n = math.ceil(max(_MIN_DRAWN, _POOLED / d, _WORK / (d * len(i))))
     n = len(signs) if exact else min(len(signs), n)
-    limit = _least(products.sum(axis=1, dtype=float))
+    limit = _tie_limit(products.sum(axis=1, dtype=float))
     as_large = np.zeros(d, dtype=np.int64)
     for part in slices(n, max(1, _NUMBERS // max(d, len(i)))):
         pooled = np.sort(signs[part][:, i] * signs[part][:, j] @ products.T, axis=None)
         as_large += len(pooled) - np.searchsorted(pooled, limit)
-    p_value[tested] = (1 + as_large) / (1 + n * d)
+    p_value[is_tested] = (1 + as_large) / (1 + n * d)
     return p_value
 
 
-def _flipped(products: Floats, signs: Floats, i: Any, j: Any) -> float:
-    """P value of a sum of products (pair,) over sign patterns; NaN for two clients, or without products."""
+def _sum_p_value(products: Floats, signs: Floats, i: Any, j: Any) -> float:
+    """Return the p value of a sum of products (pair,) over sign patterns; NaN for two clients, or without products."""
     if len(products) < 2 or not products.any():
         return math.nan
     matrix = np.zeros((signs.shape[1],) * 2, dtype=np.float32)
@@ -286,43 +289,43 @@ def _flipped(products: Floats, signs: Floats, i: Any, j: Any) -> float:
 
 
 def _shifts(k: int, d: int, seed: int) -> NDArray[np.int64]:
-    """Shifts (permutation, client) without the observed order: all, or drawn."""
+    """Return shifts (permutation, client) without the observed order, enumerated or drawn."""
     if d ** (k - 1) <= _ALL:
         return np.stack([np.arange(1, d ** (k - 1)) // d**c % d for c in range(k)], axis=1)
-    return generator(seed, "icc permutations").integers(d, size=(max(_FEWEST, math.ceil(_SHIFTED / d)), k))
+    return generator(seed, "icc permutations").integers(d, size=(max(_MIN_DRAWN, math.ceil(_POOLED_SHIFTS / d)), k))
 
 
 def _unit_rows(x: Floats, varies: Bools, reference: Bools) -> Floats:
-    """Rows (unit, client, weight) of norm 1, less the client's mean over reference units; 0 where nothing is left."""
+    """Subtract the client's mean over reference units from rows (unit, client, weight); scale to norm 1, or 0."""
     x = x / np.where(varies, np.linalg.norm(x, axis=2), 1)[..., None]
     if len(x) >= _REFERENCE:
         x -= x[reference].mean(axis=0)
     size = np.linalg.norm(x, axis=2)
-    known = varies & (size > _TIE)
-    return np.where(known[..., None], x / np.where(known, size, 1)[..., None], 0)
+    is_nonzero = varies & (size > _TIE)
+    return np.where(is_nonzero[..., None], x / np.where(is_nonzero, size, 1)[..., None], 0)
 
 
-def _permuted(x: Floats, shifts: NDArray[np.int64]) -> tuple[Floats, Floats, tuple[float, float]]:
-    """Statistics and p values of units, (unit,), and of the layer."""
-    everything = np.concatenate([np.zeros((1, x.shape[1]), dtype=np.int64), shifts])
-    known, found = x.any(axis=2), np.empty((len(everything), len(x)))
-    for at, by in zip(found, everything.tolist(), strict=True):
-        total, n = (sum(np.roll(a[:, c], -s, axis=0) for c, s in enumerate(by)) for a in (x, known.astype(float)))
+def _permute(x: Floats, shifts: NDArray[np.int64]) -> tuple[Floats, Floats, tuple[float, float]]:
+    """Return statistics and p values of units, (unit,), and of the layer."""
+    all_shifts = np.concatenate([np.zeros((1, x.shape[1]), dtype=np.int64), shifts])
+    varies, statistics = x.any(axis=2), np.empty((len(all_shifts), len(x)))
+    for row, lags in zip(statistics, all_shifts.tolist(), strict=True):
+        total, n = (sum(np.roll(a[:, c], -s, axis=0) for c, s in enumerate(lags)) for a in (x, varies.astype(float)))
         with np.errstate(divide="ignore", invalid="ignore"):
-            at[:] = np.where(n > 1, (np.vecdot(total, total) - n) / (n * (n - 1)), np.nan)
-    observed, pooled = found[0], np.sort(found[1:][np.isfinite(found[1:])])
-    p_value = (1 + len(pooled) - np.searchsorted(pooled, _least(observed))) / (1 + len(pooled))
-    sums = np.nansum(found, axis=1)
-    layer = float(sums[0]), float((sums >= _least(sums[0])).mean())
+            row[:] = np.where(n > 1, (np.vecdot(total, total) - n) / (n * (n - 1)), np.nan)
+    observed, pooled = statistics[0], np.sort(statistics[1:][np.isfinite(statistics[1:])])
+    p_value = (1 + len(pooled) - np.searchsorted(pooled, _tie_limit(observed))) / (1 + len(pooled))
+    sums = np.nansum(statistics, axis=1)
+    layer = float(sums[0]), float((sums >= _tie_limit(sums[0])).mean())
     return observed, np.where(np.isfinite(observed), p_value, np.nan), layer
 
 
-def _least(statistic: Any) -> Any:
-    """Return what counts as large as a statistic."""
+def _tie_limit(statistic: Any) -> Any:
+    """Return the smallest value that counts as at least as large as a statistic, ties included."""
     return statistic - _TIE * (1 + np.abs(statistic))
 
 
-def _called(p_value: Floats) -> Bools:
+def _is_significant(p_value: Floats) -> Bools:
     return np.asarray(fdr(p_value[:, None])[:, 0] <= _FDR)
 
 

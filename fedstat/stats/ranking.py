@@ -1,6 +1,6 @@
-"""Are methods ranked alike by several data sets? Friedman's test, and Nemenyi's critical difference of mean ranks.
+"""Ranks of methods over several data sets: Friedman's test, and Nemenyi's critical difference of mean ranks.
 
-Arrays in and out; larger values are better, and rank 1 is best.
+NumPy arrays; larger values are better, and rank 1 is best.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedstat._utils import check
 from fedstat._utils.streams import generator
 
-_MOST_SUMS = 300_000  # vectors of rank sums in one step of the enumeration: a tenth of a second
+_MOST_SUMS = 300_000  # largest number of rank-sum vectors in a step of the enumeration: a tenth of a second
 _DRAWS = 9_999
 
 
@@ -29,18 +29,18 @@ class Friedman(NamedTuple):
         Ranks within blocks: 1 is best, ties share their mean.
     mean_ranks : array (method,)
     statistic : float
-        χ²_F, corrected for ties; NaN if every block ranks all methods alike.
+        χ²_F, corrected for ties; NaN if all methods tie in every block.
     df : int
-        Of its approximation by χ².
+        Degrees of freedom of the χ² approximation.
     f : float
-        Iman and Davenport's F; infinite if all blocks rank the methods in the same way.
+        Iman and Davenport's F; infinite if all blocks rank the methods equally.
     f_df : int
-        Degrees of freedom of F's denominator; those of its numerator are ``df``.
+        Degrees of freedom of F's denominator; its numerator has ``df``.
     p_value : float
-        Share of the permutations of ranks within blocks whose statistic is as large. χ² and F rise and fall together,
-        so that it is the p-value of either.
+        Proportion of the permutations of ranks within blocks with a statistic at least as large. It is the p value of
+        χ² and of F, because F is an increasing function of χ².
     exact : bool
-        Whether all permutations were counted, or 9,999 random ones (the same in every call) with the data among them.
+        True if all permutations were enumerated; False for the data and 9,999 random permutations, equal in every call.
     """
 
     ranks: NDArray[np.float64]
@@ -54,12 +54,12 @@ class Friedman(NamedTuple):
 
 
 def friedman(values: ArrayLike) -> Friedman:
-    """Friedman's test [1]_ that all methods have the same distribution of ranks, with Iman and Davenport's F [2]_.
+    """Test H0: all methods have equal distributions of ranks (Friedman [1]_, with Iman and Davenport's F [2]_).
 
     Parameters
     ----------
     values : array (block, method)
-        Such as accuracies of methods (columns) on data sets (rows), finite; 2 blocks and 3 methods at least.
+        Finite values, such as accuracies of methods (columns) on data sets (rows); at least 2 blocks and 3 methods.
 
     Returns
     -------
@@ -72,10 +72,10 @@ def friedman(values: ArrayLike) -> Friedman:
 
     Notes
     -----
-    The distributions of χ² and F are approximations for many blocks. A test of .05 by F errs in .167 (2 blocks × 3
-    methods), .194 (3 × 3), .069 (4 × 3), .075 (3 × 4) and .067 (2 × 5) of all rankings. The p-value here needs neither:
-    under the null hypothesis all orders of the ranks within a block are equally likely. It asks for methods that differ
-    in no respect: one that varies more than the others is no such method.
+    The distributions of χ² and F are approximations for many blocks. An F test at .05 rejects a true H0 in .167 (2
+    blocks × 3 methods), .194 (3 × 3), .069 (4 × 3), .075 (3 × 4) and .067 (2 × 5) of all rankings. This p value uses
+    neither approximation: under H0, all orders of the ranks within a block are equally likely. H0 is that methods do
+    not differ in any respect; it is false, too, if a method varies more than the others.
 
     References
     ----------
@@ -86,8 +86,8 @@ def friedman(values: ArrayLike) -> Friedman:
 
     Examples
     --------
-    >>> found = friedman([[0.9, 0.8, 0.7], [0.6, 0.5, 0.5], [0.9, 0.7, 0.8], [0.8, 0.7, 0.6]])
-    >>> found.mean_ranks, round(found.statistic, 3), round(found.p_value, 3)
+    >>> result = friedman([[0.9, 0.8, 0.7], [0.6, 0.5, 0.5], [0.9, 0.7, 0.8], [0.8, 0.7, 0.6]])
+    >>> result.mean_ranks, round(result.statistic, 3), round(result.p_value, 3)
     (array([1.   , 2.375, 2.625]), 6.533, 0.037)
     """
     x = np.asarray(values, dtype=np.float64)
@@ -104,7 +104,7 @@ def friedman(values: ArrayLike) -> Friedman:
     ranks = scipy.stats.rankdata(-x, axis=1)
     n, k = x.shape
     mean = ranks.mean(axis=0)
-    # The sum of squares of all ranks about (k + 1)/2 is less than without ties, which is their correction.
+    # Ties reduce the sum of squares of all ranks about (k + 1)/2, which corrects the statistic for ties.
     total = float(np.square(ranks - (k + 1) / 2).sum())
     between = n * float(np.square(mean - (k + 1) / 2).sum())
     df = (n - 1) * (k - 1)
@@ -117,21 +117,21 @@ def friedman(values: ArrayLike) -> Friedman:
 
 
 def _permutation_p_value(ranks: NDArray[np.float64]) -> tuple[float, bool]:
-    """Share of the permutations within blocks with as large a sum of squared rank sums, and whether it is exact."""
-    whole = np.rint(2 * ranks).astype(np.int64) - (ranks.shape[1] + 1)  # integers, whose sum over methods is 0
-    observed = np.square(whole.sum(axis=0)).sum()
-    if (known := _rank_sums(whole)) is not None:
-        sums, probability = known
+    """Return the p value, the proportion of permutations with at least the observed statistic, and True if exact."""
+    doubled = np.rint(2 * ranks).astype(np.int64) - (ranks.shape[1] + 1)  # integers, whose sum over methods is 0
+    observed = np.square(doubled.sum(axis=0)).sum()
+    if (distribution := _rank_sums(doubled)) is not None:
+        sums, probability = distribution
         return float(probability[np.square(sums).sum(axis=1) >= observed].sum()), True
     rng = generator(0, "friedman")
-    drawn = sum(rng.permuted(np.tile(block, (_DRAWS, 1)), axis=1) for block in whole)
-    return (1 + int((np.square(drawn).sum(axis=1) >= observed).sum())) / (1 + _DRAWS), False
+    rank_sums = sum(rng.permuted(np.tile(block, (_DRAWS, 1)), axis=1) for block in doubled)
+    return (1 + int((np.square(rank_sums).sum(axis=1) >= observed).sum())) / (1 + _DRAWS), False
 
 
 def _rank_sums(blocks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
-    """Rank sums (vector, method), each sorted, that permutations within blocks lead to, and their probabilities.
+    """Return the sorted rank sums (vector, method) of permutations within blocks, and their probabilities.
 
-    None if they are too many. Sorting loses nothing: a permutation of the next block is as likely as any other.
+    None if there are too many. Sorting is valid, because all permutations of the next block are equally likely.
     """
     k = blocks.shape[1]
     sums: NDArray[np.int64] = np.sort(blocks[:1])
@@ -141,22 +141,22 @@ def _rank_sums(blocks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
     base = 2 * int(np.abs(blocks).max(axis=1).sum()) + 1
     if k * math.log2(base) >= 63:
         return None
-    place = base ** np.arange(k, dtype=np.int64)
+    powers = base ** np.arange(k, dtype=np.int64)
     for block in blocks[1:]:
         orders = np.unique(list(permutations(block.tolist())), axis=0)
         if len(sums) * len(orders) > _MOST_SUMS:
             return None
-        more = np.sort((sums[:, None] + orders).reshape(-1, k))
-        _, first, back = np.unique(more @ place, return_index=True, return_inverse=True)
-        sums = more[first]
-        probability = np.bincount(back, np.repeat(probability / len(orders), len(orders))).astype(np.float64)
+        new_sums = np.sort((sums[:, None] + orders).reshape(-1, k))
+        _, first, inverse = np.unique(new_sums @ powers, return_index=True, return_inverse=True)
+        sums = new_sums[first]
+        probability = np.bincount(inverse, np.repeat(probability / len(orders), len(orders))).astype(np.float64)
     return sums, probability
 
 
 def critical_difference(methods: int, blocks: int, *, level: float = 0.95) -> float:
-    """Nemenyi's critical difference [1]_: mean ranks that differ by less are not shown to differ.
+    """Return Nemenyi's critical difference of mean ranks [1]_, adjusted for all pairs of methods [2]_.
 
-    It holds for all pairs of methods together [2]_.
+    Smaller differences of mean ranks are no evidence of a difference.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def critical_difference(methods: int, blocks: int, *, level: float = 0.95) -> fl
 
 
 def nemenyi(mean_ranks: ArrayLike, blocks: int) -> NDArray[np.float64]:
-    """p-values (method, method) of all differences of mean ranks, adjusted for all pairs (Nemenyi); 1 on the diagonal.
+    """Return p values (method, method) of differences of mean ranks, adjusted for all pairs (Nemenyi); diagonal 1.
 
     Parameters
     ----------
@@ -199,13 +199,13 @@ def nemenyi(mean_ranks: ArrayLike, blocks: int) -> NDArray[np.float64]:
     """
     rank = np.asarray(mean_ranks, dtype=np.float64)
     k = check.integer("methods", len(rank), low=2)
-    apart = np.abs(rank[:, None] - rank) / _error(k, check.integer("blocks", blocks))
-    at, back = np.unique(apart, return_inverse=True)
-    return np.asarray(scipy.stats.studentized_range.sf(at, k, np.inf))[back].reshape(k, k)
+    differences = np.abs(rank[:, None] - rank) / _error(k, check.integer("blocks", blocks))
+    statistic, inverse = np.unique(differences, return_inverse=True)
+    return np.asarray(scipy.stats.studentized_range.sf(statistic, k, np.inf))[inverse].reshape(k, k)
 
 
 def groups(mean_ranks: ArrayLike, difference: float) -> list[tuple[int, ...]]:
-    """Largest groups of methods whose mean ranks do not differ by more than the critical difference.
+    """Return the largest groups of methods whose mean ranks differ by at most the critical difference.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def groups(mean_ranks: ArrayLike, difference: float) -> list[tuple[int, ...]]:
     Returns
     -------
     list of tuple of int
-        Positions of the methods, best first; groups of one are left out.
+        Positions of the methods, best first, in groups of at least two.
 
     Examples
     --------
@@ -230,5 +230,5 @@ def groups(mean_ranks: ArrayLike, difference: float) -> list[tuple[int, ...]]:
 
 
 def _error(k: int, n: int) -> float:
-    """Standard deviation of a mean rank, up to what the studentised range takes: √(k(k + 1)/12n)."""
+    """Return the scale of mean ranks for the studentized range, √(k(k + 1)/12n)."""
     return math.sqrt(k * (k + 1) / (12 * n))

@@ -1,7 +1,7 @@
-"""Student's interval of a mean, the jackknife, and the bootstrap of a split: sums over clients are weighted anew.
+"""Student's interval of a mean, the jackknife, and the bootstrap and permutation of a split from sums over clients.
 
-The client is the independent unit. R is additive over clients, so a bootstrap sample is a weighted sum of the clients'
-moments and a permutation re-orders each client's own; the stacked matrix is never rebuilt.
+The client is the independent unit. Moments are additive over clients: a bootstrap sample is a weighted sum of the
+clients' moments, and a permutation reorders the moments of each client. The stacked matrix is never rebuilt.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from fedstat.stats import factor, split
 from fedstat.stats.moments import Moments, correlation, safe_blas
 
 LEAST_CLIENTS = 5
-"""So many clients must vary in a unit for a statement on it: by chance, 3 or 4 line up in 1 of 4 or 8 cases."""
+"""Smallest number of clients in which a tested unit must vary: 3 or 4 agree by chance in 1 of 4 or 8 cases."""
 _ROUNDING = 1e-12
 
 
 class Mean(NamedTuple):
-    """A mean and what its values say of it.
+    """Mean of independent values with test and interval.
 
     Attributes
     ----------
     n : int
     mean, std_error : float
     statistic, p_value : float
-        t, and its two-sided p value for a mean of 0.
+        t, and its two-sided p value for H0: the mean is 0.
     low, high : float
         Student's interval.
     equal : bool
-        Whether two or more values are all equal: their spread is unknown, not 0. Then, and for a single value,
-        ``std_error`` and what rests on it are NaN.
+        True if there are at least two values, all equal: their spread is unknown, not 0. In this case, and for a single
+        value, ``std_error``, test and interval are NaN.
     """
 
     n: int
@@ -57,15 +57,15 @@ class Mean(NamedTuple):
 
 
 def mean(values: ArrayLike, *, level: float = 0.95, rounding: float = 0.0) -> Mean:
-    """Mean of independent values with Student's interval (Student 1908, Biometrika 6, 1-25).
+    """Compute the mean of independent values with Student's interval (Student 1908, Biometrika 6, 1-25).
 
     Parameters
     ----------
     values : array (n,)
-        A NaN among them makes everything NaN.
+        If a value is NaN, all results are NaN.
     level : float in (0, 1)
     rounding : float >= 0
-        Values that differ by up to this are equal, as are those that differ by 1e-12 of the largest.
+        Values are equal if they differ by at most ``rounding``, or by at most 1e-12 of the largest absolute value.
 
     Returns
     -------
@@ -73,43 +73,43 @@ def mean(values: ArrayLike, *, level: float = 0.95, rounding: float = 0.0) -> Me
 
     Examples
     --------
-    >>> found = mean([1.0, 2.0, 3.0])
-    >>> found.mean, round(found.low, 3), round(found.high, 3)
+    >>> result = mean([1.0, 2.0, 3.0])
+    >>> result.mean, round(result.low, 3), round(result.high, 3)
     (2.0, -0.484, 4.484)
     >>> mean([0.0, 0.0, 0.0]).equal, mean([0.0, 0.0, 0.0]).low
     (True, nan)
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     x = np.asarray(values, dtype=np.float64)
-    n, none = len(x), math.nan
-    centre = float(x.mean()) if n else none
-    finite = math.isfinite(centre)
+    n, nan = len(x), math.nan
+    center = float(x.mean()) if n else nan
+    finite = math.isfinite(center)
     equal = bool(n > 1 and finite and np.ptp(x) <= max(rounding, _ROUNDING * np.abs(x).max()))
     if n < 2 or equal or not finite:
-        return Mean(n, centre, none, none, none, none, none, equal)
+        return Mean(n, center, nan, nan, nan, nan, nan, equal)
     error = float(x.std(ddof=1)) / math.sqrt(n)
     half = float(scipy.stats.t.ppf((1 + level) / 2, n - 1)) * error
-    p_value = float(2 * scipy.stats.t.sf(abs(centre / error), n - 1))
-    return Mean(n, centre, error, centre / error, p_value, centre - half, centre + half, False)
+    p_value = float(2 * scipy.stats.t.sf(abs(center / error), n - 1))
+    return Mean(n, center, error, center / error, p_value, center - half, center + half, False)
 
 
 def jackknife(left_out: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Standard error and degrees of freedom of estimates, from those without one client at a time.
+    """Compute the jackknife standard error and its degrees of freedom from estimates without each client.
 
     Parameters
     ----------
     left_out : array (client, ...)
         Estimates without each client.
     most : int
-        Degrees of freedom, at most.
+        Largest number of degrees of freedom.
 
     Returns
     -------
     std_error : array (...)
-        Of the jackknife (Miller 1974, Biometrika 61, 1-15).
+        Jackknife standard error (Miller 1974, Biometrika 61, 1-15).
     df : array (...)
-        (Σ v)² / Σ v² for squared deviations v of the estimates from their mean: where few clients carry the variance,
-        it is known less well than their number says. For clients that vary alike it is near a third of their number.
+        (Σ v)² / Σ v² for squared deviations v of the estimates from their mean. It is small if few clients contribute
+        most of the variance. For clients of equal variance it is near a third of their number.
 
     Examples
     --------
@@ -126,21 +126,21 @@ def jackknife(left_out: NDArray[np.float64], most: int) -> tuple[NDArray[np.floa
 
 
 Array = Any
-_TOGETHER = 32  # matrices for one call, which costs as much as the decomposition of a small one
+_BATCH = 32  # matrices in a call, as a call costs as much as the decomposition of a small matrix
 
 
 class Replicates(NamedTuple):
-    """Fits of the replicates.
+    """Fits of bootstrap samples or permutations.
 
     Attributes
     ----------
     communality : array (replicate, unit)
-        NaN where a unit is dead in a replicate.
+        NaN if a unit is constant in a replicate.
     shared : bool array (replicate, unit)
     n_factors : int array (replicate,)
     converged : bool array (replicate,)
     gap : array (replicate,)
-        Eigenvalues of R at the cut: the last of a factor less the next. NaN where the next was not needed.
+        Eigenvalue of the last factor minus the next eigenvalue of R. NaN if the next was not computed.
     """
 
     communality: Array
@@ -151,7 +151,7 @@ class Replicates(NamedTuple):
 
 
 def reweighted(m: Moments, counts: Array) -> Moments:
-    """Moments of samples that hold client c ``counts[b, c]`` times.
+    """Return the moments of samples that contain client c ``counts[b, c]`` times.
 
     Parameters
     ----------
@@ -189,21 +189,23 @@ def bootstrap(
     executor: Executor | None = None,
     **options: Any,
 ) -> Replicates:
-    """Refit on clients drawn with replacement (Efron and Tibshirani 1993, An introduction to the bootstrap, ch. 6).
+    """Refit on bootstrap samples of clients (Efron and Tibshirani 1993, An introduction to the bootstrap, ch. 6).
 
     Parameters
     ----------
     m : Moments
-        One batch dim: client, at least 2. Holds a (unit, unit) matrix for each client.
+        One batch dim: client, at least 2. Contains a (unit, unit) matrix for each client.
     replicates : int
+        Number of bootstrap samples.
     tau : float or Absolute
-        As in :func:`fedstat.stats.split.shared`; a quantile is taken anew in each replicate.
+        As in :func:`fedstat.stats.split.shared`; a quantile is computed for each bootstrap sample.
     seed : int
     chunk : int, optional
-        Replicates summed at once; by default as many as fit into 64 MB. On a GPU they are also analysed at once.
+        Number of samples that are summed at a time; by default as many as fit into 64 MB. On a GPU they are also fitted
+        at a time.
     executor : Executor, optional
-        Its workers analyse the replicates, each on one BLAS thread: the numbers are the same whatever the executor, and
-        those without one where BLAS has one thread; see :func:`fedstat._utils.parallel.in_order`.
+        Its workers fit the samples, each on one BLAS thread. All executors give equal numbers, which also equal the
+        numbers without an executor if BLAS has one thread; see :func:`fedstat._utils.parallel.in_order`.
     **options
         Arguments of :func:`fedstat.stats.factor.fit`.
 
@@ -216,10 +218,10 @@ def bootstrap(
     ValueError
         If there are fewer than 2 clients.
     """
-    k = _clients(m)
+    k = _count_clients(m)
     rng = generator(seed, "bootstrap")
     counts = rng.multinomial(k, np.full(k, 1 / k), size=check.integer("replicates", replicates)).astype(float)
-    return _fits(_reweighted(m, counts, chunk), tau, options, executor)
+    return _refit(_reweight(m, counts, chunk), tau, options, executor)
 
 
 def half_samples(
@@ -231,44 +233,45 @@ def half_samples(
     executor: Executor | None = None,
     **options: Any,
 ) -> Array:
-    """Refit on halves of the clients: how communalities depend on the number of clients.
+    """Refit on random halves of the clients, to estimate how communalities depend on the number of clients.
 
-    A bias that falls as 1 / clients is as large as what halving the clients adds to it.
+    A bias proportional to 1 / clients is as large as the change that halving the clients causes.
 
     Parameters
     ----------
     m, seed, chunk, executor, **options
         As in :func:`bootstrap`.
     pairs : int
-        Random divisions of the clients into two halves; of an odd number one client is left out each time.
+        Number of random divisions of the clients into halves. With an odd number of clients, each division excludes a
+        random client.
 
     Returns
     -------
     array (half, unit)
         ν of the ``2 * pairs`` halves.
     """
-    k = _clients(m)
+    k = _count_clients(m)
     rng = generator(seed, "half-samples")
     orders = (rng.permutation(k) for _ in range(check.integer("pairs", pairs)))
     halves = [half for order in orders for half in order[: k - k % 2].reshape(2, -1)]
     counts = np.zeros((len(halves), k))
     np.put_along_axis(counts, np.array(halves), 1.0, axis=1)
-    return _fits(_reweighted(m, counts, chunk), 0.5, options, executor).communality
+    return _refit(_reweight(m, counts, chunk), 0.5, options, executor).communality
 
 
 def expanded_percentiles(x: np.ndarray, n: int, *, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Expanded percentile interval of bootstrap replicates.
+    """Compute the expanded percentile interval from bootstrap estimates.
 
-    Percentiles are too narrow for small samples: a bootstrap's spread is that of a sum of squares over n in place of
-    n − 1, and normal in place of t. Tails are widened for both: Φ(√(n/(n−1)) t) with Student's quantile t of n − 1
-    degrees of freedom [1]_.
+    Percentile intervals are too narrow for small samples: the variance of bootstrap estimates has the divisor n instead
+    of n − 1, and normal instead of t quantiles. The expanded interval corrects both with tail probabilities
+    Φ(√(n/(n−1)) t), where t is Student's quantile with n − 1 degrees of freedom [1]_.
 
     Parameters
     ----------
     x : array (replicate, ...)
-        NaN counts as absent.
+        Bootstrap estimates; NaN is ignored.
     n : int
-        Size of the sample that was resampled, at least 2.
+        Size of the observed sample, at least 2.
     level : float in (0, 1)
 
     Returns
@@ -287,7 +290,7 @@ def expanded_percentiles(x: np.ndarray, n: int, *, level: float) -> tuple[np.nda
     (8.6, 991.4)
     """
     tail = scipy.special.ndtr(math.sqrt(n / (n - 1)) * scipy.special.stdtrit(n - 1, (1 - level) / 2))
-    low, high = np.nanquantile(x, [tail, 1 - tail], axis=0, method="weibull")  # its tails hold what they should
+    low, high = np.nanquantile(x, [tail, 1 - tail], axis=0, method="weibull")  # unbiased tail probabilities
     return low, high
 
 
@@ -300,49 +303,49 @@ def permutation(
     executor: Executor | None = None,
     **options: Any,
 ) -> Replicates:
-    """Refit after shuffling the units within each client.
+    """Refit after permuting the units within each client.
 
-    Under the null hypothesis that units carry no identity across clients, the unit labels of every client are
-    exchangeable, so shuffled data are as likely as the observed ones.
+    H0: units are exchangeable within clients, so that permuted data are as likely as the observed data. Common initial
+    parameters of all clients make H0 false by construction.
 
     Parameters
     ----------
     m, replicates, seed, chunk, executor, **options
-        As in :func:`bootstrap`.
+        As in :func:`bootstrap`; ``replicates`` is the number of permutations.
 
     Returns
     -------
     Replicates
         ``shared`` is the split at the median of ν.
     """
-    k, d = _clients(m), m.mean.shape[-1]
+    k, d = _count_clients(m), m.mean.shape[-1]
     rng = generator(seed, "permutation")
     xp = array_namespace(m.cross)
-    step = _chunk(m, chunk)
+    step = _chunk_size(m, chunk)
 
-    def shuffled() -> Moments:
+    def permuted_sum() -> Moments:
         orders = (xp.asarray(rng.permutation(d), device=device_of(m.cross)) for _ in range(k))
         return reduce(
             add, (Moments(m.n[c], m.mean[c][order], m.cross[c][order][:, order]) for c, order in enumerate(orders))
         )
 
-    def parts() -> Iterator[Moments]:
+    def batches() -> Iterator[Moments]:
         for i in range(0, check.integer("replicates", replicates), step):
-            drawn = [shuffled() for _ in range(min(step, replicates - i))]
-            yield Moments(*(xp.stack(field) for field in zip(*drawn, strict=True)))
+            samples = [permuted_sum() for _ in range(min(step, replicates - i))]
+            yield Moments(*(xp.stack(field) for field in zip(*samples, strict=True)))
 
-    return _fits(parts(), 0.5, options, executor)
-
-
-def _reweighted(m: Moments, counts: np.ndarray, chunk: int | None) -> Iterator[Moments]:
-    xp, step = array_namespace(m.cross), _chunk(m, chunk)
-    drawn = xp.asarray(counts, device=device_of(m.cross))
-    return (reweighted(m, drawn[i : i + step, :]) for i in range(0, len(counts), step))
+    return _refit(batches(), 0.5, options, executor)
 
 
-def _fits(parts: Iterator[Moments], tau: split.Tau, options: dict[str, Any], executor: Executor | None) -> Replicates:
+def _reweight(m: Moments, counts: np.ndarray, chunk: int | None) -> Iterator[Moments]:
+    xp, step = array_namespace(m.cross), _chunk_size(m, chunk)
+    counts_on_device = xp.asarray(counts, device=device_of(m.cross))
+    return (reweighted(m, counts_on_device[i : i + step, :]) for i in range(0, len(counts), step))
+
+
+def _refit(sums: Iterator[Moments], tau: split.Tau, options: dict[str, Any], executor: Executor | None) -> Replicates:
     iterates = options.get("method", "pa") in factor.ITERATE
-    matrices = (r for part in parts for r in _batches(correlation(part), iterates=iterates))
+    matrices = (r for m in sums for r in _batches(correlation(m), iterates=iterates))
     fits = list(in_order(executor, partial(_fit, options), matrices))
     xp = array_namespace(fits[0][0])
     nu, n_factors, converged, eigenvalues = (xp.concat(field) for field in zip(*fits, strict=True))
@@ -351,19 +354,19 @@ def _fits(parts: Iterator[Moments], tau: split.Tau, options: dict[str, Any], exe
 
 
 def _fit(options: dict[str, Any], r: Array) -> tuple[Array, ...]:
-    alone = len(r) == 1  # whose steps can be followed
-    found = factor.fit(r[0] if alone else r, **{"loadings": False} | options)
-    fields = found.communality, found.n_factors, found.converged, found.eigenvalues
-    return tuple(field[None] for field in fields) if alone else fields
+    is_single = len(r) == 1  # the fit of a single matrix can follow earlier steps
+    result = factor.fit(r[0] if is_single else r, **{"loadings": False} | options)
+    fields = result.communality, result.n_factors, result.converged, result.eigenvalues
+    return tuple(field[None] for field in fields) if is_single else fields
 
 
 def _batches(r: Array, *, iterates: bool) -> Iterator[Array]:
-    """Whole batches for a GPU; on a CPU single matrices where one that has converged should not wait for others."""
-    step = len(r) if "cuda" in str(device_of(r)) else 1 if iterates else _TOGETHER
+    """Divide matrices into batches: all on a GPU; on a CPU single matrices if the fit iterates, so that none waits."""
+    step = len(r) if "cuda" in str(device_of(r)) else 1 if iterates else _BATCH
     return (r[i : i + step] for i in range(0, len(r), step))
 
 
-def _clients(m: Moments) -> int:
+def _count_clients(m: Moments) -> int:
     if m.mean.ndim != 2 or m.mean.shape[0] < 2:
         raise ValueError(
             f"resampling clients needs the moments of at least 2 clients, but got shape {tuple(m.mean.shape)}. "
@@ -372,5 +375,5 @@ def _clients(m: Moments) -> int:
     return int(m.mean.shape[0])
 
 
-def _chunk(m: Moments, chunk: int | None) -> int:
+def _chunk_size(m: Moments, chunk: int | None) -> int:
     return check.integer("chunk", max(1, 2**23 // m.mean.shape[-1] ** 2) if chunk is None else chunk)

@@ -1,6 +1,6 @@
-"""From communalities or agreement to shared and client-specific units (FedFac §4.1), and how far to trust the split.
+"""Splits of units into shared and personal by communality or agreement (FedFac §4.1), and checks of splits.
 
-NumPy or torch, the same out; :func:`contradicted` takes NumPy arrays and gives a bool.
+NumPy arrays or torch tensors in and out; :func:`contradicted` takes NumPy arrays and returns a bool.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Array = Any
 
 Method = Literal[factor.Method, "icc"]
 METHODS: tuple[Method, ...] = (*factor.METHODS, "icc")
-"""What units are split by: an estimator of the communality ν, or ``"icc"``, agreement between clients."""
+"""Methods of a split: estimators of the communality ν, or ``"icc"``, agreement between clients."""
 
-# Values closer than this tie: equal units differ by rounding.
+# Tolerance for ties: equal units differ by rounding.
 _TIE = 1e-12
-# Labels contradict agreement where a shared unit is the more alike one in fewer than this proportion of the pairs,
-# median ICC2s differ by so much, and clients are as many as a test of them needs.
+# A split contradicts agreement if shared units have the higher ICC2 in less than this proportion of pairs, with this
+# p value, median ICC2s differ by at least this much, and there are at least this many clients.
 _INVERTED, _P, _GROSS, _LEAST_CLIENTS = 1 / 3, 0.01, 0.15, 6
 
 
 @dataclass(frozen=True)
 class Absolute:
-    """A threshold on the communality or ICC itself, where a bare number would be a quantile.
+    """Threshold on the value of the communality or ICC; a bare number is a quantile.
 
     Attributes
     ----------
@@ -59,15 +59,15 @@ Tau = float | Absolute
 
 
 def threshold(statistic: Array, tau: Tau) -> Array:
-    """Value that a unit's statistic must reach for the unit to be shared.
+    """Return the smallest statistic with which a unit is shared.
 
     Parameters
     ----------
     statistic : array (..., unit)
-        Communality ν, or agreement ICC; NaN (dead units) is left out of the quantile.
+        Communality ν, or agreement ICC; NaN (constant units) is excluded from the quantile.
     tau : float in (0, 1), inf, -inf or Absolute
-        A quantile of the statistic, taken so that round((1 − τ)·live units) of distinct values are shared; ``inf``
-        makes every unit personal (FedPer, LG-FedAvg), ``-inf`` every unit shared (FedAvg).
+        A quantile of the statistic, defined so that round((1 − τ) · n) of n distinct values are shared. ``inf`` makes
+        every unit personal (FedPer, LG-FedAvg), ``-inf`` makes every unit shared (FedAvg).
 
     Returns
     -------
@@ -83,30 +83,30 @@ def threshold(statistic: Array, tau: Tau) -> Array:
         "tau", tau, low=0, high=1, open_low=True, open_high=True,
         hint="A bare tau is a quantile over units; write Absolute(x) for a value, inf or -inf for a limit.",
     )  # fmt: skip
-    dead = xp.isnan(statistic)
-    n_live = xp.sum(xp.astype(~dead, xp.int64), axis=-1)
-    n_shared = xp.astype(xp.round((1 - tau) * xp.astype(n_live, xp.float64)), xp.int64)
+    constant = xp.isnan(statistic)
+    n_varying = xp.sum(xp.astype(~constant, xp.int64), axis=-1)
+    n_shared = xp.astype(xp.round((1 - tau) * xp.astype(n_varying, xp.float64)), xp.int64)
     infinity = xp.asarray(math.inf, dtype=xp.float64, device=device_of(statistic))
-    ascending = xp.sort(xp.where(dead, infinity, statistic), axis=-1)
-    index = xp.clip(n_live - n_shared, min=0, max=statistic.shape[-1] - 1)
+    ascending = xp.sort(xp.where(constant, infinity, statistic), axis=-1)
+    index = xp.clip(n_varying - n_shared, min=0, max=statistic.shape[-1] - 1)
     value = xp.take_along_axis(ascending, index[..., None], axis=-1)[..., 0]
     return xp.where(n_shared == 0, infinity, value)
 
 
 def shared(statistic: Array, *, tau: Tau = 0.5) -> Array:
-    """Which units are shared: ζ_j = 1 if ν_j ≥ τ (FedFac §4.1), or if ICC_j ≥ τ.
+    """Return the mask of shared units: ζ_j = 1 if ν_j ≥ τ (FedFac §4.1), or if ICC_j ≥ τ.
 
     Parameters
     ----------
     statistic : array (..., unit)
-        Communality (shared means explained by the other units) or ICC (shared means that clients agree).
+        Communality (shared: other units explain the unit) or ICC (shared: clients agree on the unit).
     tau : float in (0, 1), inf, -inf or Absolute
-        See :func:`threshold`. Units that tie with the threshold, up to rounding (1e-12), are all shared.
+        See :func:`threshold`. All units that tie with the threshold, up to rounding (1e-12), are shared.
 
     Returns
     -------
     bool array (..., unit)
-        A dead unit (NaN) is never shared, unless ``tau`` is ``-inf``: then everything is.
+        A constant unit (NaN) is never shared, unless ``tau`` is ``-inf``: then every unit is.
 
     Examples
     --------
@@ -122,19 +122,19 @@ def shared(statistic: Array, *, tau: Tau = 0.5) -> Array:
 
 
 def contradicted(labels: NDArray[np.bool_], icc: NDArray[np.float64], n_clients: int) -> bool:
-    """Return True if units labelled shared are less alike over clients than those labelled personal.
+    """Return True if clients agree less on shared than on personal units.
 
-    The contradiction must be gross: of a shared and a personal unit, drawn at random, the shared one has the higher ICC
-    in fewer than a third of the pairs (AUC < 1/3), and the median ICCs differ by 0.15 at least. It must not be due to
-    chance: two-sided p < .01 in the test of Mann and Whitney, which takes units for independent and alike. Units of
-    trained networks are neither, so that single clients can invert the order: fewer than 6 clients contradict nothing.
+    The difference must be large: AUC < 1/3, so that the shared unit has the higher ICC in less than a third of the
+    pairs, and median ICCs that differ by at least 0.15. It must be significant: two-sided p < .01 in the Mann-Whitney
+    test, which assumes independent and identically distributed units. Units of trained networks do not satisfy this
+    assumption, and a single client can invert the order: with fewer than 6 clients the result is False.
 
     Parameters
     ----------
     labels : bool array (unit,)
-        True: shared.
+        True for shared units.
     icc : array (unit,)
-        Units without one (NaN) are left out.
+        Units with NaN are excluded.
     n_clients : int
 
     Examples
@@ -143,8 +143,8 @@ def contradicted(labels: NDArray[np.bool_], icc: NDArray[np.float64], n_clients:
     >>> contradicted(icc > 0.5, icc, 10), contradicted(icc < 0.5, icc, 10), contradicted(icc < 0.5, icc, 5)
     (False, True, False)
     """
-    known = ~np.isnan(icc)
-    labels, icc = labels[known], icc[known]
+    has_icc = ~np.isnan(icc)
+    labels, icc = labels[has_icc], icc[has_icc]
     n = int(labels.sum())
     pairs = n * (len(labels) - n)
     if n_clients < _LEAST_CLIENTS or not pairs or np.median(icc[~labels]) - np.median(icc[labels]) < _GROSS:
@@ -155,23 +155,23 @@ def contradicted(labels: NDArray[np.bool_], icc: NDArray[np.float64], n_clients:
 
 
 def auc(statistic: Array, truth: Array) -> Array:
-    """Area under the ROC curve: chance that a shared unit has the higher communality or ICC, ties counting one half.
+    """Compute the AUC: the probability that a shared unit has the higher communality or ICC; ties count one half.
 
     Parameters
     ----------
     statistic : array (..., unit)
-        A dead unit (NaN) ranks below all others, as it is never shared.
+        A constant unit (NaN) ranks below all other units, as it is never shared.
     truth : bool array (unit,)
-        Units that truly are shared; both kinds must occur.
+        True for units that are shared in the true split; both groups must occur.
 
     Returns
     -------
     array (...,)
-        1 is perfect recovery, 0.5 chance, 0 a split that is exactly inverted.
+        1 is perfect recovery, 0.5 chance, 0 an inverted split.
     """
     xp = array_namespace(statistic, truth)
     if bool(xp.all(truth)) or not bool(xp.any(truth)):
-        raise ValueError("the AUC needs shared and personal units in the truth, but all units are of one kind")
+        raise ValueError("the AUC needs shared and personal units in the truth, but all units are in one group")
     lowest = xp.asarray(-math.inf, dtype=xp.float64, device=device_of(statistic))
     nu = xp.where(xp.isnan(statistic), lowest, statistic)
     a, b = nu[..., truth][..., :, None], nu[..., ~truth][..., None, :]
@@ -179,24 +179,24 @@ def auc(statistic: Array, truth: Array) -> Array:
 
 
 def same_state(a: Array, b: Array) -> Array:
-    """Share of units with the same label in two splits (FedFac Fig. 7): bool arrays (..., unit) to (...,)."""
+    """Return the proportion (...,) of units in equal groups of two splits, bool arrays (..., unit) (FedFac Fig. 7)."""
     xp = array_namespace(a, b)
     return xp.mean(xp.astype(a == b, xp.float64), axis=-1)
 
 
 def adjusted_rand(a: Array, b: Array) -> Array:
-    """Adjusted Rand index of two splits or clusterings (Hubert and Arabie 1985, J. Classification 2, 193-218).
+    """Compute the adjusted Rand index of two partitions (Hubert and Arabie 1985, J. Classification 2, 193-218).
 
     Parameters
     ----------
     a, b : bool or int array (..., unit)
-        Integers number groups from 0.
+        Groups of the units; integers start from 0.
 
     Returns
     -------
     array (...,)
-        1 for equal splits, whatever the groups are called; 0 is expected from independent ones. Counts of pairs are
-        exact up to 9000 units, so that values are scikit-learn's to the bit.
+        1 for identical partitions, whatever the names of the groups; expectation 0 for independent partitions. Counts
+        of pairs are exact up to 9000 units, so that values equal the values of scikit-learn to the bit.
 
     Examples
     --------
@@ -217,7 +217,7 @@ def adjusted_rand(a: Array, b: Array) -> Array:
         of_a, of_b = _members(xp, a), _members(xp, b)
         cells = xp.sum((of_a @ xp.matrix_transpose(of_b)) ** 2, axis=(-2, -1))
         in_a, in_b = (xp.sum(square(of), axis=-1) for of in (of_a, of_b))
-    # Ordered pairs of units that go together in both splits, in one of them, in none.
+    # Ordered pairs of units that are in one group in both partitions, in one partition, in none.
     both, only_a, only_b, neither = cells - n, in_a - cells, in_b - cells, n * n - in_a - in_b + cells
     span = (both + only_a) * (only_a + neither) + (both + only_b) * (only_b + neither)
     equal = (only_a == 0) & (only_b == 0)
@@ -226,7 +226,7 @@ def adjusted_rand(a: Array, b: Array) -> Array:
 
 
 def _members(xp: Any, labels: Array) -> Array:
-    """Which units are of each group: 0 or 1, (..., group, unit)."""
+    """Return indicators of the units of each group, 0 or 1: array (..., group, unit)."""
     groups = xp.arange(int(xp.max(labels)) + 1, device=device_of(labels))
     return xp.astype(labels[..., None, :] == groups[:, None], xp.float64)
 
@@ -234,7 +234,7 @@ def _members(xp: Any, labels: Array) -> Array:
 def iteration_stability(
     r: Array, *, kappa: float = 0.85, tau: Tau = 0.5, max_iter: Sequence[int] = (50, 200, 1000), tol: float = 1e-3
 ) -> tuple[Array, Array]:
-    """Does the split change if principal axis is iterated further?
+    """Compare splits after more iterations of principal axis with the split at the default stop.
 
     Parameters
     ----------
@@ -243,23 +243,23 @@ def iteration_stability(
     kappa, tau
         As in :func:`fedstat.stats.factor.fit` and :func:`shared`.
     max_iter : sequence of int
-        Numbers of iterations to compare with the default stop; these runs ignore the tolerance.
+        Numbers of iterations to compare with the default stop; these fits ignore the tolerance.
     tol : float
         Tolerance of the default stop.
 
     Returns
     -------
-    same : array (len(max_iter), ...)
-        Share of units whose label equals the one at the default stop.
+    unchanged : array (len(max_iter), ...)
+        Proportion of units in the group of the default stop.
     change : array (len(max_iter), ...)
         Largest difference of a communality from the default stop.
     """
     xp = array_namespace(r)
     default = factor.fit(r, kappa=kappa, tol=tol).communality
-    same, change = [], []
+    unchanged, change = [], []
     for steps in max_iter:
         nu = factor.fit(r, kappa=kappa, max_iter=steps, tol=0).communality
-        same.append(same_state(shared(nu, tau=tau), shared(default, tau=tau)))
-        gap = xp.abs(nu - default)
-        change.append(xp.max(xp.where(xp.isnan(gap), xp.zeros_like(gap), gap), axis=-1))
-    return xp.stack(same), xp.stack(change)
+        unchanged.append(same_state(shared(nu, tau=tau), shared(default, tau=tau)))
+        difference = xp.abs(nu - default)
+        change.append(xp.max(xp.where(xp.isnan(difference), xp.zeros_like(difference), difference), axis=-1))
+    return xp.stack(unchanged), xp.stack(change)

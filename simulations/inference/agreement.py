@@ -128,14 +128,14 @@ _ICC = (
 )
 _FLIPS = (
     "fedstat.stats.icc.fdr",
-    *(f"fedstat.stats.icc_tests.{name}" for name in ("sign_flips", "_less_profile", "_standardized", "_patterns")),
-    *(f"fedstat.stats.icc_tests.{name}" for name in ("_pooled", "_flipped")),
+    *(f"fedstat.stats.icc_tests.{name}" for name in ("sign_flips", "_subtract_profile", "_standardize", "_patterns")),
+    *(f"fedstat.stats.icc_tests.{name}" for name in ("_pooled_p_values", "_sum_p_value")),
 )
 _PERMUTATIONS = (
     "fedstat.stats.icc.fdr",
-    *(f"fedstat.stats.icc_tests.{name}" for name in ("permutations", "_shifts", "_unit_rows", "_permuted")),
+    *(f"fedstat.stats.icc_tests.{name}" for name in ("permutations", "_shifts", "_unit_rows", "_permute")),
 )
-_JACKKNIFE = ("fedstat.stats.icc_resampling._coefficients", "fedstat.stats.icc_resampling._left_out")
+_JACKKNIFE = ("fedstat.stats.icc_resampling._coefficients", "fedstat.stats.icc_resampling._leave_out_clients")
 _CAUTIONS = (
     "fedstat.results.icc.IccResult._describe_sizes",
     "fedstat.results.icc.IccResult._describe_dependence",

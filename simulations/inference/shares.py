@@ -70,7 +70,9 @@ def profile(clients: int, rounds: int, rng: np.random.Generator) -> list[np.ndar
     """The test of ``fl.profile`` over a window: one layer, the same clients in all rounds, differences noise alone."""
     parts = [variance_components.parts(noise("smooth", clients, rng, replicates=2)[:, :, :1]) for _ in range(rounds)]
     basis = np.kron(np.eye(rounds), parts[0].design)
-    joined = variance_components.Parts(*(np.concatenate([p[i] for p in parts]) for i in (0, 1)), basis, WEIGHTS, 2)
+    joined = variance_components.SumsOfSquares(
+        *(np.concatenate([p[i] for p in parts]) for i in (0, 1)), basis, WEIGHTS, 2
+    )
     found = variance_components.components(joined, cluster=np.tile(np.arange(clients), rounds))
     return np.array([float(found.p_value[0]) <= 0.05])
 
@@ -272,25 +274,25 @@ CLAIMS = {
     ),
     'split(tau="test"), any unit called the other': Claim(
         "level",
-        ("fedstat.stats.variance_components.outcomes", "fedstat.stats.icc.fdr"),
+        ("fedstat.stats.variance_components.classify_units", "fedstat.stats.icc.fdr"),
         ("SplitResult.outcome",),
         _of_outcomes(outcomes, (0.0, 0.3, 0.5, 0.7)),
     ),
     'split(tau="test"), units called the other, of those called': Claim(
         "level",
-        ("fedstat.stats.variance_components.outcomes", "fedstat.stats.icc.fdr"),
+        ("fedstat.stats.variance_components.classify_units", "fedstat.stats.icc.fdr"),
         ("SplitResult.outcome",),
         _of_trained(partial(of_called, 0), _AT),
     ),
     'split(tau="test"), layers with some unit called the other': Claim(
         "rate",
-        ("fedstat.stats.variance_components.outcomes", "fedstat.stats.icc.fdr"),
+        ("fedstat.stats.variance_components.classify_units", "fedstat.stats.icc.fdr"),
         ("SplitResult.outcome",),
         _of_trained(partial(of_called, 1), _AT),
     ),
     'split(tau="test"), units decided': Claim(
         "rate",
-        ("fedstat.stats.variance_components.outcomes", "fedstat.stats.icc.fdr"),
+        ("fedstat.stats.variance_components.classify_units", "fedstat.stats.icc.fdr"),
         ("SplitResult.outcome",),
         _of_outcomes(decided, (0.0, 0.3, 0.7, 0.9)) | _of_trained(partial(of_called, 2), _AT),
     ),

@@ -77,7 +77,7 @@ def test_repeated_rounds_of_the_same_clients_do_not_narrow_intervals():
     own = rng.normal(size=(12, 1, 1, 40)) * rng.choice([0.3, 2.0], size=(12, 1, 1, 1))
     parts = [variance_components.parts(own + 0.3 * rng.normal(size=(12, 2, 1, 40))) for _ in range(10)]
     basis = np.kron(np.eye(10), parts[0].design)
-    both = variance_components.Parts(*(np.concatenate([p[i] for p in parts]) for i in (0, 1)), basis, 40, 2)
+    both = variance_components.SumsOfSquares(*(np.concatenate([p[i] for p in parts]) for i in (0, 1)), basis, 40, 2)
     one, apart = variance_components.components(parts[0]), variance_components.components(both)
     together = variance_components.components(both, cluster=np.tile(np.arange(12), 10))
     width = [np.log1p(-x.conf_low[0]) - np.log1p(-x.conf_high[0]) for x in (one, together, apart)]

@@ -72,7 +72,7 @@ def test_parts_of_parameters_and_units_add_up_to_the_layer() -> None:
     flat = np.concatenate([w.reshape(12, 3, 1, -1), other.reshape(12, 3, 1, -1)], axis=-1)
     for ours, theirs in zip(layer, vc.components(vc.parts(flat)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
-    with pytest.raises(ValueError, match="parts add if they have the same clients, units"):
+    with pytest.raises(ValueError, match="sums to be added must have equal clients, units"):
         vc.parts(w) + vc.parts(other)
     with pytest.raises(ValueError, match="covariate"):
         vc.parts(w) + vc.parts(w, SAMPLES)

@@ -112,7 +112,7 @@ def test_sums_of_parameters_units_and_tensors_are_those_of_the_layer() -> None:
     for other in (g.pooled(), added):
         for ours, theirs in zip(rm.components(other), whole, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    with pytest.raises(ValueError, match="sums add if they have the same clients"):
+    with pytest.raises(ValueError, match="sums to be added must have equal clients"):
         g + rm.gram(w.reshape(8, 2, 5, 12))
 
 

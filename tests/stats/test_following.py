@@ -137,6 +137,6 @@ def test_the_series_of_the_inverse_is_the_solution_or_is_given_up():
     x = rng.normal(size=(60, 40)) * 0.005
     xx, s = (x.T @ x).astype(np.float32), rng.normal(size=(40, 40)).astype(np.float32) * 0.01
     np.testing.assert_allclose(
-        factor_solvers._solved(xx, s), np.linalg.solve(np.eye(40) + xx, s.astype(float)), atol=2e-9
+        factor_solvers._solve(xx, s), np.linalg.solve(np.eye(40) + xx, s.astype(float)), atol=2e-9
     )
-    assert factor_solvers._solved(xx * 2000, s) is None
+    assert factor_solvers._solve(xx * 2000, s) is None

@@ -32,7 +32,7 @@ def by_pairs(w: np.ndarray, drawn: np.ndarray) -> list[float]:
 def test_the_sample_itself_is_the_replicate_that_draws_every_client_once() -> None:
     w = weights() + 5.0
     pairs, _ = icc_resampling._pairs(*icc.block(w))
-    found = icc_resampling._resampled(pairs, np.ones((1, 8)), 15)
+    found = icc_resampling._resample(pairs, np.ones((1, 8)), 15)
     np.testing.assert_allclose(found[0], fs.icc(w).coefficients.icc, rtol=1e-10)
 
 

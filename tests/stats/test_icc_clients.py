@@ -295,7 +295,7 @@ def test_blocks_of_clients_units_and_tensors_give_the_same(
     w = uneven_layer()
     test = fs.agreement._TESTS[inference]
     whole, total = over_clients(w, test), icc.sums(w)
-    monkeypatch.setattr(icc_resampling, "_HELD", held)
+    monkeypatch.setattr(icc_resampling, "_MEMORY", held)
     monkeypatch.setattr(icc_resampling, "_READ", 1)
     tensors = torch.asarray(w)
     others = (

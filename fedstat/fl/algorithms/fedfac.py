@@ -249,7 +249,7 @@ def _split_by_test(
     for layer in layers:
         w = torch.cat([models[name].flatten(3) for name in masks.incoming(context.net, layer)], dim=3)
         components = variance_components.components(variance_components.parts(w, x))
-        outcome = variance_components.outcomes(components, fdr=fdr)
+        outcome = variance_components.classify_units(components, fdr=fdr)
         flags[layer] = np.isin(outcome, ("shared", "undecided"))
         decided[layer] = np.isin(outcome, ("shared", "personal"))
         agreement[layer] = icc.agreement(icc.sums(w.mean(1)))
