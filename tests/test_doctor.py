@@ -21,9 +21,10 @@ def sound(monkeypatch):
 def test_all_is_well_where_every_package_is_sound(capsys, tmp_path):
     assert doctor.main(["--data-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "torch uses 3" in said
+    assert "threads of torch: 3" in said
     assert "a GPU, 80 GiB" in said
-    assert f"data in {tmp_path}\n" in said
+    assert f"Data sets in {tmp_path}\n" in said
+    assert "GPU        a GPU" in said
     assert len(said.splitlines()) < 50
 
 
@@ -32,7 +33,8 @@ def test_a_broken_torch_is_named_with_the_command_that_mends_it(monkeypatch, cap
     assert doctor.main([]) == 1
     said = capsys.readouterr().out
     assert "  torch cannot be imported: ImportError: libx.so: pip install --force-reinstall 'torch>=" in said
-    assert "torch cannot say how many it uses" in said
+    assert "threads of torch: unknown" in said
+    assert max(map(len, said.partition("Machine")[2].partition("Folder")[0].splitlines())) <= 80
 
 
 @pytest.mark.usefixtures("sound")
@@ -68,6 +70,6 @@ def test_data_sets_are_found_by_the_files_that_loading_would_read(tmp_path, caps
     assert doctor.main(["--data-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert f"  svhn              {file}\n" in said
-    assert "not there: mnist" in said
+    assert "Missing data sets: mnist" in said
     assert doctor.main(["--data-dir", str(tmp_path), "--read"]) == 0
     assert "is damaged" in next(line for line in capsys.readouterr().out.splitlines() if str(file) in line)

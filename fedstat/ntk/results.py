@@ -111,7 +111,7 @@ class _Result(Result):
         """Return cautions on runs that diverged and on few replicates."""
         x = self.glance().iloc[0]
         text = f"{x['n_diverged']:.0f} of {x['n_runs']:.0f} {self._diverged}"
-        diverged = [Caution("Diverged", text, grave=True)] if x["n_diverged"] else []
+        diverged = [Caution("Diverged", text, severe=True)] if x["n_diverged"] else []
         return [*diverged, *few(self.data.sizes.get("replicate", 1), "replicate")]
 
     @abstractmethod

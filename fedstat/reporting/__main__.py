@@ -16,11 +16,11 @@ from fedstat import _cli
 
 
 def parser() -> _cli.Parser:
-    """Arguments of the command."""
+    """Return the parser of the command."""
     cli = _cli.Parser(
         prog="python -m fedstat.reporting",
-        description="Write a report of runs or studies: one HTML file with warnings, results, how sure they are, and a "
-        "methods paragraph with citations. It needs no network, can be read on a phone, and printed.",
+        description="Write a report of runs or studies: one HTML file with warnings, results, their uncertainty, and a "
+        "methods paragraph with citations. It needs no network, and can be printed.",
     )
     cli.add_argument(
         "runs",
@@ -54,10 +54,10 @@ def _work(args: argparse.Namespace) -> None:
     require_ours("--out", args.out)
     if args.out.exists() and not args.overwrite:
         raise ValueError(f"--out {args.out} exists. Add --overwrite or choose another name.")
-    made = report(args.runs)
-    made.save(args.out)
-    print(repr(made).removesuffix("\n  .save(path) writes the page"))
-    print(f"\nWritten: {args.out}")
+    page = report(args.runs)
+    page.save(args.out)
+    print(repr(page).removesuffix("\n  .save(path) writes the page"))
+    print(f"\nSaved: {args.out}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What fedstat finds here: ``python -m fedstat doctor``. It needs neither torch nor any other package to be whole."""
+"""Check of the installation: ``python -m fedstat doctor``. It runs even if torch or other packages are broken."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from fedstat.data._files import folder, locate
 
 _OF_DEVELOPERS = ("dev", "docs", "test")
 _BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512-BF16"}
+_WIDTH = 80
 
 
 class Package(NamedTuple):
-    """A package that fedstat asks for: its requirement, its version (None: not there), and what is wrong with it."""
+    """Requirement of fedstat, with the installed version (None: not installed) and the problem, if there is one."""
 
     needs: Requirement
     version: str | None
@@ -37,49 +38,56 @@ class Package(NamedTuple):
 
     @property
     def sound(self) -> bool:
-        """Whether it is there, new enough, and can be imported."""
+        """True if the package is installed, new enough, and can be imported."""
         return self.version is not None and not self.wrong
 
 
 def parser() -> _cli.Parser:
-    """Arguments of the command."""
+    """Return the parser of the command."""
     cli = _cli.Parser(
         prog="python -m fedstat doctor",
-        description="Say what fedstat finds here: packages, machine, data sets, space. Exit status 1 if a package that "
-        "it needs is missing, too old or broken.",
+        description="Check packages, machine, data sets and disk space. The exit status is 1 if a required package is "
+        "missing, too old or broken.",
     )
     _cli.add_data_dir(cli)
-    cli.add_argument("--read", action="store_true", help="read every data set that is there to its end")
+    cli.add_argument("--read", action="store_true", help="read every existing data set to its end")
     return cli
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status, see :func:`fedstat._cli.run`; 1 if something required is broken."""
+    """Run the command and return its exit status, see :func:`fedstat._cli.run`; 1 if a requirement is broken."""
     return _cli.run(parser(), _work, argv)
 
 
 def _work(args: argparse.Namespace) -> int:
     required, extras = asked_for()
-    names = modules_of([one for one in [*required, *(one for own in extras.values() for one in own)] if one.version])
-    broken, machine = probed(sorted(set(names.values())))
-    required = [_tried(one, names, broken) for one in required]
-    extras = {extra: [_tried(one, names, broken) for one in own] for extra, own in extras.items()}
-    print(f"fedstat {metadata.version('fedstat')} in {Path(__file__).parent}")
-    print(f"Python {platform.python_version()} ({sys.executable}), {platform.platform()}\n")
-    print("\n".join([*_required(required), "", *_extras(extras), "", *_machine(machine), "", *_data(args)]))
-    return 0 if all(one.sound for one in required) else 1
+    installed = [p for packages in (required, *extras.values()) for p in packages if p.version]
+    modules = modules_of(installed)
+    broken, facts = probed(sorted(set(modules.values())))
+    required = [_imported(package, modules, broken) for package in required]
+    extras = {
+        extra: [_imported(package, modules, broken) for package in packages] for extra, packages in extras.items()
+    }
+    lines = [
+        f"fedstat {metadata.version('fedstat')} in {Path(__file__).parent}",
+        f"Python {platform.python_version()} ({sys.executable}), {platform.platform()}",
+    ]
+    parts = (lines, _required(required), _extras(extras), _machine(facts), _data(args))
+    print("\n\n".join("\n".join(part) for part in parts))
+    return 0 if all(package.sound for package in required) else 1
 
 
 def asked_for() -> tuple[list[Package], dict[str, list[Package]]]:
-    """Packages that fedstat needs, and those of its extras, as its own metadata name them."""
+    """Return required packages and packages by extra, as the metadata of fedstat name them."""
     needs = [Requirement(line) for line in metadata.requires("fedstat") or []]
-    required = [_package(one) for one in needs if one.marker is None or one.marker.evaluate({"extra": ""})]
+    required = [_package(need) for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    names = {package.needs.name for package in required}
     extras = {}
     for extra in metadata.metadata("fedstat").get_all("Provides-Extra") or []:
         if extra in _OF_DEVELOPERS:
             continue
-        own = [one for one in needs if one.marker and one.marker.evaluate({"extra": extra})]
-        extras[extra] = [one for one in map(_package, own) if one.needs.name not in {r.needs.name for r in required}]
+        of_extra = [need for need in needs if need.marker and need.marker.evaluate({"extra": extra})]
+        extras[extra] = [package for package in map(_package, of_extra) if package.needs.name not in names]
     return required, extras
 
 
@@ -88,112 +96,115 @@ def _package(needs: Requirement) -> Package:
         version = metadata.version(needs.name)
     except metadata.PackageNotFoundError:
         return Package(needs, None, "missing")
-    old = not needs.specifier.contains(version, prereleases=True)
-    return Package(needs, version, f"{version} does not fit {needs.specifier}" if old else "")
+    fits = needs.specifier.contains(version, prereleases=True)
+    return Package(needs, version, "" if fits else f"{version} does not fit {needs.specifier}")
 
 
 def modules_of(packages: Sequence[Package]) -> dict[str, str]:
-    """Module to import of every package, by the package's normalised name."""
-    wanted = {_normal(one.needs.name) for one in packages}
-    found: dict[str, str] = {}
+    """Return the module to import of every package, by the package's normalized name."""
+    wanted = {_normalized(package.needs.name) for package in packages}
+    modules: dict[str, str] = {}
     for module, distributions in metadata.packages_distributions().items():
-        for name in map(_normal, distributions):
-            if name in wanted and not module.startswith("_") and (name not in found or module == name):
-                found[name] = module
-    return found
+        for name in map(_normalized, distributions):
+            if name in wanted and not module.startswith("_") and (name not in modules or module == name):
+                modules[name] = module
+    return modules
 
 
-def _normal(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def probed(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """What is wrong with modules, by name, and what torch and BLAS say, from a process that a module may bring down."""
+    """Import modules in another process, which they may end; return errors by module, and facts of torch and BLAS."""
     broken: dict[str, str] = {}
     while True:
-        left = [name for name in modules if name not in broken]
-        done = subprocess.run(  # noqa: S603
-            [sys.executable, "-W", "ignore", "-m", "fedstat.reporting.probe", *left],
+        names = [name for name in modules if name not in broken]
+        process = subprocess.run(  # noqa: S603
+            [sys.executable, "-W", "ignore", "-m", "fedstat.reporting.probe", *names],
             capture_output=True,
             text=True,
             check=False,
         )
-        said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-        broken |= {name: why for what, name, *rest in said if what == "broken" for why in rest}
-        if said and said[-1][0] == "machine":
-            return broken, said[-1][1]
-        if not said or (last := said[-1][1]) in broken:
+        messages = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[")]
+        broken |= {name: why for what, name, *rest in messages if what == "broken" for why in rest}
+        if messages and messages[-1][0] == "machine":
+            return broken, messages[-1][1]
+        if not messages or (last := messages[-1][1]) in broken:
             return broken, {}
-        broken[last] = f"its import ends Python (status {done.returncode})"
+        broken[last] = f"its import ends Python (status {process.returncode})"
 
 
-def _tried(one: Package, modules: dict[str, str], broken: dict[str, str]) -> Package:
-    why = broken.get(modules.get(_normal(one.needs.name), ""))
-    return one if why is None else one._replace(wrong=f"cannot be imported: {why}")
+def _imported(package: Package, modules: dict[str, str], broken: dict[str, str]) -> Package:
+    why = broken.get(modules.get(_normalized(package.needs.name), ""))
+    return package if why is None else package._replace(wrong=f"cannot be imported: {why}")
 
 
 def _required(packages: Sequence[Package]) -> list[str]:
-    sound = ", ".join(f"{one.needs.name} {one.version}" for one in packages if one.sound)
-    lines = [*_wrapped("packages", sound)]
-    for one in packages:
-        if not one.sound:
-            again = "--force-reinstall " if "imported" in one.wrong else ""
-            lines.append(f"  {one.needs.name} {one.wrong}: pip install {again}{str(one.needs).split(';')[0].strip()!r}")
-    return lines if len(lines) > 1 or all(one.sound for one in packages) else ["packages", *lines]
+    lines = _wrapped("Packages", [f"{p.needs.name} {p.version}" for p in packages if p.sound]) or ["Packages"]
+    for package in packages:
+        if not package.sound:
+            force = "--force-reinstall " if "imported" in package.wrong else ""
+            requirement = str(package.needs).split(";")[0].strip()
+            lines.append(f"  {package.needs.name} {package.wrong}: pip install {force}{requirement!r}")
+    return lines
 
 
 def _extras(extras: dict[str, list[Package]]) -> list[str]:
-    lines = []
+    lines = ["Extras"]
     for extra, packages in extras.items():
-        if lacking := [f"{one.needs.name} {one.wrong}" for one in packages if not one.sound]:
-            lines.append(f"  {extra:<11}{'; '.join(lacking)}: pip install 'fedstat[{extra}]'")
+        if broken := [f"{package.needs.name} {package.wrong}" for package in packages if not package.sound]:
+            lines.append(f"  {extra:<11}{'; '.join(broken)}: pip install 'fedstat[{extra}]'")
         else:
-            lines.append(f"  {extra:<11}{', '.join(f'{one.needs.name} {one.version}' for one in packages)}")
-    return ["extras", *lines]
+            lines.append(_row(extra, ", ".join(f"{package.needs.name} {package.version}" for package in packages)))
+    return lines
 
 
-def _machine(found: dict[str, Any]) -> list[str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def _machine(facts: dict[str, Any]) -> list[str]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     omp = os.environ.get("OMP_NUM_THREADS")
-    threads = f"torch uses {found['threads']}" if "threads" in found else "torch cannot say how many it uses"
+    threads = f"threads of torch: {facts.get('threads', 'unknown')}"
     flags = cpu_flags()
-    bf16 = [said for flag, said in _BF16.items() if flag in flags]
+    bf16 = [name for flag, name in _BF16.items() if flag in flags]
     bfloat16 = ("by " + ", ".join(bf16) if bf16 else "not in hardware") if flags else "unknown"
     rows = {
-        "cores": f"{cores}; threads: {threads}" + (f", OMP_NUM_THREADS={omp}" if omp else ""),
-        "BLAS": "; ".join(found.get("blas", [])) or "unknown",
+        "cores": f"{cores}; {threads}" + (f", OMP_NUM_THREADS={omp}" if omp else ""),
+        "BLAS": "; ".join(facts.get("blas", [])) or "unknown",
         "bfloat16": bfloat16,
-        "GPU": "; ".join(found.get("gpus", [])) or "none that torch sees",
+        "GPU": "; ".join(facts.get("gpus", [])) or "none visible",
         "memory": memory(),
         "disk": f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free in {Path.cwd()}",
     }
-    return ["machine", *(f"  {name:<11}{said}" for name, said in rows.items())]
+    return ["Machine", *(_row(name, text) for name, text in rows.items())]
 
 
 def cpu_flags() -> set[str]:
-    """Features of the CPU as Linux names them; empty elsewhere."""
+    """Return features of the CPU as Linux names them; empty on other systems."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return set()
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return set(found[1].split()) if found else set()
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return set(flags[1].split()) if flags else set()
 
 
 def memory() -> str:
-    """Memory of the machine, what of it is free, and the limit of a control group."""
+    """Describe total and free memory, and the limit of the process's control group."""
     size = machine.of_machine()
     if {"MemAvailable", "MemTotal"} <= size.keys():
-        said = f"{size['MemAvailable'] / 2**30:.1f} of {size['MemTotal'] / 2**30:.1f} GiB free"
+        text = f"{size['MemAvailable'] / 2**30:.1f} of {size['MemTotal'] / 2**30:.1f} GiB free"
     else:
-        said = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
+        text = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
     limit = machine.limit()
-    return f"{said}; this process may take {limit / 2**30:.1f} GiB" if math.isfinite(limit) else said
+    return f"{text}; limit of this process: {limit / 2**30:.1f} GiB" if math.isfinite(limit) else text
 
 
 def _data(args: argparse.Namespace) -> list[str]:
     root = folder(args.data_dir)
-    there, missing = [], []
+    lines = [
+        f"Data sets in {root}" if root.is_dir() else f"Folder {root} does not exist; set --data-dir or FEDSTAT_DATA"
+    ]
+    missing = []
     for name, source in data.SOURCES.items():
         if name == "digits":  # comes with scikit-learn
             continue
@@ -201,25 +212,28 @@ def _data(args: argparse.Namespace) -> list[str]:
         if path is None:
             missing.append(name)
         else:
-            said = "" if os.access(path, os.R_OK) else ": you may not read it"
-            there.append(f"  {name:<18}{path}{said or (_read(name, args.data_dir) if args.read else '')}")
-    lines = [
-        f"data in {root}" + ("" if root.is_dir() else ", which is no folder: name one by --data-dir or FEDSTAT_DATA")
-    ]
-    return [*lines, *there, *_wrapped("not there", ", ".join(missing), indent="  ")]
+            problem = "" if os.access(path, os.R_OK) else ": no permission to read it"
+            lines.append(f"  {name:<18}{path}{problem or (_read(name, args.data_dir) if args.read else '')}")
+    return [*lines, *_wrapped("Missing data sets", missing)]
 
 
 def _read(name: str, data_dir: Path | None) -> str:
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             rows = data.load(name, data_dir).sizes["sample"]
     except (ValueError, OSError, ImportError) as error:
         return f": {error}"
-    return f": {rows:,} samples" + "".join(f"; {one.message}" for one in said)
+    return f": {rows:,} samples" + "".join(f"; {warning.message}" for warning in caught)
 
 
-def _wrapped(name: str, text: str, indent: str = "") -> list[str]:
-    if not text:
+def _row(name: str, text: str) -> str:
+    return textwrap.fill(
+        f"  {name:<11}{text}", _WIDTH, subsequent_indent=" " * 13, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _wrapped(name: str, items: Sequence[str]) -> list[str]:
+    if not items:
         return []
-    return textwrap.wrap(f"{name}: {text}", 98, initial_indent=indent, subsequent_indent=indent + "  ")
+    return textwrap.wrap(f"{name}: {', '.join(items)}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)

@@ -30,7 +30,7 @@ from fedstat import _cli
 from fedstat._utils import guard
 from fedstat.reporting.references import REFERENCES, bibliography
 from fedstat.results.base import Caution, wrapped
-from fedstat.results.tables import ends
+from fedstat.results.tables import count, ends
 
 SIZE = (5.2, 3.5)
 """Inches; at the width of a phone letters of 10 points stay readable."""
@@ -242,8 +242,9 @@ class Report:
 
     @property
     def cautions(self) -> list[Caution]:
-        """Warnings of all parts, grave ones first."""
-        return sorted((one for part in self.parts for one in part.cautions), key=lambda one: not one.grave)
+        """Warnings of all parts, severe ones first."""
+        cautions = (caution for part in self.parts for caution in part.cautions)
+        return sorted(cautions, key=lambda caution: not caution.severe)
 
     @cached_property
     def html(self) -> str:
@@ -276,11 +277,11 @@ class Report:
         return f'<iframe sandbox="" style="{look}" srcdoc="{html.escape(self.html)}"></iframe>'
 
     def __repr__(self) -> str:
-        grave = sum(one.grave for one in self.cautions)
-        lines = [f"Report: {self.title}", f"  {len(self.cautions)} warnings, {grave} of them grave"]
-        lines += [f"  {'! ' if one.grave else ''}{one.title}: {one.text}" for one in self.cautions]
-        found = [part.summary for part in self.parts if part.summary]
-        return "\n".join([*map(wrapped, lines), *found, "  .save(path) writes the page"])
+        n_severe = sum(caution.severe for caution in self.cautions)
+        lines = [f"Report: {self.title}", f"  {count(len(self.cautions), 'warning')} ({n_severe} severe)"]
+        lines += [f"  {'! ' if caution.severe else ''}{caution.title}: {caution.text}" for caution in self.cautions]
+        lines += [line for part in self.parts for line in part.summary.splitlines()]
+        return "\n".join(map(wrapped, [*lines, "  .save(path) writes the page"]))
 
 
 def require_ours(option: str, path: Path) -> None:

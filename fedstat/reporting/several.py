@@ -58,7 +58,7 @@ def part(runs: Sequence[Stored]) -> Part:
             collect.same_scale([dict(one.config) for one in whole], list(table["label"]))
             compared = compare_runs(_by_method(whole, table), reference=_reference(table))
         except ValueError as error:
-            cautions.append(Caution("Not compared", str(error), grave=True))
+            cautions.append(Caution("Not compared", str(error), severe=True))
         else:
             cautions += compared.cautions()
             for label, found in list(compared.settings.items())[:_MOST_LABELS]:
@@ -125,13 +125,13 @@ def _grouped(runs: Sequence[Stored]) -> list[Caution]:
         checked, lost = one.attempt({"the other warnings": check})
         own = [*damage_of(one), *lost, *checked.get("the other warnings", []), *stores.cautions(one)]
         for caution in own:
-            found.setdefault((caution.title, caution.grave), []).append((one.name, caution.text))
+            found.setdefault((caution.title, caution.severe), []).append((one.name, caution.text))
     made = []
-    for (title, grave), lines in found.items():
+    for (title, severe), lines in found.items():
         names = list(dict.fromkeys(name for name, _ in lines))
         text = f"in {len(names)} of {len(runs)} runs: {listed(names, most=4)}. For example {lines[0][0]}: {lines[0][1]}"
         out = " Unfinished and damaged runs are left out of all that follows." if title in _LEFT_OUT else ""
-        made.append(Caution(title, f"{text}.{out}", grave))
+        made.append(Caution(title, f"{text}.{out}", severe))
     return made
 
 

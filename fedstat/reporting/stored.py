@@ -235,7 +235,7 @@ class Stored(NamedTuple):
                 found[name] = made
         why = "the damage to the files" if self.damaged else "settings or values that fedstat does not write"
         text = f"{why} left out: {'; '.join(lost)}"
-        return found, [Caution("Not in this report", text, grave=True)] if lost else []
+        return found, [Caution("Not in this report", text, severe=True)] if lost else []
 
 
 def read(runs: Run | Iterable[Run]) -> list[Stored]:
@@ -265,7 +265,7 @@ def damage_of(stored: Stored) -> list[Caution]:
     if not stored.damaged:
         return []
     text = f"not as they were written: {listed(stored.damaged, most=8)}. Resume the run to compute again what can be"
-    return [Caution("Damaged files", text, grave=True)]
+    return [Caution("Damaged files", text, severe=True)]
 
 
 def _of_tree(tree: xr.DataTree) -> Stored:

@@ -38,7 +38,7 @@ def _study(
 ) -> Part:
     """Part on a store of which the command's own text and figure say what was found."""
     done = [] if stored.finished or not stored.attrs else [
-        Caution("Not finished", "what is not done is missing below. --resume goes on", grave=True)
+        Caution("Not finished", "what is not done is missing below. --resume goes on", severe=True)
     ]  # fmt: skip
     return assemble(
         stored, _ran(stored, positional), {"figures": lambda run: Section("Figures", list(drawn(run)))},
@@ -61,7 +61,7 @@ def of_motivation(stored: Stored) -> Part:
     def checks(run: xr.DataTree) -> Iterator[Caution]:
         outputs = run["outputs"].to_dataset()
         if missing := outputs["case"].to_numpy()[~outputs["done"].to_numpy().astype(bool)].tolist():
-            yield Caution("Cases not done", listed(missing), grave=True)
+            yield Caution("Cases not done", listed(missing), severe=True)
         related = motivation.correlations(run)
         if failed := int((~related["converged"].astype(bool)).sum()):
             text = f"{failed} of {len(related)} communalities behind the correlations; the last iterate counts"
@@ -216,7 +216,7 @@ def _cautions(stored: Stored, run: xr.DataTree) -> Iterator[Caution]:
             f"{missing} of {done.size} runs (a way to split on one replicate) are not done, and are left out of means "
             "and intervals. --resume goes on"
         )
-        yield Caution("Not finished", text, grave=True)
+        yield Caution("Not finished", text, severe=True)
     yield from few(done.sizes["replicate"], "replicate")
     split = run[f"split/{LAYER}"].to_dataset()
     if "communality" in split:

@@ -51,7 +51,7 @@ def of_run(stored: Stored, done: int) -> list[Caution]:
     asked = stored.config.get("rounds")
     if not stored.finished or (isinstance(asked, int) and done < asked):
         text = f"{done} of {shown(asked)} rounds are done; all that follows is of these. --resume goes on"
-        found.append(Caution("Not finished", text, grave=True))
+        found.append(Caution("Not finished", text, severe=True))
     if stored.tree is None or not done:
         return found
     run = stored.tree.isel(round=slice(done), missing_dims="ignore")
@@ -79,7 +79,7 @@ def _of_metrics(run: xr.DataTree) -> Iterator[Caution]:
                 rounds = metrics["round"].to_numpy()[wrong.any(axis=1)]
                 n = int(wrong.any(axis=0).sum())
                 text = f"the {what} of {n} client{'s' if n > 1 else ''} is not finite, first in round {rounds[0]}"
-                yield Caution("Diverged", text, grave=True)
+                yield Caution("Diverged", text, severe=True)
     if "train_loss" in metrics:
         losses = metrics["train_loss"].transpose("round", "client").to_numpy().astype(float)
         mean = summary.weighted(losses, np.ones(losses.shape[1]))
@@ -111,7 +111,7 @@ def _of_split(run: xr.DataTree) -> Iterator[Caution]:
             text = (
                 f"layer {shown(layer)}: all communalities of the last round are equal; a lower κ may tell units apart"
             )
-            yield Caution("Uninformative split", text, grave=True)
+            yield Caution("Uninformative split", text, severe=True)
 
 
 def factors(layer: str, nu: np.ndarray, converged: np.ndarray, unit: str) -> Iterator[Caution]:

@@ -10,10 +10,10 @@ from fedstat import _cli, store
 
 
 def parser() -> _cli.Parser:
-    """Arguments of the command."""
+    """Return the parser of the command."""
     cli = _cli.Parser(
         prog="python -m fedstat verify",
-        description="Compare every file of runs with the checksums noted when it was written.",
+        description="Compare every file of runs with the checksums stored when it was written.",
     )
     cli.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a store, or a folder of stores")
     return cli
@@ -25,13 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(args: argparse.Namespace) -> int:
-    sound = True
-    for path in (one for run in args.runs for one in store.stores(run)):
+    is_sound = True
+    for path in (path for run in args.runs for path in store.stores(run)):
         try:
-            found = store.damage(path, checksums=True, require=True)
-            said = f"damaged: {store.describe(found, most=None)}" if found else "as it was written"
-            sound = sound and not found
+            damages = store.damage(path, checksums=True, require=True)
+            text = f"DAMAGED ({store.describe(damages, most=None)})" if damages else "OK (all checksums match)"
+            is_sound = is_sound and not damages
         except (ValueError, FileNotFoundError) as error:
-            said, sound = str(error), False
-        print(f"{path}: {said}")
-    return 0 if sound else 1
+            text, is_sound = str(error), False
+        print(f"{path}: {text}")
+    return 0 if is_sound else 1

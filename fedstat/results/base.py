@@ -28,31 +28,31 @@ TERMINAL = 80
 
 @dataclass(frozen=True)
 class Caution:
-    """Something to know before the numbers are relied on.
+    """Limit of a result: a reader needs it before relying on the numbers.
 
     Attributes
     ----------
     title : str
-        What it is, the same words for every result.
+        Kind of limit, in equal words for all results.
     text : str
-        Where, and how much.
-    grave : bool
-        Whether numbers are missing or wrong by it, not only less certain.
+        Place and size.
+    severe : bool
+        True if numbers are missing or wrong, not only less certain.
     """
 
     title: str
     text: str
-    grave: bool = False
+    severe: bool = False
 
     def __str__(self) -> str:
-        return f"{'Warning' if self.grave else 'Caution'}: {self.text}"
+        return f"{'Warning' if self.severe else 'Caution'}: {self.text}"
 
 
 _FEW = 5
 
 
 def few(n: int, noun: str) -> list[Caution]:
-    r"""Caution on intervals over so few replicates or clients; none from 5 on.
+    r"""Return a caution if intervals rest on fewer than 5 replicates or clients.
 
     Examples
     --------
@@ -69,20 +69,20 @@ def few(n: int, noun: str) -> list[Caution]:
 
 
 class Result(ABC):
-    """What all results have in common.
+    """Base class of all results.
 
-    A result is frozen, and its fields hold what was found. For every result
+    A result is frozen. For every result
 
-    - ``repr`` says what was found, in at most 100 columns, then its cautions; ``summary()`` is the full report;
-    - ``cautions()`` say what to know before its numbers are relied on;
+    - ``repr`` prints the findings and then the cautions; ``summary()`` is the full report;
+    - ``cautions()`` name limits that a reader needs before relying on the numbers;
     - ``tidy()`` is a table with one row per term: a unit, a method, a rule, or a run and round;
-    - ``glance()`` is one row for the whole;
+    - ``glance()`` is one row for the result;
     - ``to_dict()`` holds these two tables as plain values; ``to_latex()`` and ``to_markdown()`` are the first of them;
       notebooks show the report and both ends of the table;
-    - ``plot()`` is the figure that a reader wants first.
+    - ``plot()`` draws the main figure.
 
-    Some results also have ``augment()``, which says more about each unit or row than ``tidy``, or puts it beside data
-    of one's own. A class defines ``__repr__``, ``tidy``, ``glance`` and the name of its figure; the rest follows.
+    Some results also have ``augment()``, which adds columns to ``tidy``, or joins it with data of the user. A class
+    defines ``_lines`` or ``__repr__``, ``tidy``, ``glance`` and the name of its figure.
     """
 
     # Name of the function in fedstat.plot that draws this result. Plot knows results, not the other way round;
@@ -93,27 +93,27 @@ class Result(ABC):
         return "\n".join(map(wrapped, [*self._lines(), *map(str, self.cautions())]))
 
     def _lines(self) -> list[str]:
-        """What was found, in lines that are wrapped to 80 columns; or a class has a ``repr`` of its own."""
+        """Return the lines of the print, which ``repr`` wraps to 80 columns; classes may override ``repr`` instead."""
         raise NotImplementedError
 
     def cautions(self) -> list[Caution]:
-        """Return what to know before the numbers are relied on; mostly nothing."""
+        """Return limits that a reader needs before relying on the numbers; for most results there are none."""
         return []
 
     @abstractmethod
     def tidy(self) -> pd.DataFrame:
-        """One row per term."""
+        """Return one row per term."""
 
     @abstractmethod
     def glance(self) -> pd.DataFrame:
-        """One row for the whole result."""
+        """Return one row for the result."""
 
     def summary(self) -> str:
-        """Full report as text; that of ``repr`` where there is nothing to add."""
+        """Return the full report as text; by default that of ``repr``."""
         return repr(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists, ready for JSON (NaN and inf as None): glance's row, tidy's columns."""
+        """Return the row of ``glance`` and the columns of ``tidy`` as plain values for JSON (NaN and inf as None)."""
         return {
             "glance": {k: _plain(v) for k, v in self.glance().iloc[0].items()},
             "tidy": {str(k): [_plain(x) for x in v] for k, v in self.tidy().items()},
@@ -154,18 +154,18 @@ class Result(ABC):
         return tables.markdown(tables.chosen(self.tidy(), columns), digits=digits)
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
-        """Draw the figure that a reader wants first: a function of ``fedstat.plot``.
+        """Draw the main figure of the result by a function of ``fedstat.plot``.
 
-        Of a split and a permutation test it is ``communality``; of agreement, components of variance, a bootstrap, a
-        comparison, ranks and eigenvalues ``forest``; of a factor analysis and numbers of factors ``scree``; of others
-        the function of their name.
+        ``communality`` draws splits and permutation tests; ``forest`` draws agreement, components of variance,
+        bootstraps, comparisons, ranks and eigenvalues; ``scree`` draws factor analyses and numbers of factors. For
+        other results, the function has the name of the result.
 
         Parameters
         ----------
         ax : matplotlib Axes, optional
-            Where to draw; by default the axes of a new figure.
+            Axes to draw on; by default those of a new figure.
         **options
-            Of that function.
+            Options of that function.
 
         Returns
         -------
@@ -175,7 +175,7 @@ class Result(ABC):
         return axes
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        """Table that notebooks show, and the column that orders it from high to low."""
+        """Return the table that notebooks show, and the column by which it is sorted, from high to low."""
         return self.tidy(), None
 
     def _repr_html_(self) -> str:
@@ -184,7 +184,7 @@ class Result(ABC):
 
 
 class UnitStatistics(Protocol):
-    """An analysis that gives each unit of a layer one statistic, from which a split can be made.
+    """Analysis that gives each unit of a layer one statistic, from which a split follows.
 
     :class:`~fedstat.results.FactorResult`, :class:`~fedstat.results.IccResult` and
     :class:`~fedstat.results.ComponentsResult` do.
@@ -198,38 +198,38 @@ class UnitStatistics(Protocol):
 
     @property
     def method(self) -> str:
-        """The estimator."""
+        """Statistical method."""
 
     @property
     def n_clients(self) -> int | None:
-        """Number of clients; None where weights were analysed without them."""
+        """Number of clients; None if the weights have no clients."""
 
     @property
     def statistic(self) -> NDArray[np.float64]:
-        """Communality, ICC2 or personal share of each unit; array (unit,)."""
+        """Communality, ICC2 or reliability of each unit; array (unit,)."""
 
     @property
     def agreement(self) -> NDArray[np.float64] | None:
-        """ICC2 of each unit, array (unit,), where there are clients."""
+        """ICC2 of each unit, array (unit,); None without clients."""
 
     @property
     def dead(self) -> NDArray[np.bool_]:
-        """Units without variance; bool array (unit,)."""
+        """True for units without variance; bool array (unit,)."""
 
     def by_unit(self) -> pd.DataFrame:
-        """One row per unit, named in the column ``term``."""
+        """Return one row per unit, named in the column ``term``."""
 
     def glance(self) -> pd.DataFrame:
-        """One row for the whole analysis."""
+        """Return one row for the analysis."""
 
     def cautions(self) -> list[Caution]:
-        """What to know before the numbers are relied on."""
+        """Return limits that a reader needs before relying on the numbers."""
 
     def _lines(self) -> list[str]:
-        """Return the print's lines on the analysis."""
+        """Return the lines of the print on the analysis."""
 
     def _details(self) -> str:
-        """Return what a summary adds to the print."""
+        """Return the text that a summary adds to the print."""
 
 
 def line(text: str) -> str:
@@ -238,7 +238,7 @@ def line(text: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Wrap a line of print to 80 columns; the lines that follow are indented by two more.
+    """Wrap a line of print to 80 columns; continuation lines are indented by two more.
 
     Examples
     --------
@@ -251,7 +251,7 @@ def wrapped(text: str) -> str:
 
 
 def listing(head: str, items: Iterable[str], width: int = WIDTH) -> str:
-    """``head`` and as many items as fit the width."""
+    """Return ``head`` and as many items as fit the width."""
     text = head
     for item in items:
         if len(text) + len(item) + 6 > width:
@@ -269,19 +269,19 @@ def columns(rows: Sequence[Sequence[str]], *, n_right: int = 0, indent: str = " 
     ['  method   n', '  a       12']
     """
     width = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    left = len(width) - n_right
-    sides = [(str.ljust if i < left else str.rjust) for i in range(len(width))]
+    n_left = len(width) - n_right
+    sides = [(str.ljust if i < n_left else str.rjust) for i in range(len(width))]
     return [indent + "  ".join(f(c, w) for f, c, w in zip(sides, row, width, strict=True)).rstrip() for row in rows]
 
 
 def aligned(block: pd.DataFrame) -> str:
-    """Columns as wide as their widest cell; the first is left-aligned."""
+    """Align a table of texts, the first column on the left, the others on the right."""
     cells = [list(map(str, block.columns)), *block.astype(str).to_numpy().tolist()]
     return "\n".join(columns(cells, n_right=block.shape[1] - 1, indent=""))
 
 
 def extremes(values: NDArray[np.float64], names: Sequence[Any] | NDArray[Any], most: int = 8) -> list[str]:
-    """Lines of a print that name the highest and the lowest values; those that are missing are left out.
+    """Return the lines of a print that name the highest and the lowest values, without missing ones.
 
     Examples
     --------
@@ -297,7 +297,7 @@ def extremes(values: NDArray[np.float64], names: Sequence[Any] | NDArray[Any], m
 
 
 def constant(units: NDArray[Any], dead: NDArray[np.bool_]) -> list[str]:
-    """Line of a print that names the units without variance, if there are any."""
+    """Return the line of a print that names the units without variance, if there are any."""
     return [listing("  constant:", map(str, units[dead]), TERMINAL)] if dead.any() else []
 
 
@@ -311,14 +311,14 @@ R = TypeVar("R", bound=Result)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LayerResults(Mapping[str, R]):
-    """A result for each layer, as the verbs return it for runs, files and state_dicts: a mapping that prints itself.
+    """Results by layer, as the verbs return them for runs, files and state_dicts: a mapping that prints itself.
 
     Attributes
     ----------
     results : dict from layer to result
         In the order of the network.
     skipped_layers : dict from layer to reason
-        Layers that were not asked for by name and whose units are not hidden units: embeddings, the output layer.
+        Layers that are skipped unless named, because their units are not hidden units: embeddings, the output layer.
 
     Examples
     --------
@@ -341,11 +341,11 @@ class LayerResults(Mapping[str, R]):
         if layer in self.results:
             return self.results[layer]
         if layer in self.skipped_layers:
-            way_out = f"It was left out ({self.skipped_layers[layer]}): name it by layer={layer!r}."
+            hint = f"It was skipped ({self.skipped_layers[layer]}). Set layer={layer!r}."
         else:
             near = check.did_you_mean(layer, self.results, cutoff=0.6)
-            way_out = f"There are {', '.join(self.results)}.{near}"
-        raise KeyError(f"no result of layer {layer!r}. {way_out}")
+            hint = f"There are {', '.join(self.results)}.{near}"
+        raise KeyError(f"no result of layer {layer!r}. {hint}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.results)
@@ -358,52 +358,52 @@ class LayerResults(Mapping[str, R]):
         raise AttributeError(f"results by layer have no {name!r}: choose a layer first, as in result[{first!r}].{name}")
 
     def tidy(self) -> pd.DataFrame:
-        """Tables of the layers one below the other, the column ``layer`` first."""
+        """Return the tables of all layers in one, the column ``layer`` first."""
         return self._table("tidy")
 
     def glance(self) -> pd.DataFrame:
-        """One row a layer, the column ``layer`` first."""
+        """Return one row per layer, the column ``layer`` first."""
         return self._table("glance")
 
     def summary(self) -> str:
-        """Full report of every layer, each below its name."""
-        return self._text([one.summary() for one in self.values()])
+        """Return the full report of every layer after its name."""
+        return self._text([result.summary() for result in self.values()])
 
     def cautions(self) -> list[Caution]:
-        """Cautions of all layers, each with the name of its layer."""
+        """Return the cautions of all layers, with the layers' names."""
         return [
             replace(caution, text=f"layer {layer}: {caution.text}")
-            for layer, one in self.items()
-            for caution in one.cautions()
+            for layer, result in self.items()
+            for caution in result.cautions()
         ]
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """``to_dict()`` of each layer's result."""
-        return {layer: one.to_dict() for layer, one in self.items()}
+        """Return ``to_dict()`` of each layer's result."""
+        return {layer: result.to_dict() for layer, result in self.items()}
 
     def _table(self, kind: str) -> pd.DataFrame:
-        each = [getattr(one, kind)() for one in self.values()]
-        for layer, table in zip(self, each, strict=True):
+        layer_tables = [getattr(result, kind)() for result in self.values()]
+        for layer, table in zip(self, layer_tables, strict=True):
             table.insert(0, "layer", layer)
-        known = [table.dropna(axis=1, how="all") for table in each]  # all columns come back below
-        columns = list(dict.fromkeys(column for table in each for column in table))
-        return pd.concat(known, ignore_index=True).reindex(columns=columns)
+        parts = [table.dropna(axis=1, how="all") for table in layer_tables]  # all columns come back below
+        columns = list(dict.fromkeys(column for table in layer_tables for column in table))
+        return pd.concat(parts, ignore_index=True).reindex(columns=columns)
 
-    def _text(self, each: list[str]) -> str:
-        parts = [f"{layer}: {text}" for layer, text in zip(self, each, strict=True)]
+    def _text(self, texts: list[str]) -> str:
+        parts = [f"{layer}: {text}" for layer, text in zip(self, texts, strict=True)]
         return "\n".join(parts + ([describe_skipped(self.skipped_layers)] if self.skipped_layers else []))
 
     def __repr__(self) -> str:
-        return self._text([repr(one) for one in self.values()])
+        return self._text([repr(result) for result in self.values()])
 
     def _repr_html_(self) -> str:
-        parts = [f"<h4>{html.escape(layer)}</h4>{one._repr_html_()}" for layer, one in self.items()]
+        parts = [f"<h4>{html.escape(layer)}</h4>{result._repr_html_()}" for layer, result in self.items()]
         return "".join(parts) + (
             f"<p>{html.escape(describe_skipped(self.skipped_layers))}</p>" if self.skipped_layers else ""
         )
 
 
-def describe_skipped(skipped_layers: Mapping[str, str], way_in: str = "layer='*'") -> str:
-    """One line on the layers that were left out, and how they come in."""
-    named = ", ".join(f"{layer} ({why})" for layer, why in skipped_layers.items())
-    return f"Left out: {named}. {way_in} takes all layers."
+def describe_skipped(skipped_layers: Mapping[str, str], option: str = "layer='*'") -> str:
+    """Name the layers that were skipped, and the option that includes them."""
+    layers = ", ".join(f"{layer} ({why})" for layer, why in skipped_layers.items())
+    return f"Skipped: {layers}; {option} includes {'it' if len(skipped_layers) == 1 else 'them'}"

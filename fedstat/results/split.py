@@ -260,7 +260,7 @@ class SplitResult(Result):
             text = "clients agree less on shared than on personal units"
             meaning = ": shared means explained by other units, not alike over clients"
             is_by_communality = self.fit.statistic_name == "nu"
-            caution = Caution("Clients agree less on shared units", text + meaning * is_by_communality, grave=True)
+            caution = Caution("Clients agree less on shared units", text + meaning * is_by_communality, severe=True)
             cautions.append(caution)
         if self.outcome is not None and self.median_icc("shared") < _MIN_AGREEMENT:
             text = (

@@ -146,7 +146,7 @@ def test_a_run_is_split_by_the_command_and_its_output_layer_is_not(
         assert main([str(path), *FIT, *more]) == 0
         text = capsys.readouterr().out
         assert text.startswith("fc1: " + repr(fedstat.split(weights_of, n_factors=2)))
-        assert text.endswith("Left out: fc2 (output layer). --layer '*' takes all layers.\n")
+        assert text.endswith("Skipped: fc2 (output layer); --layer '*' includes it\n")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

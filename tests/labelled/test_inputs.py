@@ -88,7 +88,7 @@ def test_a_split_is_the_same_to_the_bit_in_whatever_form_the_weights_come(held: 
     text = repr(found)
     assert text.startswith("conv: Split of 8 units")
     assert "\nfc1: Split of 8 units" in text
-    assert "\nLeft out: head (output layer" in text
+    assert "\nSkipped: head (output layer" in text
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -258,7 +258,7 @@ def test_a_contradiction_is_said_on_model_8_at_small_kappa(model8: tuple[np.ndar
     assert auc(inverted.communality, truth) < 0.1
     assert "0.00 on shared, 1.00 on personal units" in repr(inverted)
     assert "Warning: clients agree less on shared than on personal units: shared means" in repr(inverted)
-    assert [one.title for one in inverted.cautions() if one.grave] == ["Clients agree less on shared units"]
+    assert [one.title for one in inverted.cautions() if one.severe] == ["Clients agree less on shared units"]
     with pytest.warns(AgreementWarning):
         fs.bootstrap(w, kappa=0.3, n_boot=2)
     with pytest.warns(AgreementWarning):

@@ -113,7 +113,7 @@ def test_a_setting_that_fedstat_does_not_write_costs_one_section_of_a_report(tmp
     (path / "zarr.json").write_text(json.dumps(meta))
     made = fedstat.report(store.open_run(path, verify=False) if opened else path)
     lost = next(one for one in made.cautions if one.title == "Not in this report")
-    assert lost.grave
+    assert lost.severe
     assert "what was found" in lost.text
     assert lost.text.startswith("settings or values that fedstat" if opened else "the damage to the files")
     assert "Learning curves" in made.html

@@ -75,8 +75,8 @@ def test_a_result_words_its_cautions_once_and_a_split_has_those_of_its_analysis(
     assert LayerResults({"fc1": stopped}).cautions()[0].text == f"layer fc1: {stopped.cautions()[0].text}"
 
 
-def test_grave_cautions_are_printed_as_warnings() -> None:
-    assert [str(Caution("What", "so much", grave=flag)) for flag in (True, False)] == [
+def test_severe_cautions_are_printed_as_warnings() -> None:
+    assert [str(Caution("What", "so much", severe=flag)) for flag in (True, False)] == [
         "Warning: so much",
         "Caution: so much",
     ]
