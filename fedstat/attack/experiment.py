@@ -1,4 +1,4 @@
-"""The attack on stored runs: leakage of images by round and client."""
+"""Gradient inversion on stored runs: leakage of images by round and client."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Stored(NamedTuple):
 
 
 def read(path: str | Path) -> Stored:
-    """A finished run of ``python -m fedstat.fl`` on images.
+    """Open a finished run of ``python -m fedstat.fl`` on images.
 
     Raises
     ------
     ValueError
-        If it is no such run, not finished, or trained on texts or data of its own.
+        If it is not such a run, is not finished, or was trained on texts or on data of the user.
     """
     path = Path(path)
     tree = _cli.open_store(path, COMMAND)
@@ -68,12 +68,12 @@ def read(path: str | Path) -> Stored:
 
 
 def job_of(run: Stored, data_dir: str | Path | None, machine: ComputeConfig) -> tuple[Job, xr.Dataset]:
-    """The run's job and clients' data, made again.
+    """Rebuild the job and the clients' data of a run.
 
     Raises
     ------
     ValueError
-        If the data are not those of the run.
+        If the data differ from those of the run.
     """
     s = run.settings
     fed, new = experiment.federated(s, data_dir)
@@ -87,24 +87,24 @@ def job_of(run: Stored, data_dir: str | Path | None, machine: ComputeConfig) -> 
 
 
 def states(run: Stored, job: Job, rounds: Sequence[int]) -> Iterator[tuple[int, State]]:
-    """The run's states after some rounds, 0 being the start: trained again, as runs repeat to the bit.
+    """Yield the states of a run after given rounds (0: initial state), by repeating its training.
 
     Warns
     -----
     UserWarning
-        If clients' losses are not those stored, as after training by another version or on another device.
+        If clients' losses differ from the stored ones: the version or the device differs.
     """
     state = start(job)
     for number in sorted(rounds):
         while state.round < number:
             state, _ = observed_round(job, state, ())
         if number:
-            kept = run.tree["metrics/loss"].sel(round=number).to_numpy()
-            again = evaluate(job, state)["loss"] if np.isfinite(kept).any() else kept
-            if not np.allclose(again, kept, rtol=_SAME, equal_nan=True):
+            stored = run.tree["metrics/loss"].sel(round=number).to_numpy()
+            losses = evaluate(job, state)["loss"] if np.isfinite(stored).any() else stored
+            if not np.allclose(losses, stored, rtol=_SAME, equal_nan=True):
                 check.warn(
-                    f"{run.name} trained again has other losses after round {number} than its store: the code or the "
-                    "device differs. The attack is on the run as it is made now."
+                    f"{run.name}: repeated training has other losses after round {number} than the store, because the "
+                    "code or the device differs. The attack uses the repeated training."
                 )
         yield number, state
 
@@ -123,12 +123,12 @@ class Attack:
     clients : int, optional
         Number of victims, drawn by the seed; all by default.
     images : int
-        Training images of each victim, drawn by the seed: the same for every run and round.
+        Training images of each victim, drawn by the seed, equal for all runs and rounds.
     labels : {"given", "inferred", "both"}
-        Whether the attacker knows the classes.
+        "given" if the attacker knows the classes.
     iterations : int
     restarts : int
-        Starts from noise; the nearest gradient wins.
+        Number of random initial images; the one with the nearest gradient is kept.
     seed : int
     """
 
@@ -156,24 +156,24 @@ def leakage(
     progress: Callable[[int], object] | None = None,
     **attack: Any,
 ) -> LeakageResult:
-    """Attack finished runs by deep leakage from gradients (Zhu, Liu and Han 2019; FedDecomp §4.6, FedCP Appendix B).
+    """Attack finished runs by gradient inversion (DLG; Zhu, Liu and Han 2019; FedDecomp §4.6, FedCP Appendix B).
 
     Each victim client takes one local step, as its method trains, on one image at a time. The attacker knows the
-    network, the server's copy of every entry, and what is sent; for parts that are never sent she uses the common
-    start. She looks for the image whose gradient at the entries that are sent is nearest: :func:`recover`.
+    network, the global model and the upload; for parameters that are never uploaded, the attacker uses the common
+    initial parameters. :func:`recover` searches the image with the nearest gradient at the uploaded entries.
 
     Parameters
     ----------
     runs : path or sequence of path
-        Stores of ``python -m fedstat.fl`` with the same data and partition. A run is trained again to have its states.
-        Runs of one method with several seeds are judged together, with seeds as the sample.
+        Stores of ``python -m fedstat.fl`` with equal data and partition. Training is repeated to get the states. For a
+        method with runs of several seeds, conclusions also take seeds as the sample.
     rounds : sequence of int, optional
-        Rounds done before the attacked step, 0 being the common start. By default those of 10, 20, 30, 40 and 50 that
-        all runs have, or the last.
+        Rounds before the attacked step; 0: initial parameters. By default rounds 10, 20, 30, 40 and 50, if all runs
+        have them, or the last round.
     data_dir, device, client_chunk, threads
         See :func:`fedstat.study.experiment.run`.
     progress : callable (int), optional
-        Called with 1 after every run, round and way to have the labels.
+        Called with 1 after every run, round and value of ``labels``.
     **attack
         See :class:`fedstat.attack.experiment.Attack`.
 
@@ -184,25 +184,25 @@ def leakage(
     Raises
     ------
     ValueError
-        If a run is not one of images with its settings, lacks a round, or sends nothing; if runs differ in their data,
-        or a client has fewer images than asked for.
+        If a run is not on images, lacks settings or a round, or uploads nothing; if runs differ in their data, or a
+        client has too few images.
     """
     chosen = Attack(**attack)
-    given = [runs] if isinstance(runs, str | Path) else list(runs)
-    if not given:
+    paths = [runs] if isinstance(runs, str | Path) else list(runs)
+    if not paths:
         raise ValueError("runs must name at least one run, but got none")
-    found = [read(path) for path in given]
-    _require_alike(found)
-    at = rounds_of(rounds, [(one.name, one.settings.rounds) for one in found])
+    stored = [read(path) for path in paths]
+    _require_equal_data(stored)
+    numbers = rounds_of(rounds, [(run.name, run.settings.rounds) for run in stored])
     machine = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
     parts = []
-    for one in found:
-        job, fed = job_of(one, data_dir, replace(machine, precision=one.settings.precision))
+    for run in stored:
+        job, fed = job_of(run, data_dir, replace(machine, precision=run.settings.precision))
         scale = fed.x.attrs["mean"], fed.x.attrs["sd"]
-        parts.append(leaks(job, states(one, job, at), chosen, scale=scale, progress=progress))
-    methods, seeds = [one.name for one in found], [one.settings.seed for one in found]
-    several = len(set(seeds)) > 1
-    names = [f"{name}, seed {seed}" if several else name for name, seed in zip(methods, seeds, strict=True)]
+        parts.append(leaks(job, states(run, job, numbers), chosen, scale=scale, progress=progress))
+    methods, seeds = [run.name for run in stored], [run.settings.seed for run in stored]
+    has_seeds = len(set(seeds)) > 1
+    names = [f"{name}, seed {seed}" if has_seeds else name for name, seed in zip(methods, seeds, strict=True)]
     if len(set(names)) < len(names):
         names = [f"{name} {i}" for i, name in enumerate(names, 1)]
     data = _joined(parts, "run", np.array(names, object))
@@ -212,20 +212,20 @@ def leakage(
 def leakage_of(
     job: Job, *, rounds: Sequence[int], scale: tuple[Sequence[float], Sequence[float]] = ((0.0,), (1.0,)), **attack: Any
 ) -> LeakageResult:
-    """As :func:`leakage`, for a job of any algorithm, network and images; ``scale`` is their mean and sd by channel.
+    """Attack a job of any algorithm, network and images; ``scale`` is their mean and SD by channel.
 
-    ``attack`` takes the settings of :class:`Attack`.
+    ``attack`` takes the settings of :class:`Attack`; see :func:`leakage`.
     """
     chosen = Attack(**attack)
-    found = leaks(job, _states(job, rounds), chosen, scale=scale)
-    data = _joined([found], "run", np.array([job.algorithm.name], object))
+    part = leaks(job, _states(job, rounds), chosen, scale=scale)
+    data = _joined([part], "run", np.array([job.algorithm.name], object))
     return LeakageResult(
         data.assign_coords(method=("run", np.array([job.algorithm.name], object)), seed=("run", [job.seed]))
     )
 
 
 def _joined(parts: Sequence[xr.Dataset], dim: str, values: np.ndarray) -> xr.Dataset:
-    """Parts along a new dim; originals depend on the run alone."""
+    """Concatenate parts along a new dim; originals depend on the run alone."""
     names = [name for name in parts[0] if dim == "run" or name != "original"]
     return xr.concat(
         parts, xr.Variable(dim, values), data_vars=names, coords=["sample"] if dim == "run" else "minimal",
@@ -242,12 +242,12 @@ def _states(job: Job, rounds: Iterable[int]) -> Iterable[tuple[int, State]]:
 
 
 def modes_of(labels: str) -> list[str]:
-    """Ways to have the labels."""
+    """Return the values of ``labels`` that a setting stands for."""
     return list(LABELS) if labels == "both" else [labels]
 
 
 def rounds_of(rounds: Sequence[int] | None, runs: Sequence[tuple[str, int]]) -> list[int]:
-    """Rounds to attack; ValueError, naming the run, if one has no such round."""
+    """Return the rounds to attack; raise ValueError, naming the run, if a run lacks one."""
     last = min(n for _, n in runs)
     if rounds is None:
         return [n for n in ROUNDS if n <= last] or [last]
@@ -261,16 +261,16 @@ def rounds_of(rounds: Sequence[int] | None, runs: Sequence[tuple[str, int]]) -> 
     return sorted(set(rounds))
 
 
-def _require_alike(found: Sequence[Stored]) -> None:
+def _require_equal_data(runs: Sequence[Stored]) -> None:
     names = ("data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share")
-    first = found[0]
-    for one in found[1:]:
+    first = runs[0]
+    for run in runs[1:]:
         for name in names:
-            ours, theirs = getattr(first.settings, name), getattr(one.settings, name)
-            if ours != theirs:
+            expected, value = getattr(first.settings, name), getattr(run.settings, name)
+            if value != expected:
                 raise ValueError(
-                    f"runs must have the same images at the same clients, but {name} is {ours} of {first.name} and "
-                    f"{theirs} of {one.name}"
+                    f"runs must have the same images at the same clients, but {name} is {expected} of {first.name} and "
+                    f"{value} of {run.name}"
                 )
 
 
@@ -282,7 +282,7 @@ def leaks(
     scale: tuple[Sequence[float], Sequence[float]],
     progress: Callable[[int], object] | None = None,
 ) -> xr.Dataset:
-    """What one run leaks, over the dims of :class:`LeakageResult` but ``run``."""
+    """Attack one run and return the data of :class:`LeakageResult` without the dim ``run``."""
     first = job.train.x[:1]
     if first.ndim != 4 or not first.is_floating_point():
         raise ValueError(
@@ -299,23 +299,25 @@ def leaks(
     original, box = image(x), ((0 - mean) / sd, (1 - mean) / sd)
     start = torch.stack([_noise(attack, job, c, x[0, 0]) for c in clients])  # (client, image, restart, ...)
     modes = modes_of(attack.labels)
-    guess = _Guess(job)
-    numbers, found = [], []
+    class_means = _ClassMeans(job)
+    numbers, by_round = [], []
     for number, state in states:
         matched(job, state)
-        seen = [observe(job, state, clients, x[:, i], y[:, i]) for i in range(attack.images)]
-        of_modes, got = [], None
-        known: Tensor | None = None
+        observed = [observe(job, state, clients, x[:, i], y[:, i]) for i in range(attack.images)]
+        by_mode, recovered = [], None
+        labels: Tensor | None = None
         for mode in modes:
-            before, known = known, y if mode == "given" else _inferred(job, seen)
-            if got is None or before is None or known is None or not torch.equal(before, known):
-                got = _attacked(job, seen, start, box, attack.iterations, known)
-            of_modes.append(_scored(image(got.x), original, got, y, image(guess.without(x, y, got.y))))
+            before, labels = labels, y if mode == "given" else _inferred(job, observed)
+            if recovered is None or before is None or labels is None or not torch.equal(before, labels):
+                recovered = _attacked(job, observed, start, box, attack.iterations, labels)
+            by_mode.append(
+                _scored(image(recovered.x), original, recovered, y, image(class_means.without(x, y, recovered.y)))
+            )
             if progress:
                 progress(1)
         numbers.append(number)
-        found.append(_joined(of_modes, "labels", np.array(modes, object)))
-    data = _joined(found, "round", np.array(numbers))
+        by_round.append(_joined(by_mode, "labels", np.array(modes, object)))
+    data = _joined(by_round, "round", np.array(numbers))
     data["original"] = ("client", "image", "channel", "row", "column"), original
     return data.assign_coords(
         client=job.ids(clients), sample=(("client", "image"), rows - job.train.start[clients][:, None])
@@ -323,7 +325,7 @@ def leaks(
 
 
 def _victims(job: Job, attack: Attack) -> tuple[np.ndarray, np.ndarray]:
-    """Victim clients (client,), ascending, and rows (client, image) of their images."""
+    """Return victim clients (client,), ascending, and rows (client, image) of their images."""
     n = job.clients if attack.clients is None else attack.clients
     if n > job.clients:
         raise ValueError(f"{n} clients are to be attacked, but the run has {job.clients}")
@@ -345,39 +347,39 @@ def _victims(job: Job, attack: Attack) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _noise(attack: Attack, job: Job, client: int, like: Tensor) -> Tensor:
-    """Standard normal images (image, restart, ...) to start from, of a client's own stream."""
+    """Draw standard normal initial images (image, restart, ...) from the client's random stream."""
     rng = streams.generator(attack.seed, "attack", int(job.train.ids[client]))
     shape = (attack.images, attack.restarts, *like.shape)
     return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(like)
 
 
-def _inferred(job: Job, seen: Sequence[Observed]) -> Tensor | None:
-    """Classes (client, image) where signs tell them, else None."""
-    found = [y for one in seen if (y := by_sign(job.net, one)) is not None]
-    return torch.stack(found, 1) if len(found) == len(seen) else None
+def _inferred(job: Job, observed: Sequence[Observed]) -> Tensor | None:
+    """Return classes (client, image) if signs of gradients determine all of them, else None."""
+    labels = [y for image in observed if (y := by_sign(job.net, image)) is not None]
+    return torch.stack(labels, 1) if len(labels) == len(observed) else None
 
 
 def _attacked(
-    job: Job, seen: Sequence[Observed], start: Tensor, box: tuple[Tensor, Tensor], iterations: int, y: Tensor | None
+    job: Job, observed: Sequence[Observed], start: Tensor, box: tuple[Tensor, Tensor], iterations: int, y: Tensor | None
 ) -> Recovered:
-    """The nearest of the restarts for every client and image, (client, image, ...)."""
+    """Attack all images and return the nearest restart of every client and image, (client, image, ...)."""
     n, images, restarts = start.shape[:3]
     total = n * images * restarts
     x, classes = torch.empty(total, *start.shape[3:]), torch.empty(total, dtype=torch.long)
     distance = torch.empty(total)
     flat = start.transpose(0, 1).flatten(0, 2)  # image by image, as they were observed
     order = np.repeat(np.arange(n), restarts)
-    known = None if y is None else y.T.repeat_interleave(restarts, 1).flatten()
+    labels = None if y is None else y.T.repeat_interleave(restarts, 1).flatten()
 
     def work(span: slice) -> None:
-        at = np.arange(span.start, span.stop)
-        for i in np.unique(at // len(order)):
-            own = at[at // len(order) == i]
-            got = recover(
-                job.net, job.loss, seen[i].part(order[own % len(order)]), flat[own], box=box, iterations=iterations,
-                y=None if known is None else known[own],
+        positions = np.arange(span.start, span.stop)
+        for i in np.unique(positions // len(order)):
+            rows = positions[positions // len(order) == i]
+            recovered = recover(
+                job.net, job.loss, observed[i].part(order[rows % len(order)]), flat[rows], box=box,
+                iterations=iterations, y=None if labels is None else labels[rows],
             )  # fmt: skip
-            x[own], classes[own], distance[own] = got.x.cpu(), got.y.cpu(), got.distance.cpu()
+            x[rows], classes[rows], distance[rows] = recovered.x.cpu(), recovered.y.cpu(), recovered.distance.cpu()
 
     each_chunk(replace(job, batch_size=1), total, work)
     by = distance.view(images, n, restarts).transpose(0, 1)
@@ -391,8 +393,8 @@ def _attacked(
     return Recovered(chosen(x), chosen(classes), chosen(distance))
 
 
-class _Guess:
-    """What an attacker can guess who knows the class and the training images, and uses no gradient."""
+class _ClassMeans:
+    """Class-mean images: they need the class and the training images, but no gradients."""
 
     def __init__(self, job: Job) -> None:
         x, y = job.train.x[:].double(), job.train.y
@@ -400,21 +402,21 @@ class _Guess:
         self._sum = x.new_zeros(classes, *x.shape[1:]).index_add_(0, y, x)
         self._n = torch.bincount(y, minlength=classes)
 
-    def without(self, x: Tensor, y: Tensor, known: Tensor) -> Tensor:
-        """Mean image of the classes ``known`` (client, image) without the images x of classes y themselves.
+    def without(self, x: Tensor, y: Tensor, classes: Tensor) -> Tensor:
+        """Return mean images of classes (client, image), without the images x of classes y.
 
-        The mean of all classes where a class has no other image.
+        For a class without other images, it is the mean over all classes.
         """
-        own = known == y
-        n = self._n[known] - own.long()
-        of_class = self._sum[known] - x * own.view(*own.shape, 1, 1, 1)
+        is_same = classes == y
+        n = self._n[classes] - is_same.long()
+        of_class = self._sum[classes] - x * is_same.view(*is_same.shape, 1, 1, 1)
         of_all = (self._sum.sum(0) - x) / (self._n.sum() - 1)
         alone = (n == 0).view(*n.shape, 1, 1, 1)
         return torch.where(alone, of_all, of_class / n.clamp(min=1).view(*n.shape, 1, 1, 1)).float()
 
 
 def _scored(recovered: np.ndarray, original: np.ndarray, got: Recovered, y: Tensor, guess: np.ndarray) -> xr.Dataset:
-    """PSNR of the images, of the guess, and of images recovered from other clients' gradients for the same class."""
+    """Return the PSNR of recovered images, class-mean images, and images of the class from other clients' gradients."""
     n, images = original.shape[:2]
     classes, other = got.y.cpu().numpy(), np.full((n, images), np.nan)
     for c, i in np.ndindex(n, images):

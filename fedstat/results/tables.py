@@ -21,7 +21,7 @@ NONE = "–"
 
 
 def number(x: float | None, digits: int = 4) -> str:
-    """Print a number, or a dash where there is none; what rounds to 0 has no sign.
+    """Print a number, or a dash if it is missing; a number that rounds to 0 has no sign.
 
     Examples
     --------
@@ -37,14 +37,14 @@ def coefficient(x: float) -> str:
 
 
 def median_and_ends(values: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Return median, least and most of the values that are not missing; NaN if all are."""
-    known = values[~np.isnan(values)]
-    least, median, most = np.quantile(known, [0, 0.5, 1]) if len(known) else [np.nan] * 3
+    """Return median, minimum and maximum of the values without missing ones; NaN if all are missing."""
+    values = values[~np.isnan(values)]
+    least, median, most = np.quantile(values, [0, 0.5, 1]) if len(values) else [np.nan] * 3
     return float(median), float(least), float(most)
 
 
 def plus_minus(mean: float, error: float, digits: int = 4) -> str:
-    """Mean ± standard error; the mean alone where there is no error.
+    """Print mean ± standard error; without an error, the mean alone.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def plus_minus(mean: float, error: float, digits: int = 4) -> str:
 
 
 def interval(middle: float, low: float, high: float, digits: int = 4, *, sign: bool = True, equal: str = "") -> str:
-    """Estimate with its interval, signed unless told otherwise; without one, the estimate alone or why there is none.
+    """Print an estimate with its interval; without an interval, the estimate alone or the reason.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def interval(middle: float, low: float, high: float, digits: int = 4, *, sign: b
     digits : int
     sign : bool
     equal : str
-        Where all values behind the estimate are equal, what they are of: "replicates", "clients".
+        Sampling unit ("replicates", "clients") if all values are equal, so that there is no interval.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def p_value(p: float) -> str:
 
 
 def p_equals(p: float) -> str:
-    """Print a p-value as text has it: three decimals below 0.1, two above.
+    """Print a p value as in text: three decimals below 0.1, two above.
 
     Examples
     --------
@@ -105,15 +105,15 @@ def p_equals(p: float) -> str:
 
 
 def decimals(errors: Iterable[float]) -> int:
-    """Decimal places that show two digits of the smallest standard error: 3, or more.
+    """Return the decimal places that show two digits of the smallest standard error, at least 3.
 
     Examples
     --------
     >>> decimals([0.011, math.nan]), decimals([2e-6, 3e-5]), decimals([])
     (3, 7, 3)
     """
-    known = [x for x in errors if math.isfinite(x) and x > 0]
-    return max(3, 1 - math.floor(math.log10(min(known)))) if known else 3
+    errors = [x for x in errors if math.isfinite(x) and x > 0]
+    return max(3, 1 - math.floor(math.log10(min(errors)))) if errors else 3
 
 
 def count(n: int, noun: str) -> str:
@@ -128,7 +128,7 @@ def count(n: int, noun: str) -> str:
 
 
 def megabytes(n: float) -> str:
-    """Bytes in MB; in kB if they are fewer than a tenth of one.
+    """Print bytes in MB; in kB below 0.1 MB.
 
     Examples
     --------
@@ -142,7 +142,7 @@ _MARKDOWN = re.compile(r"([\\`*|\[\]$~])|(?<!\w)_|_(?!\w)")
 
 
 def cell(value: Any, digits: int = 3) -> str:
-    """Print a value of a table: what would round to 0.000 in scientific form, a missing value as a dash.
+    """Print a value of a table: in scientific form if it would round to 0.000, as a dash if it is missing.
 
     Examples
     --------
@@ -156,16 +156,16 @@ def cell(value: Any, digits: int = 3) -> str:
 
 
 def chosen(table: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
-    """Columns of a table, in the order given; ValueError names one that it does not have."""
+    """Select columns of a table, in the order of ``columns``; ValueError names an unknown one."""
     if columns is None:
         return table
     names = [columns] if isinstance(columns, str) else list(columns)
-    known = [str(c) for c in table]
-    return table[[check.choice("a column", name, known) for name in names]]
+    existing = [str(c) for c in table]
+    return table[[check.choice("a column", name, existing) for name in names]]
 
 
 def latex(table: pd.DataFrame, *, digits: int, caption: str | None, label: str | None) -> str:
-    r"""Table in the style of LaTeX's booktabs; of a caption, which may hold LaTeX, only %, & and # are escaped.
+    r"""Format a table as LaTeX with booktabs; the caption may hold LaTeX: only its %, & and # are escaped.
 
     Examples
     --------
@@ -190,7 +190,7 @@ def latex(table: pd.DataFrame, *, digits: int, caption: str | None, label: str |
 
 
 def markdown(table: pd.DataFrame, *, digits: int) -> str:
-    r"""Pipe table as GitHub, MyST and pandoc read it, numbers to the right.
+    r"""Format a pipe table for GitHub, MyST and pandoc, numbers on the right.
 
     Examples
     --------
@@ -213,15 +213,15 @@ def ends(table: pd.DataFrame, *, by: str | None = None, most: int = 10, digits: 
     ----------
     table : DataFrame
     by : str, optional
-        Column to order by, from high to low; rows where it is missing come last. By default the order is kept.
+        Column to sort by, from high to low, missing values last. By default rows keep their order.
     most : int
-        Longest table that is shown whole; of a longer one the two ends.
+        Largest number of rows of a full table; a longer table is cut to its two ends.
     digits : int
 
     Returns
     -------
     list of list of str
-        Between the two ends a row of one cell says how many are left out.
+        Between the two ends, a row of one cell has the number of omitted rows.
     """
     n_known = len(table)
     if by is not None:
@@ -238,7 +238,7 @@ def ends(table: pd.DataFrame, *, by: str | None = None, most: int = 10, digits: 
 
 
 def ends_html(table: pd.DataFrame, *, by: str | None = None) -> str:
-    """HTML of :func:`ends`, with names and values escaped."""
+    """Format :func:`ends` as HTML, with names and values escaped."""
     gap = f'<td colspan="{table.shape[1]}" style="text-align: center">'
     rows = [
         "".join(f"{gap if len(row) < table.shape[1] else '<td>'}{html.escape(text)}</td>" for text in row)
@@ -249,35 +249,35 @@ def ends_html(table: pd.DataFrame, *, by: str | None = None) -> str:
 
 
 def _in_markdown(text: str) -> str:
-    """Text in which nothing is markup: HTML, which Markdown would pass on, as entities; the rest by backslashes."""
+    """Escape text for Markdown: HTML as entities, other markup with backslashes."""
     flat = html.escape(" ".join(text.split()), quote=False)
-    return _MARKDOWN.sub(lambda found: "\\" + found[0], flat)
+    return _MARKDOWN.sub(lambda match: "\\" + match[0], flat)
 
 
 def join_columns(table: pd.DataFrame, data: Any, *, key: str = "unit") -> Any:
-    """The user's data with the columns of a result's table added, row by row.
+    """Add the columns of a result's table to the user's data, row by row.
 
     Parameters
     ----------
     table : DataFrame
-        One row per unit (or client), whose labels are in the column ``key``.
+        One row per unit (or client), with its name in the column ``key``.
     data : DataFrame, Dataset, DataArray, array, tensor or None
-        A DataFrame is matched by its column ``key`` or ``term``, else by its index if that holds the labels, else row
-        by row if it has as many rows; a label may come several times. A Dataset or DataArray needs the dim ``key`` and
-        is matched by its coordinate, if it has one. An array or tensor holds weights (client, unit, weight...).
+        A DataFrame is matched by its column ``key`` or ``term``, else by its index if that holds the names, else row
+        by row if it has equally many rows; names may repeat. A Dataset or DataArray needs the dim ``key``; its rows are
+        matched by its coordinate, if it has one. An array or tensor holds weights (client, unit, weight...).
     key : str
 
     Returns
     -------
     DataFrame or Dataset
-        A DataFrame where ``data`` is one, with its rows, order and index; else a Dataset. Without data the table.
+        A DataFrame for a DataFrame, with its rows, order and index; else a Dataset. Without data, the table.
 
     Raises
     ------
     ValueError
-        If labels are not those of the result, or a name would be there twice.
+        If names are not those of the result, or a column exists already.
     TypeError
-        If ``data`` is something else.
+        If ``data`` is of another type.
     """
     if data is None:
         return table
@@ -297,52 +297,52 @@ def join_columns(table: pd.DataFrame, data: Any, *, key: str = "unit") -> Any:
     if key not in data.dims:
         raise ValueError(f"data must have the dim {key!r}, but got {dict(data.sizes)}")
     labels = data[key].to_numpy() if key in data.coords else None
-    found = _rows(table, labels, data.sizes[key], key)
-    _require_new(found, [str(name) for name in data.variables])
-    return data.assign({name: (key, found[name].to_numpy()) for name in found})
+    rows = _rows(table, labels, data.sizes[key], key)
+    _require_new(rows, [str(name) for name in data.variables])
+    return data.assign({name: (key, rows[name].to_numpy()) for name in rows})
 
 
 def _with_columns(table: pd.DataFrame, data: pd.DataFrame, key: str) -> pd.DataFrame:
     labels: Any = next((data[name] for name in (key, "term") if name in data), None)
     if labels is None and not isinstance(data.index, pd.RangeIndex):
         labels = data.index
-    found = _rows(table, None if labels is None else np.asarray(labels), len(data), key)
-    _require_new(found, [str(name) for name in data])
-    return pd.concat([data, found.set_axis(data.index)], axis=1)
+    rows = _rows(table, None if labels is None else np.asarray(labels), len(data), key)
+    _require_new(rows, [str(name) for name in data])
+    return pd.concat([data, rows.set_axis(data.index)], axis=1)
 
 
 def _rows(table: pd.DataFrame, labels: np.ndarray | None, n: int, key: str) -> pd.DataFrame:
-    """Rows of the table for these labels; row by row if there are none, or the table's are just positions."""
-    own = table[key].to_numpy()
-    positions = np.array_equal(own, np.arange(len(own)))
-    if labels is not None and positions and n == len(own) and not np.isin(labels, own).any():
+    """Select the table's rows by names; row by row without names, or if the table's names are positions."""
+    names = table[key].to_numpy()
+    is_positions = np.array_equal(names, np.arange(len(names)))
+    if labels is not None and is_positions and n == len(names) and not np.isin(labels, names).any():
         labels = None
-    found = table.drop(columns=key)
+    rows = table.drop(columns=key)
     if labels is None:
-        if n != len(own):
+        if n != len(names):
             raise ValueError(
                 f"data must name its {key}s, in a column or coordinate {key!r}, or have a row for each of the "
-                f"{len(own)}, but got {n} rows"
+                f"{len(names)}, but got {n} rows"
             )
-        return found
-    known = set(own.tolist())
-    if strange := list(dict.fromkeys(x for x in labels.tolist() if x not in known)):
+        return rows
+    existing = set(names.tolist())
+    if unknown := list(dict.fromkeys(x for x in labels.tolist() if x not in existing)):
         raise ValueError(
-            f"the {key}s of data must be those of the result, {few(map(repr, own.tolist()))}, but got "
-            f"{few(map(repr, strange))}"
+            f"the {key}s of data must be those of the result, {few(map(repr, names.tolist()))}, but got "
+            f"{few(map(repr, unknown))}"
         )
-    return found.set_index(own).loc[labels]
+    return rows.set_index(names).loc[labels]
 
 
-def _require_new(found: pd.DataFrame, there: list[str]) -> None:
-    if twice := [name for name in found if name in there]:
+def _require_new(rows: pd.DataFrame, existing: list[str]) -> None:
+    if twice := [name for name in rows if name in existing]:
         raise ValueError(f"data must not have the names that are added, but has {', '.join(twice)}. Rename them.")
 
 
 def _named(weights: Any) -> xr.DataArray:
-    """Weights as a DataArray; its dims are client, unit and weight, weight_1, ..."""
+    """Convert weights to a DataArray with dims client, unit and weight, weight_1, ..."""
     values = check.numpy_of(weights)
     if values.ndim < 2:
         raise ValueError(f"weights must be (client, unit, weight...), but got shape {values.shape}")
-    others = ["weight"] if values.ndim == 3 else [f"weight_{i + 1}" for i in range(values.ndim - 2)]
-    return xr.DataArray(values, dims=("client", "unit", *others), name="weights")
+    weight_dims = ["weight"] if values.ndim == 3 else [f"weight_{i + 1}" for i in range(values.ndim - 2)]
+    return xr.DataArray(values, dims=("client", "unit", *weight_dims), name="weights")
