@@ -216,7 +216,7 @@ def _node(layer: xr.DataTree, kind: Kind) -> xr.DataTree | None:
 
 
 def whole(found: Mapping[str, LayerResults[Any]]) -> dict[str, xr.Dataset]:
-    """Groups of a store that :func:`read_split` reads, from results by kind."""
+    """Return the groups of a store that :func:`read_split` reads, from results by kind."""
     noted = {"layers": json.dumps(list(found["split"])), "left_out": json.dumps(found["split"].skipped_layers)}
     groups = {f"/{_GROUP}": xr.Dataset(attrs=noted)}
     for kind, by_layer in found.items():
@@ -225,7 +225,7 @@ def whole(found: Mapping[str, LayerResults[Any]]) -> dict[str, xr.Dataset]:
 
 
 def as_dataset(result: Any) -> xr.Dataset:
-    """A result as arrays, and the rest of it as JSON."""
+    """Convert a result to arrays, with its other fields as JSON."""
     arrays: dict[str, NDArray[Any]] = {}
     rest = _taken_apart(result, "", arrays)
     variables = {name: ([f"axis{i}_{n}" for i, n in enumerate(a.shape)], a) for name, a in arrays.items()}
@@ -233,7 +233,7 @@ def as_dataset(result: Any) -> xr.Dataset:
 
 
 def from_dataset(data: xr.Dataset) -> Any:
-    """Result that :func:`as_dataset` took apart; nothing in the data is executed."""
+    """Rebuild a result from :func:`as_dataset`; nothing in the data is executed."""
     return _put_together(guard.parsed("the result", data.attrs["result"].encode()), data)
 
 
@@ -263,7 +263,7 @@ def _taken_apart(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
 
 
 def _today(values: dict[str, Any]) -> dict[str, Any]:
-    """Fields as they are named today, of a result that any version stored."""
+    """Rename the fields of a stored result of any version to their current names."""
     values.pop("interval_of", None)
     if values.pop("n_exchanges", 0):
         values["inference"] = "permutation"

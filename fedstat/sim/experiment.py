@@ -41,12 +41,12 @@ LAST = 5
 
 
 def accuracy(run: xr.DataTree) -> xr.DataArray:
-    """Mean over clients of the test accuracy after the last round: (p, alpha, method, replicate)."""
+    """Return the test accuracy after the last round, mean over clients: (p, alpha, method, replicate)."""
     return xr.DataArray(run["metrics/accuracy"]).isel(round=-1).mean("client")
 
 
 def same_state(run: xr.DataTree) -> xr.DataArray:
-    """Share of units that keep their state since the round before (FedFac Fig. 7).
+    """Return the proportion of units in the same group as one round before (FedFac Fig. 7).
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def same_state(run: xr.DataTree) -> xr.DataArray:
 
 
 def summary(run: xr.DataTree) -> pd.DataFrame:
-    """One row per p, alpha and method.
+    """Summarize a study in one row per p, alpha and method.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ OVERALL = "all settings: differences are means over these settings within each s
 
 
 def together(grid: Grid, reference: str) -> list[str]:
-    """Notes on what differences, intervals and p-values mean, and how little few seeds can show."""
+    """Return notes on the meaning of differences, intervals and p values, and on few seeds."""
     n = int(grid.table.groupby("label")["seed"].nunique().max())
     return [
         f"difference: from {title_of(reference)}, within seeds; {TOGETHER}",
@@ -38,7 +38,7 @@ def together(grid: Grid, reference: str) -> list[str]:
 
 
 def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
-    """Mean of each name's values, over labels within seeds, against 0; adjusted over all names.
+    """Test the mean of each name's values, over labels within seeds, against 0; adjust over all names.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
 
 
 def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tuple[pd.DataFrame, list[str]]:
-    """Comparison with the reference within seeds, for every setting, and notes on what could not be compared."""
+    """Compare methods with the reference within seeds, for every setting; return also notes on missing comparisons."""
     parts, notes = [], []
     for label in labels(grid):
         here = table[table["label"] == label]
@@ -92,7 +92,7 @@ def with_all_settings(
 
 
 def against(rows: pd.DataFrame, value: str, reference: str, *, level: float = 0.95) -> ComparisonResult:
-    """Comparison within seeds of one setting and its notes; without the reference, means alone."""
+    """Compare methods within seeds of one setting; without the reference, return means alone."""
     if reference in set(rows["method"]):
         return compare(rows, reference=reference, value=value, level=level)
     alone = compare(rows, reference=str(rows["method"].iloc[0]), value=value, level=level)
@@ -102,13 +102,13 @@ def against(rows: pd.DataFrame, value: str, reference: str, *, level: float = 0.
 
 
 def _ordered(names: pd.Series) -> list[str]:
-    """Methods in the order of tables; each way to treat new clients follows its method."""
+    """Return methods in the order of tables; each prediction rule for unseen clients follows its method."""
     first = ordered(name.split(", ")[0] for name in names)
     return sorted(dict.fromkeys(names), key=lambda n: (first.index(n.split(", ")[0]), n))
 
 
 def table_line(row: Mapping[Any, Any], heading: str, reference: str) -> dict[str, str]:
-    """Line of a table: name, mean ± standard error, difference from the reference, p."""
+    """Return the line of a table: name, mean ± standard error, difference from the reference, p."""
     return {
         "method": title_of(str(row["method"])),
         heading: plus_minus(row["mean"], row["std_error_mean"]),
@@ -172,7 +172,7 @@ class RunsResult(ComparisonResult):
         return "\n".join(map(line, "\n\n".join(filter(None, [*parts, cautions])).split("\n")))
 
     def cautions(self) -> list[Caution]:
-        """Return how little few seeds can show."""
+        """Return a caution if there are few seeds."""
         seeds = [int(found.table["n_values"].max()) for found in self.settings.values()]
         if max(seeds) == 1:
             return [Caution("One seed", "one seed: differences between methods have no interval, and may be chance")]
@@ -182,7 +182,7 @@ class RunsResult(ComparisonResult):
         return []
 
     def _block(self, setting: str, found: ComparisonResult) -> str:
-        """What is printed of one setting."""
+        """Return the print of one setting."""
         here: dict[Any, Any] = self.costs[self.costs["setting"] == setting].set_index("method").to_dict("index")
         seeds = dict.fromkeys(found.table["n_values"])
         several = len(seeds) > 1
@@ -205,7 +205,7 @@ class RunsResult(ComparisonResult):
         return f"{setting}{said}\n{aligned(pd.DataFrame(rows))}"
 
     def summary(self) -> str:
-        """Comparison, then what was left out or cannot be said, and where the numbers come from."""
+        """Return the comparison, notes on skipped runs, and the origin of the numbers."""
         notes = [textwrap.fill(note, WIDTH, initial_indent="  ", subsequent_indent="    ") for note in self.notes]
         return "\n".join([repr(self), "", *notes])
 
@@ -291,7 +291,7 @@ def compare_runs(
 
 
 class _Run(NamedTuple):
-    """One finished run: its label if it was given one, where it is, its row and its settings."""
+    """Finished run: the user's label, its place, its row and its settings."""
 
     label: str | None
     where: str
@@ -308,7 +308,7 @@ class _Run(NamedTuple):
 
 
 def _read(runs: Some | Mapping[str, Some]) -> tuple[list[_Run], list[str]]:
-    """Finished runs, and where the others are."""
+    """Read finished runs; return also the places of unfinished ones."""
     labelled = isinstance(runs, Mapping) and not isinstance(runs, xr.DataTree)
     given: Iterable[tuple[Any, Any]] = runs.items() if labelled else [(None, runs)]  # type: ignore[union-attr]
     found, unfinished = [], []
@@ -331,7 +331,7 @@ def _read(runs: Some | Mapping[str, Some]) -> tuple[list[_Run], list[str]]:
 
 
 def _each(some: Any) -> Iterator[str | Path | xr.DataTree]:
-    """Runs one by one; a folder's by name."""
+    """Yield runs one by one; those in a folder by name."""
     if isinstance(some, xr.DataTree):
         yield some
     elif isinstance(some, str | Path):
@@ -345,7 +345,7 @@ def _each(some: Any) -> Iterator[str | Path | xr.DataTree]:
 
 
 def _require_same_data(runs: list[_Run]) -> None:
-    """ValueError, naming the settings that differ, if runs of one setting and seed had different samples."""
+    """Raise ValueError, with the differing settings, if runs of one setting and seed have different samples."""
     first: dict[tuple[str, int], _Run] = {}
     for one in runs:
         other = first.setdefault((one.setting, one.seed), one)
@@ -361,7 +361,7 @@ def _require_same_data(runs: list[_Run]) -> None:
 
 
 def _labels(runs: list[_Run]) -> dict[int, str]:
-    """Label of every run: as given, or its method and the settings in which runs of the method on one data differ."""
+    """Label every run by the user's label, or its method and the settings that differ between its runs on equal data."""
     alone = [one for one in runs if one.label is None]
     methods = {str(one.row["method"]) for one in runs}
     differ = {method: _differing([one for one in alone if one.row["method"] == method]) for method in methods}
@@ -374,7 +374,7 @@ def _labels(runs: list[_Run]) -> dict[int, str]:
 
 
 def _differing(runs: list[_Run]) -> list[str]:
-    """Settings of a method that have several values in one setting of the data."""
+    """Return settings of a method that have several values in one setting of the data."""
     seen: dict[tuple[str, str], set[str]] = {}
     names = list(dict.fromkeys(name for one in runs for name in _settings(one)))
     for one in runs:
@@ -384,7 +384,7 @@ def _differing(runs: list[_Run]) -> list[str]:
 
 
 def _settings(run: _Run) -> dict[str, Any]:
-    """The method's settings and those of its training."""
+    """Return the settings of the method and of its training."""
     return dict(run.config.get("algorithm_settings", {})) | {n: run.config[n] for n in OF_TRAINING if n in run.config}
 
 
@@ -393,7 +393,7 @@ def _shown(value: Any) -> str:
 
 
 def _sorted(runs: list[_Run], names: dict[int, str]) -> dict[int, str]:
-    """The same labels in the order of tables: by method, then by the values of its settings."""
+    """Sort labels as in tables: by method, then by the values of its settings."""
     methods = ordered(one.row["method"] for one in runs)
 
     def key(i: int) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ RULES = {
 
 
 def span(rounds: int) -> int:
-    """Number of rounds to average at the end of a run: 10, or 1 if the run is shorter.
+    """Return the number of rounds to average at the end of a run: 10, or 1 if the run is shorter.
 
     A longer mean over a short run would include its first rounds, before anything is learned.
     """
@@ -40,7 +40,7 @@ def span(rounds: int) -> int:
 
 
 def best_window(mean: NDArray[np.float64], window: int = WINDOW) -> tuple[float, float]:
-    """Best mean over consecutive rounds, and the number of the last of these rounds (from 1).
+    """Return the best mean over consecutive rounds, and the last of these rounds (from 1).
 
     NaN if nothing was evaluated or the run is shorter than the window. Windows with fewer evaluated rounds than others
     are left out, unless the difference is one, as happens when only every few rounds are evaluated.
@@ -61,7 +61,7 @@ def best_window(mean: NDArray[np.float64], window: int = WINDOW) -> tuple[float,
 
 
 def choose(table: pd.DataFrame, asked: str | None = None) -> str:
-    """Rule for the runs of a table.
+    """Return the rule for the runs of a table.
 
     Parameters
     ----------
@@ -85,13 +85,13 @@ def choose(table: pd.DataFrame, asked: str | None = None) -> str:
 
 
 def few(table: pd.DataFrame) -> str:
-    """Labels with runs of fewer than ten rounds, and the numbers of rounds; "" if there are none."""
+    """Name labels with runs of fewer than ten rounds, and their rounds; "" if there are none."""
     short = table[table["rounds"] < WINDOW].groupby("label", sort=False)["rounds"].min()
     return "; ".join(f"{label}: {rounds} rounds" for label, rounds in short.items())
 
 
 def words(rule: str, table: pd.DataFrame) -> str:
-    """A rule in words, for the runs of a table: if only some of the ten rounds were evaluated, how many."""
+    """Describe a rule for the runs of a table, with the number of evaluated rounds if it is below ten."""
     made = sorted(table.loc[table["rounds"] >= WINDOW, "evaluated"].unique())
     sparse = made and made[0] < WINDOW
     counts = str(made[0]) if len(made) == 1 else f"{made[0]} to {made[-1]}" if made else ""
@@ -102,7 +102,7 @@ WIDTH = 100
 
 
 class Table(NamedTuple):
-    """A table of runs.
+    """Table of runs.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class Table(NamedTuple):
     notes: tuple[str, ...]
 
     def text(self) -> str:
-        """Table for a terminal."""
+        """Return the table as text for a terminal."""
         parts = [self.title]
         parts += [f"{heading}\n{aligned(block)}" for heading, block in self.blocks.items()]
         notes = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in self.notes]
@@ -136,14 +136,14 @@ class Table(NamedTuple):
             markdown.write_text(self.markdown(), encoding="utf-8")
 
     def markdown(self) -> str:
-        """Table as Markdown."""
+        """Return the table as Markdown."""
         parts = [f"## {self.title}"]
         parts += [f"### {heading}\n\n{_pipes(block)}" for heading, block in self.blocks.items()]
         return "\n\n".join([*parts, "\n".join(f"- {note}" for note in self.notes)]) + "\n"
 
 
 def require_writable(name: Path) -> None:
-    """ValueError, before any work, if a table of that name could not be written; its folder need not exist."""
+    """Raise ValueError, before any work, if the table's files cannot be written; their folder need not exist."""
     for file in (Path(f"{name}.csv"), Path(f"{name}.md")):
         if not file.parent.exists():
             file = next(parent for parent in file.absolute().parents if parent.parent.exists())
@@ -185,7 +185,7 @@ def _pipes(block: pd.DataFrame) -> str:
 
 
 def row(run: xr.DataTree) -> dict[str, Any]:
-    """Summarise a run in one row.
+    """Summarize a run in one row.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
 
 
 def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64]) -> dict[str, Any]:
-    """Accuracies of a run by every rule, from its mean test accuracy (round,)."""
+    """Return the accuracies of a run by every rule, from its mean test accuracy (round,)."""
     best, best_round = best_window(mean)
     size = "n_validation" if "n_validation" in metrics else "n_train"
     validation = weighted(_values(metrics, "validation_accuracy"), _sizes(metrics, size))
@@ -262,7 +262,7 @@ def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64]) -> dict[str, Any]:
 
 
 def clients(run: xr.DataTree) -> pd.DataFrame:
-    """Accuracy of every client, mean over those of the last 10 rounds that were evaluated, and its numbers of samples.
+    """Return every client's numbers of samples, and its accuracy: mean over evaluated rounds of the last 10.
 
     For a run with fewer rounds, that of the last round.
 
@@ -283,7 +283,7 @@ def clients(run: xr.DataTree) -> pd.DataFrame:
 
 
 def curve(run: xr.DataTree, name: str = "train_loss") -> pd.DataFrame:
-    """Mean over clients of a metric in every round, weighted by training samples (test samples for accuracies).
+    """Return the mean over clients of a metric by round, weighted by training samples (test samples for accuracies).
 
     Returns
     -------
@@ -300,7 +300,7 @@ _FLAT = 1e-9
 
 
 def states(run: xr.DataTree) -> pd.DataFrame:
-    """Does the split of a run settle? One row per layer that was analysed, or is split at the end.
+    """Describe how stable the split of a run is, in one row per layer that was analyzed or is split at the end.
 
     Returns
     -------
@@ -337,18 +337,18 @@ def states(run: xr.DataTree) -> pd.DataFrame:
 
 
 def new_clients(run: xr.DataTree) -> xr.DataArray:
-    """Accuracy (rule,) of new clients, weighted by their test samples."""
+    """Return the accuracy (rule,) of unseen clients, weighted by their test samples."""
     new = run["new"].to_dataset()
     return new["accuracy"].weighted(new["n_test"]).mean("client")
 
 
 def ablated(run: xr.DataTree) -> xr.DataArray:
-    """Accuracy (part, draw) with a part of the split layers replaced, weighted by the clients' test samples."""
+    """Return accuracy (part, draw) with a part of the split layers replaced, weighted by test samples."""
     return run["ablation"].to_dataset()["accuracy"].weighted(_metrics(run)["n_test"]).mean("client")
 
 
 def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Sorting key for the values of a setting: Λ by the network's layers, numbers as numbers, words after them.
+    """Return the sorting key of a setting's value: Λ by the network's layers, numbers as numbers, words after them.
 
     Examples
     --------
@@ -368,7 +368,7 @@ def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def chosen(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
-    """Value of a setting with the best mean validation accuracy; of equal ones the first by :func:`place`.
+    """Return the value of a setting with the best mean validation accuracy; ties go to the first by :func:`place`.
 
     Raises
     ------
@@ -385,7 +385,7 @@ def chosen(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
 
 
 def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weighted mean over clients, (round, client) to (round,); missing values are left out, NaN if all are."""
+    """Average over clients with weights, (round, client) to (round,); ignore missing values; NaN if all are missing."""
     there = np.isfinite(values)
     total = (there * weight).sum(axis=-1)
     with np.errstate(invalid="ignore"):
@@ -393,7 +393,7 @@ def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArra
 
 
 def config_of(run: xr.DataTree) -> dict[str, Any]:
-    """Settings of a run, from its store; ValueError if it is not a run of the trainer."""
+    """Read the settings of a run from its store; raise ValueError if it is not a run of the trainer."""
     try:
         config = dict(json.loads(run.attrs["config"]))
     except KeyError:
@@ -423,7 +423,7 @@ def _values(metrics: xr.Dataset, name: str) -> NDArray[np.float64]:
 
 
 def _sizes(metrics: xr.Dataset, name: str) -> NDArray[np.float64]:
-    """Each client's number of samples; 1 if the run does not say."""
+    """Return each client's number of samples; 1 if the run does not store it."""
     return metrics[name].to_numpy().astype(np.float64) if name in metrics else np.ones(metrics.sizes["client"])
 
 
@@ -436,7 +436,7 @@ def _nanmean(x: NDArray[np.float64]) -> float:
 
 
 def _setting(config: dict[str, Any], name: str) -> Any:
-    """A setting of the method, wherever the run stores it."""
+    """Return a setting of the method, from either place of a run's settings."""
     value = config.get(name)
     return config.get("algorithm_settings", {}).get(name) if value is None else value
 
@@ -447,7 +447,7 @@ def _layers(config: dict[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | str:
-    """A number, which may be stored as text ("0.5", "inf"); other text as it is."""
+    """Convert a number that may be stored as text ("0.5", "inf"); return other text unchanged."""
     try:
         return math.nan if value is None else float(value)
     except (TypeError, ValueError):

@@ -21,7 +21,7 @@ from fedstat.study.experiment import Settings
 
 
 class Step(NamedTuple):
-    """One step of the procedure.
+    """Step of tuning.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
-    """Raise what :func:`tune` raises, before any run."""
+    """Raise the errors of :func:`tune`, before any run."""
     if not settings.validation:
         raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1, for example.")
     if not candidates:
@@ -57,7 +57,7 @@ def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
 
 
 def takes_of(algorithm: str) -> tuple[str, ...]:
-    """What can be tuned: settings of the algorithm, and learning rates."""
+    """Return the settings that can be tuned: those of the algorithm, and learning rates."""
     return (*settings_of(algorithm), *OF_METHOD)
 
 
@@ -71,7 +71,7 @@ def tune(
     executor: Executor | None = None,
     **where: Any,
 ) -> Iterator[Step]:
-    """Choose settings of a method one after the other, each with the others at their last choice.
+    """Select settings of a method one after the other, with the other settings at their last selected values.
 
     Parameters
     ----------
@@ -129,14 +129,14 @@ def tune(
 
 
 def runs_of(tried: Iterable[Iterable[Settings]], seeds: Sequence[int]) -> list[Settings]:
-    """Runs of some candidates, each of which has settings for every data set."""
+    """Return the runs of candidates, each of which has settings for every data set."""
     return [one.but(seed=seed) for candidate in tried for one in candidate for seed in seeds]
 
 
 def first_runs(
     begun: Iterable[Sequence[Settings]], candidates: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> list[Settings]:
-    """Runs of the first step of tuning several methods, which need no choice and can all be made side by side."""
+    """Return the runs of the first step of tuning several methods; they do not depend on each other."""
     name, values = next(iter(candidates.items()))
     return runs_of(([one.but(**{name: value}) for one in settings] for settings in begun for value in values), seeds)
 
@@ -144,7 +144,7 @@ def first_runs(
 def _table(
     name: str, tried: Sequence[tuple[Settings, ...]], seeds: Sequence[int], paths: Mapping[Settings, Path]
 ) -> pd.DataFrame:
-    """What :class:`Step` holds of the candidates; those of which a run is missing have no values."""
+    """Return the table of :class:`Step`; candidates with a missing run have no values."""
     whole = [candidate for candidate in tried if all(one in paths for one in runs_of([candidate], seeds))]
     runs = runs_of(whole, seeds)
     made = [store.open_run(paths[one]) for one in runs]
@@ -165,7 +165,7 @@ def _table(
 
 
 def value_of(name: str, settings: Settings) -> Any:
-    """Value of a setting that can be tuned; None for the method's default."""
+    """Return the value of a setting that can be tuned; None for the method's default."""
     return getattr(settings, name) if name in OF_METHOD else settings.given.get(name)
 
 

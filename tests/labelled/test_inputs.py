@@ -240,7 +240,7 @@ def test_results_by_layer_are_a_mapping_with_tables(held: dict[str, Any]) -> Non
     assert set(found.to_dict()) == {"conv", "fc1"}
     assert "<h4>fc1</h4>" in found._repr_html_()
     assert "\nfc1: Split" in found.summary()
-    with pytest.raises(KeyError, match=r"left out .output layer.*layer='head'"):
+    with pytest.raises(KeyError, match=r"was skipped .output layer.*layer='head'"):
         found["head"]
     with pytest.raises(KeyError, match=r"There are conv, fc1. Did you mean 'fc1'"):
         found["fc"]
