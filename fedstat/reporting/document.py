@@ -44,7 +44,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def figure(draw: Callable[..., Any], caption: str, *, size: tuple[float, float] = SIZE) -> Figure:
-    """A figure of one panel that a function draws.
+    """Draw a figure of one panel by a function.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def figure(draw: Callable[..., Any], caption: str, *, size: tuple[float, float] 
 
 
 def image(made: matplotlib.figure.Figure, caption: str, *, wide: bool = False) -> Figure:
-    """A figure as an image in the page: SVG, or PNG where that is smaller."""
+    """Convert a figure to an image of the page: SVG, or PNG if the SVG is large."""
     with warnings.catch_warnings(), mpl.rc_context({"svg.hashsalt": "fedstat"}):
         warnings.simplefilter("ignore", UserWarning)  # names in scripts that the font lacks, or too long for the axes
         try:
@@ -154,19 +154,19 @@ class Table:
 
     @classmethod
     def of(cls, caption: str, frame: pd.DataFrame) -> Table:
-        """The table of a data frame of texts."""
+        """Make the table of a data frame of texts."""
         return cls(caption, [str(c) for c in frame.columns], [[str(x) for x in row] for row in frame.to_numpy()])
 
     @classmethod
     def ends(cls, caption: str, frame: pd.DataFrame, by: str | None, most: int = 25) -> Table:
-        """The table of a result, see :func:`fedstat.results.tables.ends`."""
+        """Make the table of a result, see :func:`fedstat.results.tables.ends`."""
         rows = [[shown(text) for text in row] for row in ends(frame, by=by, most=most)]
         order = f"; from high to low {by}" if by else ""
         return cls(f"{caption}{order}", [shown(c) for c in frame.columns], rows)
 
     @classmethod
     def pairs(cls, caption: str, values: Mapping[str, str]) -> Table:
-        """A table of names and values, without a heading."""
+        """Make a table of names and values, without a heading."""
         return cls(caption, (), [[name, value] for name, value in values.items()])
 
 
@@ -272,7 +272,7 @@ class Report:
         return path
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, in which nothing can run."""
+        """Return the page in a sandboxed frame, in which no script runs."""
         look = "width:100%;height:42rem;border:1px solid #ddd"
         return f'<iframe sandbox="" style="{look}" srcdoc="{html.escape(self.html)}"></iframe>'
 
@@ -296,13 +296,13 @@ def require_ours(option: str, path: Path) -> None:
 
 
 def shown(value: Any, most: int = _MOST) -> str:
-    """A value as text of bearable length, without control characters."""
+    """Format a value as text of limited length, without control characters."""
     text = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in str(value))
     return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
 def listed(items: Iterable[object], most: int = 6) -> str:
-    """The first few items, and how many more there are.
+    """List the first items, and the number of further ones.
 
     Examples
     --------

@@ -74,18 +74,18 @@ def software(runs: Iterable[Stored]) -> str:
 
 
 def cited(key: str) -> str:
-    """Author and year inside brackets, such as "Jeong and Hwang, 2022"."""
+    """Return author and year as in brackets, such as "Jeong and Hwang, 2022"."""
     one = REFERENCES[key]
     return f"{one.authors}, {one.fields['year']}"
 
 
 def estimator(name: object) -> str:
-    """What communalities come from."""
+    """Name the method of the communalities."""
     return _ESTIMATORS.get(str(name), "factor analysis")
 
 
 def participation(share: Any) -> str:
-    """Who is active in a round, in words."""
+    """Describe the clients selected in a round."""
     if isinstance(share, list | tuple) and len(share) == 2 and all(isinstance(x, int | float) for x in share):
         return f"{100 * share[0]:.4g} to {100 * share[1]:.4g} % of the clients in a round"
     if not isinstance(share, int | float):
@@ -94,7 +94,7 @@ def participation(share: Any) -> str:
 
 
 def local_training(c: Mapping[str, Any]) -> str:
-    """A client's training in a round, in words."""
+    """Describe a client's training in a round."""
     parts = []
     if "local_epochs" in c:
         parts.append(f"{c['local_epochs']} epoch{'s' if c['local_epochs'] != 1 else ''}")

@@ -90,7 +90,7 @@ def _table(runs: Sequence[Stored]) -> pd.DataFrame:
 
 
 def _by_method(runs: Sequence[Stored], table: pd.DataFrame) -> dict[str, list[xr.DataTree]]:
-    """Runs by the names that tell methods and their variants apart, in the order of tables."""
+    """Group runs by the names of methods and their variants, in the order of tables."""
     of_method = {name: table.index[table["method"] == name] for name in ordered(table["method"])}
     return {name: [tree for i in rows if (tree := runs[i].tree) is not None] for name, rows in of_method.items()}
 
@@ -102,7 +102,7 @@ def _reference(table: pd.DataFrame) -> str:
 
 
 def _ran(runs: Sequence[Stored]) -> Table:
-    """Runs by setting and method: seeds, and how many are finished."""
+    """Tabulate runs by setting and method: seeds, and number of finished runs."""
     rows: dict[tuple[str, str], list[Stored]] = {}
     for one in runs:
         label = one.config.get("label") or one.config.get("data") or "run"
@@ -202,7 +202,7 @@ def _costs(table: pd.DataFrame) -> Section:
 
 
 def _common(runs: Sequence[Stored]) -> dict[str, str]:
-    """Settings that all runs share, and the values of those that differ."""
+    """Return the settings that all runs share, and the values of settings that differ."""
     names = dict.fromkeys(name for one in runs for name in one.config)
     hidden = ("shapes", "data_digest", "algorithm_settings", "label")
     found = {}

@@ -53,7 +53,7 @@ def part(stored: Stored) -> Part:
 
 
 def _n_clients(found: Mapping[str, Kinds]) -> int | None:
-    """Number of clients whose weights were split, None if it cannot be read."""
+    """Return the number of clients whose weights were split, None if it cannot be read."""
     splits = (kinds["split"] for kinds in found.values() if "split" in kinds)
     return next((one.fit.n_clients for one in splits if isinstance(one, SplitResult)), None)
 
@@ -75,7 +75,7 @@ def _ran(stored: Stored, n_layers: int, n_clients: int | None) -> Table:
 
 
 def _size(c: Mapping[str, Any]) -> str:
-    """What sets the number of factors."""
+    """Describe the rule for the number of factors."""
     return f"{c['n_factors']} factors" if c.get("n_factors") else f"κ = {c.get('kappa')}"
 
 

@@ -70,7 +70,7 @@ def details(stored: Stored) -> list[Table]:
 
 
 def settings_of_method(stored: Stored) -> dict[str, Any]:
-    """Settings of a run's algorithm."""
+    """Return the settings of a run's algorithm."""
     found = stored.config.get("algorithm_settings")
     return dict(found) if isinstance(found, Mapping) else {}
 
@@ -85,13 +85,13 @@ def versions(stored: Stored) -> dict[str, str]:
 
 
 def identity(stored: Stored) -> dict[str, str]:
-    """What tells a run from all others."""
+    """Return the identity of a run."""
     names = {"code": "digest of the code", "run": "identity of the run"}
     return {label: shown(stored.attrs[name]) for name, label in names.items() if name in stored.attrs}
 
 
 def n_parameters(shapes: Mapping[str, Any]) -> int:
-    """Number of parameters of a network, 0 where shapes are not lists of numbers."""
+    """Return the number of parameters of a network, 0 if shapes are not lists of numbers."""
     try:
         return sum(math.prod(map(int, shape)) for shape in shapes.values())
     except (AttributeError, TypeError, ValueError):
@@ -99,7 +99,7 @@ def n_parameters(shapes: Mapping[str, Any]) -> int:
 
 
 def cautions(stored: Stored) -> list[Caution]:
-    """What the origin of a run warns of."""
+    """Return cautions on the origin of a run."""
     found = []
     if stored.attrs and not stored.attrs.get("revision"):
         found.append(Caution("Revision not known", "the code was no git checkout; its digest is in the last table"))
@@ -261,7 +261,7 @@ def read(runs: Run | Iterable[Run]) -> list[Stored]:
 
 
 def damage_of(stored: Stored) -> list[Caution]:
-    """What is to be said of a run's files."""
+    """Describe damage to a run's files."""
     if not stored.damaged:
         return []
     text = f"not as they were written: {listed(stored.damaged, most=8)}. Resume the run to compute again what can be"
@@ -289,7 +289,7 @@ def _of_path(path: Path) -> Stored:
 
 
 def _config(attrs: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Settings in a store's attributes, and what is wrong with them."""
+    """Read the settings in a store's attributes; return also their problems."""
     if "config" not in attrs:
         return {}, ()
     try:

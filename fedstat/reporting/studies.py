@@ -162,7 +162,7 @@ def of_recovery(stored: Stored) -> Part:
 
 
 def unknown(stored: Stored) -> Part:
-    """A store of another command, or one of which nothing can be read."""
+    """Report a store of another command, or an unreadable one."""
     text = (
         f"fedstat has no more to say of stores that {shown(stored.command)} makes." if stored.command
         else "Nothing says which command made this store."

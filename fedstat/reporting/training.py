@@ -30,7 +30,7 @@ _FEW_SAMPLES = 30
 
 
 def rounds_done(stored: Stored) -> int:
-    """Number of rounds whose metrics are stored, 0 where they cannot be read."""
+    """Return the number of rounds with stored metrics, 0 if they cannot be read."""
     if stored.tree is None or "metrics" not in stored.tree.children:
         return 0
     metrics = stored.tree["metrics"].to_dataset()
@@ -59,7 +59,7 @@ def of_run(stored: Stored, done: int) -> list[Caution]:
 
 
 def one_seed(stored: Stored) -> Caution:
-    """A single run says nothing about seeds."""
+    """Return the caution on a run of one seed."""
     return Caution(
         "One seed",
         f"a single run, of seed {shown(stored.config.get('seed'))}: no interval over seeds can be given, and none is. "
@@ -172,7 +172,7 @@ def part(stored: Stored) -> Part:
 
 
 def ran(stored: Stored, done: int) -> Table:
-    """What was run: command, data, network, algorithm, scale, seed, code."""
+    """Tabulate the run: command, data, network, algorithm, scale, seed, code."""
     c = stored.config
     rounds = f"{done} of {c.get('rounds')}" if done != c.get("rounds") else str(done)
     every = f", evaluated every {c['evaluate_every']}" if c.get("evaluate_every", 1) != 1 else ""
@@ -352,7 +352,7 @@ def _span(n: NDArray[Any]) -> str:
 
 
 def _setting(config: Mapping[str, Any]) -> str:
-    """Data set and partition, after the label that they have in tables."""
+    """Return data set and partition, after the label that they have in tables."""
     plain = _joined(config.get("data"), config.get("partition"))
     label = str(config.get("label") or "")
     return label if label.startswith(plain) else _joined(label, plain)

@@ -361,7 +361,7 @@ def _require_same_data(runs: list[_Run]) -> None:
 
 
 def _labels(runs: list[_Run]) -> dict[int, str]:
-    """Label every run by the user's label, or its method and the settings that differ between its runs on equal data."""
+    """Label every run by the user's label, or its method and the settings that differ between runs on equal data."""
     alone = [one for one in runs if one.label is None]
     methods = {str(one.row["method"]) for one in runs}
     differ = {method: _differing([one for one in alone if one.row["method"] == method]) for method in methods}
