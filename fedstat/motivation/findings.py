@@ -48,12 +48,12 @@ def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int 
     rows = []
     for case in run["outputs"].to_dataset()["case"].to_numpy():
         for name in outputs:
-            here = {"case": case, "outputs": name}
-            data, entropy = run["outputs"].to_dataset().sel(here), run["dispersion"].to_dataset().sel(here)
+            coords = {"case": case, "outputs": name}
+            data, entropy = run["outputs"].to_dataset().sel(coords), run["dispersion"].to_dataset().sel(coords)
             if not bool(data["done"]):
                 continue
             k = json.loads(run.attrs["config"])["k"]
-            row = {**here, "accuracy": float(data["accuracy"].mean())}
+            row = {**coords, "accuracy": float(data["accuracy"].mean())}
             row |= {"zero_share": float(entropy["zero_share"].mean()), "spread": float(entropy["spread"].median())}
             strata = statistics.strata_of(str(case), data["label"].values)
             row |= peaks(data["mean_output"].values, strata, k=k, draws=draws)

@@ -518,8 +518,8 @@ def _faster(table: pd.DataFrame) -> list[str]:
     low, high = table["conf_low"], table["conf_high"]
     conclusions = {"faster": low > 0, "slower": high < 0, "inconclusive": (low <= 0) & (high >= 0), "no CI": low.isna()}
     counts = {name: int(is_so.sum()) for name, is_so in conclusions.items() if is_so.any()}
-    first, *others = counts.items()
-    text = ", ".join([f"{first[0]} at {count(first[1], 'width')}", *(f"{name} at {n}" for name, n in others)])
+    first, *remaining = counts.items()
+    text = ", ".join([f"{first[0]} at {count(first[1], 'width')}", *(f"{name} at {n}" for name, n in remaining)])
     lines = [f"FedSplit vs FedAvg (paired t, 95% CI): {text}"]
     speedups = table["speedup"].dropna()
     if len(speedups):
