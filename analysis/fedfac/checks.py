@@ -110,11 +110,13 @@ def certainty(
         test that units have an identity across clients, by shuffling them within clients; NaN for minres, which takes
         over a second per shuffle.
     """
-    how: dict[str, Any] = {"kappa": kappa, "method": estimator, "replicates": replicates, "seed": seed}
+    how: dict[str, Any] = {"kappa": kappa, "method": estimator, "seed": seed}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        drawn = bootstrap(weights, tau=tau, **how)
-        identity = np.nan if estimator == "minres" else float(permutation_test(weights, **how).p_value)
+        drawn = bootstrap(weights, tau=tau, n_boot=replicates, **how)
+        identity = np.nan
+        if estimator != "minres":
+            identity = float(permutation_test(weights, n_permutations=replicates, **how).p_value)
     p = np.asarray(drawn.p_shared)
     return {
         "sure": float(((p >= 0.95) | (p <= 0.05)).mean()),
