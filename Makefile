@@ -64,6 +64,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	for scripts in $(SCRIPTS); do MYPYPATH=analysis $(BIN)/mypy $$scripts/*.py || exit 1; done  # each folder alone: scripts import their siblings
 	$(BIN)/lint-imports
+	$(BIN)/python tests/language.py  # counts of what the rules of language ask for
 
 check: lint test  ## what CI runs
 
