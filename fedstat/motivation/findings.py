@@ -114,8 +114,7 @@ def position_errors(drawn: NDArray[np.float64], n: int, n_modes: int) -> NDArray
     """
     positions = [statistics.peaks(x, n).position for x in drawn]
     equal_sized = np.array([p for p in positions if len(p) == n_modes])
-    is_enough = len(equal_sized) >= 0.9 * len(drawn)
-    return equal_sized.std(axis=0, ddof=1) if is_enough else np.full(n_modes, math.nan)
+    return equal_sized.std(axis=0, ddof=1) if len(equal_sized) >= 0.9 * len(drawn) else np.full(n_modes, math.nan)
 
 
 def correlations(run: xr.DataTree) -> pd.DataFrame:

@@ -158,7 +158,7 @@ def test_whole_numbers_that_are_features_are_told_from_tokens(tmp_path: Path) ->
         Settings.of(**SMALL, data=str(tmp_path / "own.npz"), net="mlp")
     whole = dealt(CLIENT % 2).assign(x=(("sample", "channel", "row", "column"), RNG.integers(0, 256, (40, 1, 16, 16))))
     with pytest.raises(
-        ValueError, match=r"x must be floating point, but is int64 of shape \(1, 16, 16\), .*data\.to_float\(data\)"
+        ValueError, match=r"x must be floating point, but is int64 of shape \(1, 16, 16\)\. .*data\.to_float\(data\)"
     ):
         fedstat.fl.train(whole, nets.lenet((1, 16, 16), 2), algorithms.fedavg(), rounds=1)
     with pytest.raises(ValueError, match=r"attrs\['scale'\], the stored value that becomes 1.* such as 1 for features"):

@@ -345,6 +345,19 @@ def test_a_candidate_without_finite_outputs_is_not_chosen():
 
 
 def test_the_command_of_a_run_without_finite_outputs_fails(tmp_path, capsys):
-    where = ("--algorithm", "fedavg", "--clients", 5, "--participation", 1, "--rounds", 1, "--batch-size", 0)
+    where = (
+        "--algorithm",
+        "fedavg",
+        "--clients",
+        5,
+        "--participation",
+        1,
+        "--rounds",
+        1,
+        "--batch-size",
+        0,
+        "--local-epochs",
+        1,
+    )
     assert command(*where, "--optimizer", "sgd", "--lr", 1e22, "--out", tmp_path / "run.zarr") == 1
     assert "training diverged in round 1: the test loss of client 0 is not finite" in capsys.readouterr().err

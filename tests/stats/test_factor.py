@@ -121,7 +121,7 @@ def test_there_are_several_minima_in_the_heywood_regime_and_one_for_few_factors(
     many = fs.fa(r, corr=True, kappa=0.85, method="minres", n_starts=40)
     one = fs.fa(r, corr=True, n_factors=4, method="minres", n_starts=40)
     assert many.n_minima >= 5
-    assert f"{many.n_minima} solutions from 40 starts" in " ".join(repr(many).split())
+    assert f"{many.n_minima} solutions from 40 initial values" in " ".join(repr(many).split())
     assert one.n_minima == 1
 
 

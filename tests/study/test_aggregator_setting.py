@@ -63,14 +63,14 @@ def test_a_command_says_its_aggregator_and_continues_with_it(tmp_path, capsys):
     whole, part = tmp_path / "whole.zarr", tmp_path / "part.zarr"
     for path, rounds in ((whole, 3), (part, 1)):
         assert command(*ARGUMENTS, "--aggregator", "trimmed-mean:.25", "--rounds", rounds, "--out", path) == 0
-        assert "\naggregator: trimmed-mean:0.25\n" in capsys.readouterr().out
+        assert "\nAggregator: trimmed-mean:0.25\n" in capsys.readouterr().out
     assert command("--out", part, "--resume", "--rounds", 3) == 0
     same(open_run(part), open_run(whole))
     with pytest.raises(SystemExit):
         command("--out", part, "--resume", "--aggregator", "median")
     assert "aggregator: 'trimmed-mean:0.25' stored, 'median' now" in capsys.readouterr().err
     command(*ARGUMENTS, "--rounds", 1, "--out", tmp_path / "mean.zarr")
-    assert "aggregator" not in capsys.readouterr().out
+    assert "ggregator" not in capsys.readouterr().out
 
 
 def test_two_processes_give_the_bits_of_one(tmp_path):
@@ -79,7 +79,7 @@ def test_two_processes_give_the_bits_of_one(tmp_path):
     assert command(*given, one) == 0
     ended, printed = together(2, _command, *given, two, folder=tmp_path)
     assert ended == [0, 0], printed
-    assert "aggregator: median" in printed[0]
+    assert "Aggregator: median" in printed[0]
     same(open_run(one), open_run(two))
 
 
