@@ -30,7 +30,7 @@ def fedcac(
 
     Wu, Liu, Niu, Zhu and Tang (2023), "Bold but cautious: Unlocking the potential of personalized federated learning
     through cautiously aggressive collaboration", ICCV, arXiv:2309.11103, §3 and Algorithm 1. After local training from
-    θ to θ', the sensitivity of an entry is |θ' (θ' − θ)|. In every parameter, the proportion τ of entries with the
+    θ to θ', the sensitivity of an entry is abs(θ' (θ' − θ)). In every parameter, the proportion τ of entries with the
     largest sensitivity is critical: the mask M. The overlap of clients i and j is
     O_ij = 1 − ‖M_i − M_j‖₁ / (‖M_i‖₁ + ‖M_j‖₁). In round t, from 1, clients with O_ij ≥ mean + (t/β) (max − mean) are
     partners, with mean and maximum over all pairs. In the entries M_i, client i's next model is the mean of itself and
@@ -84,7 +84,7 @@ def fedcac(
 
 
 def critical_entries(net: Net, before: Params, after: Params, tau: float) -> Params:
-    """Find the entries of largest |θ' (θ' − θ)| in every parameter that can train: bool (client, *shape)."""
+    """Find the entries of largest abs(θ' (θ' − θ)) in every parameter that can train: bool (client, *shape)."""
     critical: Params = {}
     for name in _trained_parameters(net):
         p = after[name]
