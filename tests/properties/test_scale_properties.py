@@ -45,7 +45,7 @@ def test_units_may_each_have_a_scale_of_their_own(seed: int, powers: list[int]) 
     np.testing.assert_array_equal(
         fs.split(by * w, n_factors=2, method="pc").communality, fs.split(w, n_factors=2, method="pc").communality
     )
-    few = {"n_factors": 2, "method": "pc", "replicates": 3}
+    few = {"n_factors": 2, "method": "pc", "n_boot": 3}
     np.testing.assert_array_equal(fs.bootstrap(by * w, **few).communality, fs.bootstrap(w, **few).communality)
 
 
