@@ -175,6 +175,7 @@ def _describe_entropy(row: Mapping[Any, Any]) -> list[str]:
     if not row["modes"]:
         return [f"  {row['case']}  {dead}", "    no test of modes: too few units have different entropies"]
     modes = ", ".join(f"{m:.2f} (SE {se:.2f})" for m, se in zip(row["modes"], row["modes_se"], strict=True))
+    modes = f"{'mode' if len(row['modes']) == 1 else 'modes'} at {modes}"
     test = "no evidence of more than one mode" if row["p_one_peak"] >= LEVEL else "more than one mode"
     return [
         f"  {row['case']}  {quantiles}; {dead}",

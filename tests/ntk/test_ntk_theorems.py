@@ -156,7 +156,7 @@ def test_a_run_that_diverges_within_its_first_round_is_counted_and_nothing_is_sa
     assert "fedsplit: the bound does NOT hold in 1 of 3 runs (1 diverged)" in text
     assert "1 of 9 runs diverged" in text
     assert "FedSplit vs FedAvg (paired t, 95% CI): no CI at 1 width\nWarning: 1 of 9 runs" in text
-    assert "one round is worth" not in text
+    assert "is worth" not in text
 
 
 def test_the_prints_are_their_golden_files():
@@ -172,6 +172,20 @@ def test_the_prints_are_their_golden_files():
     test = xr.zeros_like(second["test"]) + np.array([0.5, 0.7, 0.9])
     second = second.assign(test=test, train=test / 2)
     require_golden("ntk-generalization", GeneralizationResult(second).summary())
+
+
+def test_a_round_is_said_to_be_worth_more_only_where_the_difference_is_conclusive():
+    data = small(replicates=3).data.copy(deep=True)
+    conclusive = np.array([[0.80, 0.81, 0.80], [0.90, 0.90, 0.91], [0.93, 0.96, 0.91]])
+    data["loss"][:] = conclusive[:, None, :, None] ** np.arange(16)
+    speedup = ConvergenceResult(data).faster()["speedup"].iloc[0]
+    text = " ".join(ConvergenceResult(data).summary().split())
+    assert f"Where they differ, one round of FedSplit is worth {speedup:.3g} rounds of FedAvg" in text
+    inconclusive = np.array([[0.9, 0.8, 0.85], [0.95, 0.92, 0.94], [0.93, 0.96, 0.91]])
+    data["loss"][:] = inconclusive[:, None, :, None] ** np.arange(16)
+    text = ConvergenceResult(data).summary()
+    assert "inconclusive at 1 width" in text
+    assert "is worth" not in text
 
 
 def test_a_round_is_worth_nothing_of_one_that_does_not_lower_the_loss():

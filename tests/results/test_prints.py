@@ -1,24 +1,17 @@
-"""Prints of all results, as golden files: word for word, in at most 80 columns.
-
-``python tests/results/test_prints.py`` writes the files anew.
-"""
+"""Prints of all results, as golden files."""
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from prints import require_golden
 
 import fedstat
-
-FOLDER = Path(__file__).parents[1] / "golden/prints"
 
 
 @cache
@@ -67,19 +60,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
 }
 
 
-def text(name: str) -> str:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return f"{RESULTS[name]().summary()}\n"
-
-
 @pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_result_prints_its_golden_file_in_80_columns(name: str) -> None:
-    printed = text(name)
-    assert printed == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
-    assert max(map(len, printed.splitlines())) <= 80
-
-
-if __name__ == "__main__":
-    for each in sys.argv[1:] or RESULTS:
-        (FOLDER / f"{each}.txt").write_text(text(each), encoding="utf-8")
+    require_golden(name, RESULTS[name]().summary())
