@@ -1,4 +1,4 @@
-"""What methods leak: deep leakage from gradients on what clients really send; also ``python -m fedstat.attack``."""
+"""Gradient inversion of the uploads of clients; also ``python -m fedstat.attack``."""
 
 from typing import TYPE_CHECKING
 

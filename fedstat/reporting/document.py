@@ -94,7 +94,7 @@ def over_seeds(draw: Callable[..., Axes], curves: pd.DataFrame, ax: Axes) -> Non
 
 
 def sorted_clients(accuracy: NDArray[Any], low: NDArray[Any], high: NDArray[Any], mean: float, ax: Axes) -> None:
-    """Accuracy of every client in ascending order, with its interval, and their mean."""
+    """Draw the accuracy of each client in ascending order, with its interval, and the mean."""
     order = np.argsort(accuracy, kind="stable")
     at = np.arange(1, len(order) + 1)
     ax.vlines(at, low[order], high[order], color=_BAND, linewidth=max(0.6, min(4.0, 160 / len(order))))
@@ -105,7 +105,7 @@ def sorted_clients(accuracy: NDArray[Any], low: NDArray[Any], high: NDArray[Any]
 
 
 def split_map(shared: NDArray[np.bool_], ax: Axes) -> None:
-    """Units (rows) that are shared (dark) in each round, those that are so most often on top."""
+    """Draw the units (rows) that are shared (dark) in each round, the most often shared units on top."""
     order = np.argsort(-shared.mean(axis=0), kind="stable")
     ax.imshow(
         shared[:, order].T, aspect="auto", interpolation="nearest", cmap=ListedColormap(["#eef2f5", _INK]), vmin=0,
@@ -137,7 +137,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Printed:
-    """What a command prints, in columns."""
+    """Print of a command, in columns."""
 
     kind: ClassVar[str] = "printed"
     text: str
@@ -193,7 +193,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Part:
-    """What is said of one run, study, or grid of runs.
+    """Report of one run, study, or grid of runs.
 
     Attributes
     ----------

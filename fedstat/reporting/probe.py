@@ -1,4 +1,4 @@
-"""Packages tried in a process of their own, which a broken one may end: ``-m fedstat.reporting.probe NAME ...``."""
+"""Import of packages in a separate process, which a broken package may end: ``-m fedstat.reporting.probe NAME ...``."""
 
 from __future__ import annotations
 

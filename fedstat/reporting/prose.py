@@ -149,7 +149,7 @@ def _by_agreement(runs: Sequence[Stored]) -> bool:
 
 
 def _splitting(runs: Sequence[Stored]) -> str:
-    """How FedFac's units were judged, where that is the same for all its runs."""
+    """Describe how FedFac split the units, as far as all its runs agree."""
     given = [settings_of_method(one) for one in runs if "fedfac" in str(one.config.get("algorithm"))]
     same = {k: v for k, v in given[0].items() if all(other.get(k) == v for other in given)}
     if same.get("estimator") == "icc":

@@ -72,12 +72,12 @@ def part(runs: Sequence[Stored]) -> Part:
 
 
 def _usable(one: Stored) -> bool:
-    """Whether a run can stand in a comparison: finished, sound, and of the trainer."""
+    """Return True if a run can be compared: finished, undamaged, and of the trainer."""
     return one.tree is not None and one.finished and not one.damaged and "metrics" in one.tree.children
 
 
 def _table(runs: Sequence[Stored]) -> pd.DataFrame:
-    """One row per run, with variants of a method told apart by their settings."""
+    """Return one row per run; variants of a method are named by their settings."""
     table = pd.DataFrame([summary.row(one.tree) | {"path": one.name} for one in runs if one.tree is not None])
     with contextlib.suppress(ValueError, TypeError):  # settings of another fedstat, or of a user's method
         noted = [experiment.noted(one.attrs) for one in runs]
@@ -96,7 +96,7 @@ def _by_method(runs: Sequence[Stored], table: pd.DataFrame) -> dict[str, list[xr
 
 
 def _reference(table: pd.DataFrame) -> str:
-    """FedAvg, else local training, else the first method in the order of tables."""
+    """Return FedAvg, else local training, else the first method in the order of tables."""
     names = ordered(table["method"])
     return next((name for name in _REFERENCES if name in names), names[0])
 
@@ -233,7 +233,7 @@ _PARTS: dict[str, Callable[[Stored], Part]] = {
 
 
 def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
-    """What was run, what was found and how sure that is, on one page that needs nothing else.
+    """Report what was run, what it shows and with which uncertainty, on one self-contained page.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a report says of a split of hidden units."""
+"""Report of a split of hidden units."""
 
 from __future__ import annotations
 

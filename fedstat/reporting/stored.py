@@ -21,7 +21,7 @@ _HIDDEN = ("shapes", "data_digest", "algorithm_settings", "out", "overwrite", "q
 
 
 def command_line(command: str, settings: Mapping[str, Any], *, positional: tuple[str, ...] = ()) -> str:
-    """A command with its settings written out, for a shell.
+    """Write a command with its settings, for a shell.
 
     Examples
     --------
@@ -201,17 +201,17 @@ class Stored(NamedTuple):
 
     @property
     def command(self) -> str:
-        """Command that made it."""
+        """Command that made the run."""
         return str(self.attrs.get("command", ""))
 
     @property
     def title(self) -> str:
-        """What it is, in a few words."""
+        """Title of the run."""
         return shown(self.attrs.get("title", "") or self.name)
 
     @property
     def finished(self) -> bool:
-        """Whether it says that it ended."""
+        """True if the run has ended."""
         return "ended" in self.attrs
 
     def attempt(self, makes: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[Caution]]:

@@ -209,7 +209,7 @@ class LeakageResult(Result):
         ]
 
     def _table(self) -> list[str]:
-        """Return the table of runs; if it is wider than the terminal, runs are named in lines of their own."""
+        """Return the table of runs; if it is wider than the terminal, each run is named in a separate line."""
         versus = f"vs {'class' if self._is_by_class else 'training'} mean"
         heads = ("labels", " mean", "  max", versus, "vs other clients")
         cells = [

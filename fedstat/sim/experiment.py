@@ -46,7 +46,7 @@ def accuracy(run: xr.DataTree) -> xr.DataArray:
 
 
 def same_state(run: xr.DataTree) -> xr.DataArray:
-    """Return the proportion of units in the same group as one round before (FedFac Fig. 7).
+    """Return the proportion of units whose group is unchanged since the round before (FedFac Fig. 7).
 
     Parameters
     ----------

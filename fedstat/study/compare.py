@@ -331,7 +331,7 @@ def _read(runs: Some | Mapping[str, Some]) -> tuple[list[_Run], list[str]]:
 
 
 def _each(some: Any) -> Iterator[str | Path | xr.DataTree]:
-    """Yield runs one by one; those in a folder by name."""
+    """Yield runs one by one; runs in a folder are sorted by name."""
     if isinstance(some, xr.DataTree):
         yield some
     elif isinstance(some, str | Path):

@@ -57,7 +57,7 @@ def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
 
 
 def takes_of(algorithm: str) -> tuple[str, ...]:
-    """Return the settings that can be tuned: those of the algorithm, and learning rates."""
+    """Return the settings that can be tuned: the algorithm's settings and learning rates."""
     return (*settings_of(algorithm), *OF_METHOD)
 
 
