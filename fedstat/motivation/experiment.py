@@ -23,8 +23,8 @@ from fedstat.fl.nets import Net, Params
 from fedstat.fl.state import Download
 from fedstat.motivation import statistics
 from fedstat.store import Group, Target
-from fedstat.study import grid
-from fedstat.study.grid import Cell, Make
+from fedstat.study import cells
+from fedstat.study.cells import Cell, Make
 
 SOURCE = (
     "Wang, Tang, Li: Factor-assisted federated learning for personalized optimization with heterogeneous data, "
@@ -162,7 +162,7 @@ def study(
     config = Settings(**settings)
     compute = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
     read_images = cache(partial(_read_images, config, data_dir))  # a complete study needs no images
-    motivating_study = grid.Study(
+    motivating_study = cells.Study(
         title="Motivating study",
         command=COMMAND,
         references=SOURCE,
@@ -173,7 +173,7 @@ def study(
         done="outputs/done",
         unit="case",
     )
-    return grid.make(motivating_study, compute, out=out, resume=resume, progress=progress)
+    return cells.make(motivating_study, compute, out=out, resume=resume, progress=progress)
 
 
 def _read_images(settings: Settings, data_dir: str | Path | None) -> xr.Dataset:

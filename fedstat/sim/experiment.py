@@ -30,8 +30,8 @@ from fedstat.sim.model8 import SOURCE, Means, Model8, generate, replicate_seed
 from fedstat.sim.recovery.accuracy import correlation
 from fedstat.stats import factor, resampling, split
 from fedstat.store import Group, Target
-from fedstat.study import grid
-from fedstat.study.grid import Cell, Make
+from fedstat.study import cells
+from fedstat.study.cells import Cell, Make
 
 _ROUNDING = 2.0**-22
 """Means of float32 accuracies that differ by this are equal."""
@@ -350,7 +350,7 @@ def study(
         settings = {"replicate_seeds": store.config_of(out).get("replicate_seeds", "consecutive")} | settings
     design = Settings(**settings)
     compute = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
-    simulation = grid.Study(
+    simulation = cells.Study(
         title="Simulation study on model (8)",
         command=COMMAND,
         references=SOURCE,
@@ -363,7 +363,7 @@ def study(
         unit="round",
         grows=("replicates", "p", "alpha", "methods"),
     )
-    return grid.make(simulation, compute, out=out, resume=resume, progress=progress, executor=executor)
+    return cells.make(simulation, compute, out=out, resume=resume, progress=progress, executor=executor)
 
 
 def _cells(settings: Settings) -> Iterator[Cell]:

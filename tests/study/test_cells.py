@@ -11,8 +11,8 @@ import xarray as xr
 from fedstat import store
 from fedstat.fl.job import ComputeConfig
 from fedstat.store import Group, Variable
-from fedstat.study import grid
-from fedstat.study.grid import Cell, Study
+from fedstat.study import cells
+from fedstat.study.cells import Cell, Study
 
 STEPS = 2
 
@@ -62,17 +62,17 @@ def squares(run):
 
 
 def test_without_a_path_a_study_is_kept_in_memory_and_cannot_be_gone_on_with(study, made):
-    assert squares(grid.make(study([1, 3]), ComputeConfig())) == [1, 9]
+    assert squares(cells.make(study([1, 3]), ComputeConfig())) == [1, 9]
     assert made == ["1", "3"]
     with pytest.raises(ValueError, match="resume needs the path of the study"):
-        grid.make(study([1, 3]), ComputeConfig(), resume=True)
+        cells.make(study([1, 3]), ComputeConfig(), resume=True)
 
 
 def test_only_cells_that_are_not_done_or_damaged_are_made(study, made, tmp_path):
     out = tmp_path / "s.zarr"
     with pytest.raises(KeyboardInterrupt):
-        grid.make(study([2, 3, -1]), ComputeConfig(), out=out)
-    ends = grid.make(replace(study([2, 3, -1]), begin=lambda *_: lambda cell, _: made.append(cell.name)),
+        cells.make(study([2, 3, -1]), ComputeConfig(), out=out)
+    ends = cells.make(replace(study([2, 3, -1]), begin=lambda *_: lambda cell, _: made.append(cell.name)),
                       ComputeConfig(), out=out, resume=True)  # fmt: skip
     assert made == ["2", "3", "-1", "-1"]
     assert "ended" in ends.attrs
@@ -82,20 +82,20 @@ def test_only_cells_that_are_not_done_or_damaged_are_made(study, made, tmp_path)
         pytest.warns(UserWarning, match="value = 2.* is missing. Damaged parts are computed again"),
         pytest.raises(KeyboardInterrupt),
     ):
-        grid.make(study([2, 3, -1]), ComputeConfig(), out=out, resume=True)
+        cells.make(study([2, 3, -1]), ComputeConfig(), out=out, resume=True)
     assert made == ["2", "-1"]
     np.testing.assert_array_equal(store.open_run(out)["found/square"], [4, 9, np.nan])
 
 
 def test_a_study_grows_by_what_may_grow_alone(study, made, tmp_path):
     out = tmp_path / "s.zarr"
-    grid.make(study([2, 3]), ComputeConfig(), out=out)
+    cells.make(study([2, 3]), ComputeConfig(), out=out)
     with pytest.raises(ValueError, match="other settings"):
-        grid.make(study([1, 2, 3], grows=()), ComputeConfig(), out=out, resume=True)
+        cells.make(study([1, 2, 3], grows=()), ComputeConfig(), out=out, resume=True)
     with pytest.raises(ValueError, match="other settings"):
-        grid.make(study([1, 2]), ComputeConfig(), out=out, resume=True)
+        cells.make(study([1, 2]), ComputeConfig(), out=out, resume=True)
     made.clear()
-    assert squares(grid.make(study([1, 2, 3]), ComputeConfig(), out=out, resume=True)) == [1, 4, 9]
+    assert squares(cells.make(study([1, 2, 3]), ComputeConfig(), out=out, resume=True)) == [1, 4, 9]
     assert made == ["1"]
 
 
