@@ -282,8 +282,8 @@ def _split(run: xr.DataTree) -> Section | None:
                 ),
                 document.figure(
                     partial(draw_rounds, shared),
-                    f"{name}: share of units that keep their state from one round to the next, and adjusted Rand index "
-                    "of each round's split with the last one (1: the same, 0: as by chance).",
+                    f"{name}: proportion of units in the same group one round later, and adjusted Rand index of each "
+                    "round's split with the last one (1 identical, 0 chance).",
                 ),
             ]
         if any(name in node and np.isfinite(node[name][-1]).any() for name in ("communality", "icc")):
@@ -291,9 +291,9 @@ def _split(run: xr.DataTree) -> Section | None:
             blocks.append(document.figure(partial(communality, node), what))
     blocks.append(
         Text(
-            "Stability over rounds is not certainty over clients: how often a unit would be shared had other clients "
-            "taken part, a run does not store. fedstat.bootstrap and fedstat.sensitivity estimate it from clients' "
-            "weights before aggregation (train with probe='uploads')."
+            "Stability over rounds is not certainty over clients: a run does not store how often a unit would be "
+            "shared if other clients had taken part. fedstat.bootstrap estimates this from client weights before "
+            "aggregation (train with probe='uploads')."
         )
     )
     return Section("The split over rounds", blocks)
@@ -305,11 +305,11 @@ def _state_table(states: pd.DataFrame) -> Table:
          number(s["agreement"], 3), number(s["converged"], 3)]
         for s in states.to_dict("records")
     ]  # fmt: skip
-    columns = ["layer", "shared", "factors", "kept their state", "Rand index half-way", "converged"]
+    columns = ["layer", "shared", "factors", "unchanged", "ARI half-way", "converged"]
     return Table(
-        f"After the last round. Kept their state: share of units, mean over the last {summary.WINDOW} rounds, or all "
-        "if there are fewer. Rand index half-way: adjusted Rand index of the split half-way and the last one. "
-        "Converged: share of the rounds' factor analyses.",
+        f"After the last round. Unchanged: proportion of units in the same group one round later, mean over the last "
+        f"{summary.WINDOW} rounds, or all if there are fewer. ARI half-way: adjusted Rand index of the split half-way "
+        "and the last one. Converged: proportion of the rounds' factor analyses.",
         columns, rows,
     )  # fmt: skip
 
@@ -329,11 +329,11 @@ def _probed(run: xr.DataTree) -> Section | None:
         for r in table.to_dict("records")
     ]
     caption = (
-        "Share of the differences between clients that is their own, beyond noise, with 95 % intervals; p tests "
-        "whether it exceeds 0. Above one half, a client's own weights are nearer to its true ones than the mean."
+        "Reliability of client differences, with 95% CIs; p tests whether it exceeds 0. Above 0.5, a client's weights "
+        "estimate its true weights with lower expected squared error than the average over clients does."
     )
     drawn = document.figure(lambda ax: draw_profile(table.assign(layer=table["layer"].map(shown)), ax=ax), caption)
-    return Section("How personal each layer is", [drawn, Table("", ["layer", "personal share [95 %]", "p"], rows)])
+    return Section("Reliability by layer", [drawn, Table("", ["layer", "reliability [95% CI]", "p"], rows)])
 
 
 def _samples(stored: Stored) -> str:
