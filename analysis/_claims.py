@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedstat._utils import check
 
-Claim = Literal["better", "worse", "the same", "below the noise floor", "undecided"]
+Claim = Literal["better", "worse", "the same", "below the noise floor", "inconclusive"]
 
 _ORDERS = 99_999
 
@@ -36,13 +36,13 @@ def claim(difference: float, low: float, high: float, *, floor: float, margin: f
     str
         "better" ("worse"): the interval lies above (below) 0, and the difference exceeds the floor. "the same": if
         neither, and the interval lies within the margin. "below the noise floor": if not that either, and the interval
-        excludes 0. Otherwise "undecided".
+        excludes 0. Otherwise "inconclusive".
 
     Examples
     --------
     >>> rule = {"floor": 0.003, "margin": 0.005}
     >>> claim(0.02, 0.01, 0.03, **rule), claim(0.001, -0.002, 0.004, **rule), claim(0.01, -0.01, 0.03, **rule)
-    ('better', 'the same', 'undecided')
+    ('better', 'the same', 'inconclusive')
     >>> claim(0.0025, 0.0005, 0.006, **rule)
     'below the noise floor'
     """
@@ -52,7 +52,7 @@ def claim(difference: float, low: float, high: float, *, floor: float, margin: f
         if abs(difference) > floor:
             return "better" if difference > 0 else "worse"
         return "the same" if -margin < low and high < margin else "below the noise floor"
-    return "the same" if -margin < low and high < margin else "undecided"
+    return "the same" if -margin < low and high < margin else "inconclusive"
 
 
 class Ranks(NamedTuple):

@@ -140,7 +140,7 @@ def accuracies(plan: Planned, data: pd.DataFrame) -> Table:
 
 
 def answers(plan: Planned, data: pd.DataFrame, shares: pd.DataFrame, floor: Floor) -> Table:
-    """The three questions: comparisons, and verdicts by the rules of the page."""
+    """The three questions: comparisons, and conclusions by the rules of the page."""
     split = judged(leaderboard.over_settings(data, SPLIT), "conf", floor)
     split_beside = judged(leaderboard.over_settings(data, SPLIT_BESIDE), "conf", floor)
     step = judged(leaderboard.over_settings(data, [("pooled B", "FedAvg+")]), "conf", floor)
@@ -151,7 +151,7 @@ def answers(plan: Planned, data: pd.DataFrame, shares: pd.DataFrame, floor: Floo
     }
     gain = judged(leaderboard.by_setting(data, ("FedAvg+", "FedAvg")), "sim_conf", floor)
     predicted = predictions(shares, gain)
-    verdicts = (
+    conclusions = (
         *(f"1: {sentence(row)}" for row in split.to_dict("records")),
         *(f"2: {sentence(row)}" for row in step.to_dict("records")),
         f"2: {never_worse(each['pooled B', 'FedAvg'], floor)}",
@@ -159,7 +159,7 @@ def answers(plan: Planned, data: pd.DataFrame, shares: pd.DataFrame, floor: Floo
         *(f"3: {sentence(row)}" for row in by_layer.to_dict("records")),
     )
     blocks = {
-        "Answers": pd.DataFrame({"by the rules of simulations/personal.md": verdicts}),
+        "Answers": pd.DataFrame({"by the rules of simulations/personal.md": conclusions}),
         "1. Is a split by agreement better than a random one of its size? Over settings": lines(split),
         "1, secondary": lines(split_beside),
         "1, by setting (intervals hold together)": beside({f"{a} − {b}": each[a, b] for a, b in SPLIT}),
@@ -188,10 +188,10 @@ def answers(plan: Planned, data: pd.DataFrame, shares: pd.DataFrame, floor: Floo
 
 
 def judged(found: pd.DataFrame, kind: str, floor: Floor) -> pd.DataFrame:
-    """Comparisons with ``low`` and ``high``, the limits of a kind of interval, and their ``verdict``."""
+    """Comparisons with ``low`` and ``high``, the limits of a kind of interval, and their ``conclusion``."""
     found = found.assign(low=found[f"{kind}_low"], high=found[f"{kind}_high"])
     limits = found[["difference", "low", "high"]].to_numpy(dtype=float)
-    return found.assign(verdict=[claim(*row, floor=floor.value, margin=MARGIN) for row in limits])
+    return found.assign(conclusion=[claim(*row, floor=floor.value, margin=MARGIN) for row in limits])
 
 
 def lines(found: pd.DataFrame) -> pd.DataFrame:
@@ -200,7 +200,7 @@ def lines(found: pd.DataFrame) -> pd.DataFrame:
         {
             "first − second": found["comparison"],
             "difference [95 %]": [interval(*row) for row in limits],
-            "the first is": found["verdict"],
+            "the first is": found["conclusion"],
         }
     )
 
@@ -210,21 +210,21 @@ def beside(found: dict[str, pd.DataFrame]) -> pd.DataFrame:
     shown: dict[str, Any] = {"setting": next(iter(found.values()))["label"]}
     for name, rows in found.items():
         shown[f"{name} [95 %]"] = [interval(*row) for row in rows[["difference", "low", "high"]].to_numpy(dtype=float)]
-        shown[f"{name.partition(' − ')[0]} is"] = rows["verdict"]
+        shown[f"{name.partition(' − ')[0]} is"] = rows["conclusion"]
     return pd.DataFrame(shown)
 
 
 def sentence(row: Mapping[Any, Any]) -> str:
-    """Verdict of a comparison in words."""
+    """Conclusion of a comparison in words."""
     first, _, second = str(row["comparison"]).partition(" − ")
     words = {
         "better": f"{first} is better than {second}",
         "worse": f"{first} is worse than {second}",
         "the same": f"{first} is the same as {second}, within ±{MARGIN:g}",
         "below the noise floor": f"{first} differs from {second} by less than the noise floor",
-        "undecided": f"undecided between {first} and {second}",
+        "inconclusive": f"inconclusive between {first} and {second}",
     }
-    return f"{words[row['verdict']]} ({interval(row['difference'], row['low'], row['high'])})"
+    return f"{words[row['conclusion']]} ({interval(row['difference'], row['low'], row['high'])})"
 
 
 def never_worse(found: pd.DataFrame, floor: Floor) -> str:
@@ -244,9 +244,11 @@ def never_worse(found: pd.DataFrame, floor: Floor) -> str:
 def predictions(shares: pd.DataFrame, gain: pd.DataFrame) -> pd.DataFrame:
     """Personal shares of the last hidden layer and the head, means over seeds, and the gain from fine-tuning."""
     from_top = shares.groupby(["label", "seed"])["place"].transform("max") - shares["place"]
-    mean = {name: shares[from_top == k].groupby("label")["personal"].mean() for name, k in (("hidden", 1), ("head", 0))}
+    mean = {
+        name: shares[from_top == k].groupby("label")["reliability"].mean() for name, k in (("hidden", 1), ("head", 0))
+    }
     found = gain.assign(**{name: gain["label"].map(x) for name, x in mean.items()})
-    found["differs"] = found["verdict"].isin(["better", "worse"])
+    found["differs"] = found["conclusion"].isin(["better", "worse"])
     for name in mean:
         found[f"{name}_right"] = (found[name] > HALF) == (found["difference"] > 0)
     return found
@@ -277,7 +279,7 @@ def predicts(found: pd.DataFrame) -> list[str]:
         right = f"{int(decided[f'{name}_right'].sum())} of {len(decided)} settings in which FedAvg+ differs from FedAvg"
         r = f"{ranks.r:+.2f}" if math.isfinite(ranks.r) else "–"
         said.append(
-            f"the personal share of {words} is right in {right} (of {len(found)} in all); Spearman's r = {r}, "
+            f"the reliability of {words} is right in {right} (of {len(found)} in all); Spearman's r = {r}, "
             f"permutation p = {p_value(ranks.p_value)}"
         )
     return said
@@ -289,13 +291,13 @@ def profile(plan: Planned, shares: pd.DataFrame, steps: pd.DataFrame) -> Table:
     rows = []
     ordered = shares.assign(at=shares["label"].map(plan.labels.index))
     for (_, _, label, layer), own in ordered.groupby(["at", "place", "label", "layer"]):
-        share, change = resampling.mean(own["personal"]), resampling.mean(own["last"] - own["first"])
+        share, change = resampling.mean(own["reliability"]), resampling.mean(own["last"] - own["first"])
         at = str(label), str(layer)
         pooled_b, own_b = (chosen[name].loc[at] for name in ("fedavg-shrunken", "fedavg-shrunken by=layer"))
         rows.append(
             {
                 "label": label, "layer": layer, "seeds": share.n,
-                "personal": share.mean, "low": share.low, "high": share.high,
+                "reliability": share.mean, "low": share.low, "high": share.high,
                 "first_round": own["first_round"].iloc[0], "first": own["first"].mean(),
                 "last_round": own["last_round"].iloc[0], "last": own["last"].mean(),
                 "change": change.mean, "change_low": change.low, "change_high": change.high,
@@ -305,7 +307,7 @@ def profile(plan: Planned, shares: pd.DataFrame, steps: pd.DataFrame) -> Table:
     values = pd.DataFrame(rows)
     blocks = {str(label): profile_lines(own) for label, own in values.groupby("label", sort=False)}
     said = (
-        "share: personal share of what clients differ by, beyond noise, mean over seeds with Student's interval",
+        "share: reliability, clients' differences beyond noise, mean over seeds with Student's interval",
         "last − first: share in the last probed round less that in the first, within seeds",
         "pooled B, B by layer: steps taken after the last round, means over clients and seeds",
         *plan.notes, *collect.caption(plan.grid, 10_000),
@@ -320,7 +322,7 @@ def profile_lines(own: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "layer": own["layer"],
-            "share, last ten rounds [95 %]": [around(r["personal"], r["low"], r["high"]) for r in rows],
+            "share, last ten rounds [95 %]": [around(r["reliability"], r["low"], r["high"]) for r in rows],
             f"round {first}": [number(r["first"], 3) for r in rows],
             f"round {last}": [number(r["last"], 3) for r in rows],
             "last − first [95 %]": [interval(r["change"], r["change_low"], r["change_high"], 3) for r in rows],

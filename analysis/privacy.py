@@ -19,7 +19,7 @@ import pandas as pd
 from fedstat import _cli, attack, open_run
 from fedstat.results.tables import interval, number
 from fedstat.stats import resampling
-from fedstat.stats.split import adjusted_rand, same_state
+from fedstat.stats.split import adjusted_rand, prop_unchanged
 from fedstat.study import collect, experiment
 from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.experiment import OF_AGGREGATOR
@@ -124,7 +124,7 @@ def split(path: str) -> np.ndarray | None:
 
 def agreement(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
     """Of two splits, means over rounds."""
-    return {"rand": float(np.mean(adjusted_rand(a, b))), "same": float(np.mean(same_state(a, b)))}
+    return {"rand": float(np.mean(adjusted_rand(a, b))), "same": float(np.mean(prop_unchanged(a, b)))}
 
 
 def lines(found: pd.DataFrame) -> pd.DataFrame:

@@ -103,7 +103,7 @@ fs.permutation_test(weights, kappa=0.75, method="pc", n_permutations=199, seed=1
 # Everything but one choice is held fixed. The labels under a small κ have little to do with those of the reference.
 
 # %%
-fs.sensitivity(weights, kappa=0.75, n_starts=3).tidy().drop(columns="same_state").round(2)
+fs.sensitivity(weights, kappa=0.75, n_starts=3).tidy().drop(columns="prop_unchanged").round(2)
 
 # %% [markdown]
 # ## 6. Against the truth

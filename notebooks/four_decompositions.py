@@ -183,7 +183,7 @@ alike = {
     for name, v in vectors(seed).items()
 }
 table = pd.concat(found.glance().assign(vector=name, seed=seed) for (name, seed), found in alike.items())
-table.pivot(index="vector", columns="seed", values=["adjusted_rand", "p_value"]).reindex(vectors(0)).round(4)
+table.pivot(index="vector", columns="seed", values=["ari", "p_value"]).reindex(vectors(0)).round(4)
 
 # %% [markdown]
 # Two of these in full, from the first seed. The interval says how far the index depends on which clients took part.
@@ -204,7 +204,7 @@ plt.show()
 
 # %%
 sent = ["Factorized-FL β: u, as sent", "Factorized-FL β: v, as sent", "FedDecomp: σ, as sent", "FedAvg: W, as sent"]
-fs.compare(table[table["vector"].isin(sent)], reference=sent[-1], value="adjusted_rand", method="vector")
+fs.compare(table[table["vector"].isin(sent)], reference=sent[-1], value="ari", method="vector")
 
 # %% [markdown]
 # Across seeds: index and contrast (mean similarity within groups minus between), mean and smallest of the four, the
@@ -213,8 +213,8 @@ fs.compare(table[table["vector"].isin(sent)], reference=sent[-1], value="adjuste
 # %%
 by = table.groupby("vector", sort=False)
 columns = {
-    "index": by["adjusted_rand"].mean(),
-    "smallest": by["adjusted_rand"].min(),
+    "index": by["ari"].mean(),
+    "smallest": by["ari"].min(),
     "lowest bound": by["conf_low"].min(),
     "highest bound": by["conf_high"].max(),
     "largest p": by["p_value"].max(),

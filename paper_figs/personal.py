@@ -69,12 +69,12 @@ def gains(outcomes: pd.DataFrame, plan: Planned, reference: str) -> pd.DataFrame
 
 
 def over_seeds(shares: pd.DataFrame, plan: Planned) -> pd.DataFrame:
-    """Mean personal shares with Student's intervals."""
+    """Mean reliabilities with Student's intervals."""
     keys = ["label", "place", "layer"]
     rows = [
-        dict(zip(keys, names, strict=True)) | {"personal": mean.mean, "low": mean.low, "high": mean.high}
+        dict(zip(keys, names, strict=True)) | {"reliability": mean.mean, "low": mean.low, "high": mean.high}
         for names, own in shares.groupby(keys)
-        for mean in [resampling.mean(own["personal"])]
+        for mean in [resampling.mean(own["reliability"])]
     ]
     return in_order(pd.DataFrame(rows), plan)
 

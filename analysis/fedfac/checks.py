@@ -117,7 +117,7 @@ def certainty(
         identity = np.nan
         if estimator != "minres":
             identity = float(permutation_test(weights, n_permutations=replicates, **how).p_value)
-    p = np.asarray(drawn.p_shared)
+    p = np.asarray(drawn.prop_shared)
     return {
         "sure": float(((p >= 0.95) | (p <= 0.05)).mean()),
         "ari": float(np.mean([adjusted_rand(s, drawn.split.shared) for s in drawn.shared])),

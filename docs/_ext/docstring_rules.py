@@ -28,7 +28,7 @@ NO_FORMULA = {
     "fedstat.sensitivity", "fedstat.data.partition.hold_out", "fedstat.data.partition.label_table",
     "fedstat.data.partition.limit",
     "fedstat.data.partition.natural", "fedstat.data.partition.train_test", "fedstat.data.partition.iid",
-    "fedstat.sim.same_state", "fedstat.sim.summary", "fedstat.sim.recovery.tidy", "fedstat.motivation.summary",
+    "fedstat.sim.prop_unchanged", "fedstat.sim.summary", "fedstat.sim.recovery.tidy", "fedstat.motivation.summary",
     "fedstat.motivation.correlations", "fedstat.attack.leakage_of", "fedstat.attack.observe",
     "fedstat.fl.algorithms.about", "fedstat.fl.algorithms.constructor", "fedstat.fl.algorithms.named",
     "fedstat.fl.algorithms.require_settings", "fedstat.fl.algorithms.settings_of", "fedstat.fl.algorithms.local",

@@ -56,16 +56,16 @@ def _range(table: pd.DataFrame | None) -> str:
     """Lowest and highest value observed where assumptions hold, and how many cases err."""
     if table is None or table.empty:
         return "–"
-    made = table[(table["assumptions"] == "hold") & (table["verdict"] != "refused") & (table["mc_error"] != "")]
+    made = table[(table["assumptions"] == "hold") & (table["conclusion"] != "refused") & (table["mc_error"] != "")]
     observed = made["observed"].astype(float)
     text = f"{observed.min():.3f} to {observed.max():.3f} ({len(made)})" if len(made) else "–"
-    errs = (table["verdict"] == "errs").sum()
+    errs = (table["conclusion"] == "errs").sum()
     return text + (f"; {errs} of {len(table)} err" if errs else "")
 
 
 def _claim(name: str, table: pd.DataFrame) -> str:
     noted = {note: f"[{i}]" for i, note in enumerate(filter(None, table["note"].unique()), 1)}
-    rows = [["case", "data", "assumptions", "observed", "verdict"]]
+    rows = [["case", "data", "assumptions", "observed", "conclusion"]]
     for row in table.to_dict("records"):
         case = ": ".join(filter(None, (row["case"], row["part"])))
         found = f"{float(row['observed']):.3f} ± {float(row['mc_error']):.3f}" if row["mc_error"] else "–"
@@ -76,7 +76,7 @@ def _claim(name: str, table: pd.DataFrame) -> str:
                 row["layers"],
                 row["assumptions"],
                 found,
-                " ".join(filter(None, (row["verdict"], noted.get(row["note"])))),
+                " ".join(filter(None, (row["conclusion"], noted.get(row["note"])))),
             ]
         )
     notes = "\n".join(f"{mark} {note}.\n" for note, mark in noted.items())

@@ -428,7 +428,7 @@ def _scored(recovered: np.ndarray, original: np.ndarray, got: Recovered, y: Tens
         {
             "psnr": (dims, psnr(recovered, original)),
             "other": (dims, other),
-            "guess": (dims, psnr(guess, original)),
+            "class_mean_psnr": (dims, psnr(guess, original)),
             "distance": (dims, got.distance.cpu().numpy()),
             "label_right": (dims, (got.y == y).cpu().numpy()),
             "recovered": ((*dims, "channel", "row", "column"), recovered),

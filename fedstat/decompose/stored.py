@@ -22,7 +22,7 @@ from fedstat.stats.icc_resampling import Influence
 from fedstat.stats.icc_tests import AgreementTest
 from fedstat.stats.variance_components import Components
 
-_BESIDE = {"bootstrap": ("std_error", "conf_low", "conf_high", "p_shared"), "permutation": ("p_value", "p_adjusted")}
+_BESIDE = {"bootstrap": ("std_error", "conf_low", "conf_high", "prop_shared"), "permutation": ("p_value", "p_adjusted")}
 
 
 def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> xr.Dataset:
@@ -32,7 +32,7 @@ def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> 
     ----------
     split : SplitResult
     bootstrap : BootstrapResult, optional
-        Adds std_error, conf_low, conf_high and p_shared, and the attributes ``intervals``, what these are of, and
+        Adds std_error, conf_low, conf_high and prop_shared, and the attributes ``intervals``, what these are of, and
         ``replicates_converged``, a share.
 
     Returns
@@ -91,9 +91,11 @@ def write_table(path: Path, rows: pd.DataFrame, *, latex: bool) -> None:
     if not latex:
         rows.to_csv(path, index=False)
         return
-    flags = [name for name in ("heywood", "dead") if name in rows and not rows[name].any()]
+    flags = [name for name in ("heywood", "constant") if name in rows and not rows[name].any()]
     loadings = [name for name in rows if str(name).startswith("factor_")]
-    shown = rows.drop(columns=[*flags, *loadings, "u2", "complexity"], errors="ignore").dropna(axis=1, how="all")
+    shown = rows.drop(columns=[*flags, *loadings, "uniqueness", "complexity"], errors="ignore").dropna(
+        axis=1, how="all"
+    )
     tabular = tables.latex(shown, digits=3, caption=None, label=None)
     path.write_text(f"% fedstat.decompose: needs \\usepackage{{booktabs}}\n{tabular}", encoding="utf-8")
 
@@ -107,6 +109,11 @@ _STORED_SETTINGS = {
     "minus": "baseline", "bootstrap": "n_boot", "permutation": "n_permutations", "stability": "sensitivity"
 }  # fmt: skip
 _STORED_KINDS = {"sensitivity": "stability"}
+_STORED_FIELDS = {
+    "of_change": "baseline_subtracted", "outcome": "conclusion", "personal": "reliability",
+    "personal_replicate": "reliability_replicate", "adjusted_rand": "ari", "same_state": "prop_unchanged",
+}  # fmt: skip
+_STORED_VALUES = {"undecided": "inconclusive", "dead": "constant"}
 """Names of earlier versions."""
 
 
@@ -267,7 +274,12 @@ def _today(values: dict[str, Any]) -> dict[str, Any]:
     values.pop("interval_of", None)
     if values.pop("n_exchanges", 0):
         values["inference"] = "permutation"
-    return values
+    if values.get("outcome") is not None:
+        outcome = np.asarray(values["outcome"], dtype=object)
+        for earlier, today in _STORED_VALUES.items():
+            outcome[outcome == earlier] = today
+        values["outcome"] = outcome.astype(str)
+    return {_STORED_FIELDS.get(name, name): value for name, value in values.items()}
 
 
 def _put_together(rest: Any, data: xr.Dataset) -> Any:
@@ -289,5 +301,5 @@ def _put_together(rest: Any, data: xr.Dataset) -> Any:
         dtype = np.dtype(rest["dtype"])
         guard.size("the result", data[value].size * dtype.itemsize, f"{value} as {dtype}")
         return data[value].to_numpy().astype(dtype)
-    found = {name: _put_together(x, data) for name, x in value.items()}
-    return pd.DataFrame(found) if kind == "table" else found
+    content = {name: _put_together(x, data) for name, x in value.items()}
+    return pd.DataFrame(content).rename(columns=_STORED_FIELDS) if kind == "table" else content

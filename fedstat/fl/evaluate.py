@@ -170,7 +170,7 @@ def _steps_by_layer(job: Job, download: Download) -> np.ndarray:
     """Return B (layer,): reliability of the differences between fine-tuned models, clipped to [0, 1]."""
     clients = _last_cohort(job, download).at_least(2)
     parts = split_halves.parts(job, download, clients, job.hooks.finetune)
-    reliability = {layer: float(variance_components.components(part).personal[0]) for layer, part in parts.items()}
+    reliability = {layer: float(variance_components.components(part).reliability[0]) for layer, part in parts.items()}
     # B is 1 for personal layers, and for layers that no client changes, where B makes no difference.
     return np.nan_to_num(np.clip([reliability.get(layer, 1.0) for layer in nets.layers(job.net)], 0, 1), nan=1.0)
 

@@ -273,7 +273,9 @@ def _profile_rows(probe: xr.Dataset, rounds: np.ndarray, probed: np.ndarray, lev
             between[:, i : i + 1], within[:, i : i + 1], basis, int(probe["n_weights"][i]), 2
         )
         row = {"layer": layer, "round": int(probe["round"][rounds[-1]]), "clients": len(np.unique(cluster))}
-        row |= dict.fromkeys(names := ("between", "within", "personal", "conf_low", "conf_high", "p_value"), math.nan)
+        row |= dict.fromkeys(
+            names := ("between", "within", "reliability", "conf_low", "conf_high", "p_value"), math.nan
+        )
         if np.isfinite(parts.between).all():
             x = variance_components.components(parts, level=level, cluster=cluster)
             row |= {name: float(getattr(x, name)[0]) for name in names}

@@ -175,7 +175,9 @@ def icc(
             result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
             test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
         )  # fmt: skip
-    return replace(result, of_change=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1])
+    return replace(
+        result, baseline_subtracted=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1]
+    )
 
 
 def _client_blocks(weights: Weights) -> Iterator[Any]:

@@ -246,8 +246,8 @@ def client_clusters(
         similarity, cluster, group, n_clusters=n_clusters, share=_FRACTION_OMITTED, draws=n_subsamples, seed=seed
     )
     tests = {} if group is None else _agreement(similarity, cluster, group, subsamples, n_permutations, level, seed)
-    recurs = float(subsamples.recurs.mean())
-    about = (x.shape[1], recurs, subsamples.left_out, n_subsamples, group_names)
+    subsample_ari = float(subsamples.subsample_ari.mean())
+    about = (x.shape[1], subsample_ari, subsamples.left_out, n_subsamples, group_names)
     return ClientClustersResult(
         similarity, clients, cluster + 1, merges, order, *about, level=level, baseline=baseline, **tests
     )
@@ -270,7 +270,7 @@ def _agreement(
     # If the index is equal in all subsamples, its error is unknown, not 0.
     half = float(scipy.special.ndtri((1 + level) / 2)) * error if error > 0 else math.nan
     return {
-        "adjusted_rand": rand,
+        "ari": rand,
         "std_error": error,
         "conf_low": float(np.maximum(-1.0, rand - half)),
         "conf_high": float(np.minimum(1.0, rand + half)),

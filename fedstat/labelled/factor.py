@@ -73,7 +73,7 @@ class SplitOptions(_FitOptions, total=False):
         units.
     fdr, margin : float in (0, 1)
         With ``tau="test"``: false discovery rate, and the reliability above which a unit is personal.
-    undecided : {"shared", "personal"}
+    inconclusive : {"shared", "personal"}
         With ``tau="test"``: group of the inconclusive units.
     covariate : array (client,)
         With ``tau="test"``: property that clients are adjusted for, see :func:`fedstat.variance_components`.
@@ -86,7 +86,7 @@ class SplitOptions(_FitOptions, total=False):
     heywood: Heywood
     fdr: float
     margin: float
-    undecided: Literal["shared", "personal"]
+    inconclusive: Literal["shared", "personal"]
     covariate: Any
 
 
@@ -280,14 +280,19 @@ def analyze_weights(weights: Any, baseline: Any, **fitting: Any) -> FactorResult
     require_fit_in_memory(weights, n_units, fitting["method"], fitting["n_factors"], fitting["options"]["start"])
     layer_sums = sums(weights)
     warn_if_single_client(layer_sums.n_clients)
-    return analyze_sums(layer_sums, of_change=baseline is not None, **fitting)
+    return analyze_sums(layer_sums, baseline_subtracted=baseline is not None, **fitting)
 
 
-def analyze_sums(layer_sums: LayerSums, *, of_change: bool, **fitting: Any) -> FactorResult:
+def analyze_sums(layer_sums: LayerSums, *, baseline_subtracted: bool, **fitting: Any) -> FactorResult:
     """Fit a factor analysis to a layer's sums over clients; add their agreement."""
     m = layer_sums.total
     result = analyze_correlation(correlation(m), layer_sums.units, int(m.n), layer_sums.n_clients, **fitting)
-    return replace(result, agreement=layer_sums.agreement, of_change=of_change, **standard(m, layer_sums.exponent))
+    return replace(
+        result,
+        agreement=layer_sums.agreement,
+        baseline_subtracted=baseline_subtracted,
+        **standard(m, layer_sums.exponent),
+    )
 
 
 def align_start(start: Any, units: NDArray[Any]) -> Any:
@@ -390,7 +395,7 @@ def analyze_correlation(
 
 def _warn_if_improper(result: FactorResult, eigenvalues: NDArray[Any]) -> None:
     """Warn if all communalities are 1 by construction, or the iterations did not converge."""
-    live = int((~result.dead).sum())
+    live = int((~result.constant).sum())
     if result.method != "leverage" and (rank := _exhausted(eigenvalues[: result.n_factors], live)):
         check.warn(
             f"n_factors reaches the rank of R, {rank}: every communality is 1 by construction. Lower kappa or "

@@ -40,7 +40,7 @@ from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
 
-_TEST_OPTIONS = ("fdr", "margin", "undecided", "covariate")
+_TEST_OPTIONS = ("fdr", "margin", "inconclusive", "covariate")
 
 
 @by_layer()
@@ -106,7 +106,7 @@ def split(
 
         - ``method``: "pa" (default), "minres", "pc", "leverage" or "icc".
         - For factor analysis: n_factors, rotation, start, n_starts, seed, heywood, max_iter and tol of :func:`fa`.
-        - For ``tau="test"``: fdr (false discovery rate, 0.05), margin (0.5) and undecided ("shared") as in
+        - For ``tau="test"``: fdr (false discovery rate, 0.05), margin (0.5) and inconclusive ("shared") as in
           :meth:`ComponentsResult.split`; covariate, such as clients' numbers of samples, as in
           :func:`variance_components`.
 
@@ -197,10 +197,10 @@ def split(
 
 
 def split_sums(
-    layer_sums: LayerSums, *, kappa: float = 0.85, tau: Tau = 0.5, of_change: bool = False, **options: Any
+    layer_sums: LayerSums, *, kappa: float = 0.85, tau: Tau = 0.5, baseline_subtracted: bool = False, **options: Any
 ) -> SplitResult:
     """Split a layer by factor analysis as :func:`split` does, from its sums over clients."""
-    return analyze_sums(layer_sums, of_change=of_change, **_fitting(kappa, options)).split(tau=tau)
+    return analyze_sums(layer_sums, baseline_subtracted=baseline_subtracted, **_fitting(kappa, options)).split(tau=tau)
 
 
 def _fitting(kappa: float, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
             "n_starts": 1,
         },
     }
-    result = analyze_sums(layer_sums, of_change=fit.of_change, **fitting)
+    result = analyze_sums(layer_sums, baseline_subtracted=fit.baseline_subtracted, **fitting)
     if not isinstance(previous, SplitResult):
         return result
     updated = result.split(tau=cast(Tau, previous.tau))
@@ -276,7 +276,7 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
 
 
 def _updated_agreement(previous: Any, fit: object, weights: Weights) -> SplitResult:
-    if not isinstance(fit, IccResult) or fit.of_change or not isinstance(previous, SplitResult):
+    if not isinstance(fit, IccResult) or fit.baseline_subtracted or not isinstance(previous, SplitResult):
         raise ValueError(
             "update needs a factor analysis or a split without a test; agreement must be split, and without baseline. "
             "Use fedstat.icc(weights, baseline=...) or fedstat.variance_components(weights), then .split(...)."

@@ -129,7 +129,7 @@ def bootstrap(
     >>> rng = np.random.default_rng(0)
     >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))
     >>> result = bootstrap(np.concatenate([alike, rng.normal(size=(10, 4, 20))], axis=1), n_factors=1, n_boot=50)
-    >>> result.p_shared.tolist()
+    >>> result.prop_shared.tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
@@ -214,7 +214,7 @@ def _observed_split(
     layer_sums = client_sums(subtract_baseline(weights, baseline))
     if "start" in fitting:
         fitting["start"] = align_start(fitting["start"], layer_sums.units)
-    return layer_sums, split_sums(layer_sums, tau=tau, of_change=baseline is not None, **fitting), fitting
+    return layer_sums, split_sums(layer_sums, tau=tau, baseline_subtracted=baseline is not None, **fitting), fitting
 
 
 @by_layer(checks=partial(_refuse_agreement, "sensitivity"))
@@ -272,7 +272,7 @@ def sensitivity(
     >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))
     >>> weights = np.concatenate([alike, rng.normal(size=(10, 4, 20))], axis=1)
     >>> table = sensitivity(weights, kappa=0.3, kappas=(0.5,), n_starts=0).tidy()
-    >>> table[["varied", "value", "adjusted_rand"]].round(2).head(4).values.tolist()
+    >>> table[["varied", "value", "ari"]].round(2).head(4).values.tolist()
     [['method', 'minres', 1.0], ['method', 'pc', 1.0], ['method', 'leverage', 0.0], ['kappa', '0.5', 1.0]]
     """
     layer_sums = client_sums(subtract_baseline(weights, baseline))
@@ -296,7 +296,9 @@ def sensitivity(
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        reference = split_sums(layer_sums, tau=tau, kappa=kappa, of_change=baseline is not None, method=method)
+        reference = split_sums(
+            layer_sums, tau=tau, kappa=kappa, baseline_subtracted=baseline is not None, method=method
+        )
         rows = []
         warnings.simplefilter("ignore", UserWarning)  # columns report Heywood cases and convergence
         for varied, value, changes in variants:
@@ -376,7 +378,7 @@ def n_factors(
         raise ValueError(
             "n_obs must be given with a correlation matrix, since parallel analysis needs it. Pass the number of rows."
         )
-    live = fit.correlation[np.ix_(~fit.dead, ~fit.dead)]
+    live = fit.correlation[np.ix_(~fit.constant, ~fit.constant)]
     numbers, curves = number_of_factors.compare(live, fit.n_obs, kappa=kappa, draws=draws, quantile=quantile, seed=seed)
     return NFactorsResult(numbers, curves, kappa, fit.n_obs)
 
@@ -385,8 +387,8 @@ def _row(varied: str, value: str, reference: SplitResult, other: SplitResult) ->
     return {
         "varied": varied,
         "value": value,
-        "adjusted_rand": float(_split.adjusted_rand(reference.shared, other.shared)),
-        "same_state": float(_split.same_state(reference.shared, other.shared)),
+        "ari": float(_split.adjusted_rand(reference.shared, other.shared)),
+        "prop_unchanged": float(_split.prop_unchanged(reference.shared, other.shared)),
         "n_factors": other.factors.n_factors,
         "converged": other.factors.converged,
         "n_heywood": int(other.factors.heywood.sum()),

@@ -206,7 +206,7 @@ def _label(values: xr.DataArray) -> str:
     return str(values.attrs.get("long_name", values.name or "")) + (f" ({units})" if units not in ("", "1") else "")
 
 
-_COLUMNS = ("layer", "round", "personal", "conf_low", "conf_high")
+_COLUMNS = ("layer", "round", "reliability", "conf_low", "conf_high")
 _LOWEST = -0.5
 
 
@@ -244,7 +244,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
     if missing := [c for c in _COLUMNS if c not in table]:
         raise ValueError(f"the table must have columns {', '.join(_COLUMNS)}, but lacks {', '.join(missing)}.")
     ax = get_axes(ax)
-    table = table.dropna(subset="personal")
+    table = table.dropna(subset="reliability")
     layers = list(dict.fromkeys(table["layer"]))
     colours = sns.color_palette("crest", len(layers))
     over_rounds = table["round"].nunique() > 1
@@ -254,7 +254,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
         x = rows["round"] + (i - (len(layers) - 1) / 2) * step if over_rounds else pd.Series(i, rows.index)
         low, high = rows["conf_low"].clip(lower=_LOWEST), rows["conf_high"]
         ax.vlines(x, low, high, color=colour, linewidth=1.2, alpha=0.7)
-        ax.plot(x, rows["personal"], "o-", color=colour, markersize=4, linewidth=1.2, label=literal(layer))
+        ax.plot(x, rows["reliability"], "o-", color=colour, markersize=4, linewidth=1.2, label=literal(layer))
     for y, style in ((0, "-"), (0.5, ":")):
         ax.axhline(y, color="0.4", linestyle=style, linewidth=0.9, zorder=0)
     ax.set_ylim(max(_LOWEST, min(-0.05, table["conf_low"].min() - 0.05)), 1.02)

@@ -34,7 +34,7 @@ _COLOURS = {"shared": SHARED, "inconclusive": "0.75", "personal": PERSONAL, "uni
 _LABELS = {
     "nu": r"communality $\nu$",
     "ICC2": "agreement of clients, ICC2",
-    "personal share": "reliability of client differences",
+    "reliability": "reliability of client differences",
 }
 
 
@@ -180,7 +180,7 @@ def bin_edges(values: NDArray[Any], threshold: float, bins: int = 30) -> NDArray
 
 def _intervals(ax: Axes, result: BootstrapResult) -> None:
     """Draw the interval of each unit above the histogram, units by ascending estimate."""
-    table = result.tidy().query("group != 'dead'").sort_values("estimate")
+    table = result.tidy().query("group != 'constant'").sort_values("estimate")
     base = ax.get_ylim()[1]
     height = base * (1.05 + 0.6 * np.arange(len(table)) / len(table))
     ax.hlines(height, table["conf_low"], table["conf_high"], color="0.6", linewidth=0.6)
@@ -200,9 +200,8 @@ def _units(result: object, layer: str | None) -> _Units:
         takes = "a SplitResult, BootstrapResult, PermutationResult, SensitivityResult, FactorResult, IccResult or a run"
         raise refusal("communality", takes, result, "Pass fedstat.split(weights), for example.")
     table = pd.DataFrame({"value": split.statistic, "group": split.group})
-    if split.outcome is not None:
-        table = table.assign(value=table["value"].clip(lower=-1), group=split.outcome)
-        table["group"] = table["group"].replace("undecided", "inconclusive")
+    if split.conclusion is not None:
+        table = table.assign(value=table["value"].clip(lower=-1), group=split.conclusion)
     return _Units(table, _LABELS[split.fit.statistic_name], split.threshold)
 
 
@@ -251,7 +250,7 @@ def loadings(result: Any, *, ax: Axes | None = None, units: int = 60, factors: i
         If the split is by agreement, which has no loadings.
     """
     fit = _factors(result, "loadings")
-    order = np.argsort(-np.where(fit.dead, -np.inf, fit.communality), kind="stable")[: int((~fit.dead).sum())]
+    order = np.argsort(-np.where(fit.constant, -np.inf, fit.communality), kind="stable")[: int((~fit.constant).sum())]
     note = ""
     if len(order) > units:
         note = f"{units // 2} highest and {units - units // 2} lowest of {len(order)} units"
@@ -292,7 +291,7 @@ def rounds(shared: Any, *, ax: Axes | None = None, layer: str | None = None) -> 
     """
     splits, numbers = _splits_by_round(shared, layer)
     ax = get_axes(ax)
-    unchanged = _split.same_state(splits[1:], splits[:-1])
+    unchanged = _split.prop_unchanged(splits[1:], splits[:-1])
     ari = _split.adjusted_rand(splits[1:], np.broadcast_to(splits[-1], splits[1:].shape))
     ax.plot(numbers[1:], unchanged, color="0.2", marker=".", label="proportion of units in the same group")
     ax.plot(
@@ -372,8 +371,8 @@ def split_map(result: Any, *, ax: Axes | None = None, **options: Any) -> Axes:
             raise refusal("split_map", "the result of split_map, or weights of one layer", result)
     elif options:
         raise TypeError(f"options {', '.join(options)} need weights, but got a result. Pass them to fedstat.split_map.")
-    group = np.where(result.shared, 2, np.where(result.dead, 0, 1))
-    order = np.lexsort((*~result.shared[::-1], -result.p_shared, result.dead))  # equal rows together
+    group = np.where(result.shared, 2, np.where(result.constant, 0, 1))
+    order = np.lexsort((*~result.shared[::-1], -result.prop_shared, result.constant))  # equal rows together
     n_units, n = len(order), len(group)
     ax = get_axes(ax, (min(2.6 + 0.36 * n, 14.0), float(np.clip(1.9 + 0.17 * n_units, 3.2, 13.0))))
     colours = [DEAD, PERSONAL, SHARED]
@@ -431,15 +430,15 @@ def sensitivity(result: SensitivityResult, *, ax: Axes | None = None) -> Axes:
     ax = get_axes(ax, (6.4, 1.5 + 0.22 * (y[-1] + 1)))
     for x in (0, 1):
         ax.axvline(x, color="0.7", linewidth=0.8, zorder=0)
-    ax.hlines(y, table[["adjusted_rand", "same_state"]].min(axis=1), 1, color="0.88", linewidth=1, zorder=1)
+    ax.hlines(y, table[["ari", "prop_unchanged"]].min(axis=1), 1, color="0.88", linewidth=1, zorder=1)
     ax.scatter(
-        table["same_state"], y, s=34, marker="D", facecolor="white", edgecolor=PERSONAL, linewidth=1.6, zorder=3,
+        table["prop_unchanged"], y, s=34, marker="D", facecolor="white", edgecolor=PERSONAL, linewidth=1.6, zorder=3,
         label="proportion of units in the same group",
     )  # fmt: skip
-    ax.scatter(table["adjusted_rand"], y, s=22, color=SHARED, zorder=4, label="adjusted Rand index")
+    ax.scatter(table["ari"], y, s=22, color=SHARED, zorder=4, label="adjusted Rand index")
     star = np.where(table["converged"], "", " *")
     names = [f"{x.varied} {x.value}{s}" for x, s in zip(table.itertuples(), star, strict=True)]
-    low = min(0.0, float(table["adjusted_rand"].min()))
+    low = min(0.0, float(table["ari"].min()))
     split = result.reference
     kappa = rf", $\kappa$ = {split.factors.kappa:g}" if split.factors.kappa is not None else ""
     reference = rf"{split.fit.method}{kappa}, $\tau$ = {plain(split.tau)}"

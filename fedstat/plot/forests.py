@@ -96,9 +96,9 @@ def _of_icc(result: IccResult, type: Type) -> Rows:  # noqa: A002
 
 @rows.register(ComponentsResult)
 def _of_components(result: ComponentsResult, type: Type) -> Rows:  # noqa: A002, ARG001
-    names = {"personal": "value", "conf_low": "low", "conf_high": "high"}
+    names = {"reliability": "value", "conf_low": "low", "conf_high": "high"}
     table, layer = (t.assign(conf_low=t["conf_low"].clip(lower=-1)) for t in (result.tidy(), result.layer))
-    table.loc[table["personal"] < -1, "personal"] = -1.0
+    table.loc[table["reliability"] < -1, "reliability"] = -1.0
     level = 1 - result.level
     return Rows(
         table.rename(columns={"unit": "name", **names})[["name", *names.values()]].assign(
@@ -119,8 +119,8 @@ def _of_split(result: SplitResult, type: Type) -> Rows:  # noqa: A002
             "forest", TAKES, result, "A split by factor analysis has no intervals: draw fedstat.bootstrap(weights)."
         )
     of_fit = rows(result.fit, type)
-    if result.outcome is not None:
-        table = of_fit.table.assign(filled=np.isin(result.outcome, ("shared", "personal")))
+    if result.conclusion is not None:
+        table = of_fit.table.assign(filled=np.isin(result.conclusion, ("shared", "personal")))
         filled = f"above or below {result.threshold:.4g} (FDR {result.fdr:.2g})"
         return of_fit._replace(table=table, lines=(0, result.threshold), filled=filled, empty="inconclusive")
     threshold = (result.threshold,) if np.isfinite(result.threshold) else ()

@@ -159,7 +159,7 @@ def stability(result: xr.Dataset | xr.DataTree, *, ax: Axes | None = None) -> Ax
     Parameters
     ----------
     result : xarray.Dataset, or a run of fedstat.sim.study
-        ``same_state`` (p, alpha, replicate, round): one line per p and alpha.
+        ``prop_unchanged`` (p, alpha, replicate, round): one line per p and alpha.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
 
@@ -171,18 +171,18 @@ def stability(result: xr.Dataset | xr.DataTree, *, ax: Axes | None = None) -> Ax
     Raises
     ------
     ValueError
-        If the study has no ``same_state``, because dynamic FedFac was not run.
+        If the study has no ``prop_unchanged``, because dynamic FedFac was not run.
     """
-    result = _of_study(result, "stability", "same_state")
+    result = _of_study(result, "stability", "prop_unchanged")
     ax = get_axes(ax)
     varying = [name for name in ("p", "alpha") if result.sizes.get(name, 1) > 1]
     fixed = [name for name in ("p", "alpha") if name not in varying]
-    data = _long(result["same_state"])
+    data = _long(result["prop_unchanged"])
     data["setting"] = [", ".join(f"{SYMBOL[n]} = {row[n]:g}" for n in varying) for row in data.to_dict("records")]
     names = list(dict.fromkeys(data["setting"]))
     ax.axhline(1, **_REFERENCE)
     sns.lineplot(
-        data, x="round", y="same_state", hue="setting", style="setting", hue_order=names, style_order=names,
+        data, x="round", y="prop_unchanged", hue="setting", style="setting", hue_order=names, style_order=names,
         palette=[style_of("dynamic").colour] if len(names) == 1 else sns.color_palette("plasma", len(names) + 1)[:-1],
         errorbar=interval, ax=ax,
         legend="full" if varying else False, err_kws={"alpha": 0.15, "linewidth": 0},
@@ -200,10 +200,10 @@ def stability(result: xr.Dataset | xr.DataTree, *, ax: Axes | None = None) -> Ax
 
 
 def study_dataset(run: xr.DataTree) -> xr.Dataset:
-    """Return the accuracy (p, alpha, method, replicate) of a study and, for dynamic FedFac, its same_state."""
+    """Return the accuracy (p, alpha, method, replicate) of a study and, for dynamic FedFac, its prop_unchanged."""
     result = xr.Dataset({"accuracy": experiment.accuracy(run)})
     if "dynamic" in result["method"].values:
-        result["same_state"] = experiment.same_state(run).sel({"method": "dynamic"}, drop=True)
+        result["prop_unchanged"] = experiment.prop_unchanged(run).sel({"method": "dynamic"}, drop=True)
     return result
 
 
@@ -212,7 +212,9 @@ def _of_study(result: object, figure: str, name: str) -> xr.Dataset:
     if isinstance(result, xr.DataTree) and is_study(result):
         result = study_dataset(result)
     if not isinstance(result, xr.Dataset):
-        takes = "a run of fedstat.sim.study" + (" or the result of fedstat.sensitivity" if name == "same_state" else "")
+        takes = "a run of fedstat.sim.study" + (
+            " or the result of fedstat.sensitivity" if name == "prop_unchanged" else ""
+        )
         hint = "Draw a run of fedstat.fl with plot.rounds, plot.client_boxplot or plot.client_lines."
         raise refusal(figure, takes, result, hint)
     return require(result, figure, name, "plot.study_dataset")

@@ -82,7 +82,7 @@ def stability_grid(*runs: xr.DataTree) -> Figure:
         if not is_study(run):
             raise refusal("stability_grid", "runs of fedstat.sim.study", run)
     results = [study_dataset(run) for run in runs]
-    if not all("same_state" in result for result in results):
+    if not all("prop_unchanged" in result for result in results):
         raise ValueError("stability needs dynamic FedFac, which the study did not run: add `dynamic` to its methods.")
     rows = [row for result in results for row in _rows(result)]
     columns = max(row.sizes["p"] * row.sizes["alpha"] for row in rows)
@@ -125,7 +125,7 @@ def _grid(runs: Sequence[xr.DataTree], *, with_stability: bool) -> Figure:
             raise refusal("study_grid" if with_stability else "accuracy_grid", "runs of fedstat.sim.study", run)
     rows = [row for run in runs for row in _rows(study_dataset(run))]
     is_paired = any(_REFERENCE in row["method"].values for row in rows)
-    with_stability = with_stability and any("same_state" in row for row in rows)
+    with_stability = with_stability and any("prop_unchanged" in row for row in rows)
     columns = 1 + is_paired + with_stability
     figure = plt.figure(figsize=(5 * columns, 3.3 * len(rows) + 1.1), layout="constrained")
     grid, panels = figure.add_gridspec(len(rows), columns), []
@@ -133,7 +133,7 @@ def _grid(runs: Sequence[xr.DataTree], *, with_stability: bool) -> Figure:
         panels.append(accuracy(row, ax=figure.add_subplot(grid[i, 0])))
         if _REFERENCE in row["method"].values:
             panels += _differences(figure, grid[i, 1], row)
-        if with_stability and "same_state" in row:
+        if with_stability and "prop_unchanged" in row:
             stability(row, ax=figure.add_subplot(grid[i, columns - 1]))
     one_legend(figure, panels)
     caption(figure, _DIFFERENCES * is_paired, *dict.fromkeys(map(origin, runs)))

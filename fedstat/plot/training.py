@@ -206,8 +206,8 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     data : DataFrame
-        ``label``, ``layer``, ``place`` (0 for the first layer of the network), ``personal``, ``low``, ``high``, one row
-        per scenario and layer. NaN limits draw no interval.
+        ``label``, ``layer``, ``place`` (0 for the first layer of the network), ``reliability``, ``low``, ``high``, one
+        row per scenario and layer. NaN limits draw no interval.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
 
@@ -218,24 +218,24 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         0.5. Intervals are cut off at 0 and 1; an estimate outside of this range is drawn at its value.
     """
     if not isinstance(data, pd.DataFrame):
-        raise refusal("shares", "a table with the columns label, layer, place, personal, low and high", data,
+        raise refusal("shares", "a table with the columns label, layer, place, reliability, low and high", data,
                       "Draw a single run with plot.profile.")  # fmt: skip
-    _require_columns(data, "label", "layer", "place", "personal", "low", "high")
+    _require_columns(data, "label", "layer", "place", "reliability", "low", "high")
     ax = get_axes(ax)
     scenarios, shades = list(dict.fromkeys(data["label"])), sns.color_palette("crest", as_cmap=True)
     for number, scenario in enumerate(scenarios):
         layers = data[data["label"] == scenario].sort_values("place")
-        layers["low"] = layers["low"].clip(lower=layers["personal"].clip(upper=0))
-        layers["high"] = layers["high"].clip(upper=layers["personal"].clip(lower=1))
+        layers["low"] = layers["low"].clip(lower=layers["reliability"].clip(upper=0))
+        layers["high"] = layers["high"].clip(upper=layers["reliability"].clip(lower=1))
         for i, name in enumerate(layers["layer"]):
             x, row = number + 0.86 * ((i + 0.5) / len(layers) - 0.5), layers.iloc[[i]]
             colour = shades(i / max(1, len(layers) - 1))
-            _draw_points(row, pd.Series([x], index=row.index), "personal", ax, color=colour, marker="o")
+            _draw_points(row, pd.Series([x], index=row.index), "reliability", ax, color=colour, marker="o")
             ax.text(x, 1.03, literal(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=colour)
     ax.axhline(0.5, color="0.4", linewidth=0.8, linestyle="--", zorder=0)
     _name_scenarios(ax, scenarios)
     ax.set(ylabel="reliability", yticks=np.arange(0, 1.01, 0.25))
-    ax.set_ylim(min(0.0, data["personal"].min()) - 0.03, 1.25)
+    ax.set_ylim(min(0.0, data["reliability"].min()) - 0.03, 1.25)
     return ax
 
 

@@ -24,11 +24,11 @@ _CAPTIONS = {
     "sensitivity": "the split under other choices, compared with the reference",
 }
 _COLUMNS = {
-    "split": "h2: communality ν; icc: agreement between clients, ICC2; margin: distance from the threshold",
-    "bootstrap": "estimate: communality ν; half_sample: its mean in random halves of the clients; p_shared: proportion "
-    "of bootstrap samples that share the unit",
+    "split": "communality: ν; icc: agreement between clients, ICC2; margin: distance from the threshold",
+    "bootstrap": "estimate: communality ν; half_sample: its mean in random halves of the clients; prop_shared: "
+    "proportion of bootstrap samples that share the unit",
     "permutation": "estimate: communality ν; p_value: one-sided; p_adjusted: false discovery rate",
-    "sensitivity": "same_state: proportion of units in the same group as in the reference",
+    "sensitivity": "prop_unchanged: proportion of units in the same group as in the reference",
 }
 _EARLIER = "The store was written by an earlier version of fedstat, which kept tables and not the result."
 

@@ -116,7 +116,8 @@ def of_attack(stored: Stored) -> Part:
     """Images recovered from what clients send."""
 
     def result(run: xr.DataTree) -> LeakageResult:
-        return LeakageResult(run["leakage"].to_dataset().load())
+        leakage = run["leakage"].to_dataset().load()
+        return LeakageResult(leakage.rename({"guess": "class_mean_psnr"} if "guess" in leakage else {}))
 
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         caption = "Original and recovered images, best and median case, and PSNR by round with intervals over clients."
@@ -243,7 +244,7 @@ def _figures(run: xr.DataTree) -> Section | None:
             draw = partial(draw_accuracy, one, relative_to=_REFERENCE)
             caption = f"Difference from the true split within replicates. {bars}"
             blocks.append(document.figure(draw, caption, size=(6, 4)))
-        if "same_state" in one:
+        if "prop_unchanged" in one:
             caption = (
                 "Share of neurons that keep their state, dynamic FedFac. Lines: means over replicates; bands: "
                 "Student's 95 % intervals."

@@ -317,13 +317,13 @@ def _state_table(states: pd.DataFrame) -> Table:
 def _probed(run: xr.DataTree) -> Section | None:
     if "probe" not in run.children or not np.isfinite(run["probe"].to_dataset()["between"]).any():
         return None
-    table = profile(run, window=summary.WINDOW).dropna(subset="personal")
+    table = profile(run, window=summary.WINDOW).dropna(subset="reliability")
     if not len(table):
         return None
     rows = [
         [
             shown(r["layer"]),
-            interval(r["personal"], r["conf_low"], r["conf_high"], 2, sign=False),
+            interval(r["reliability"], r["conf_low"], r["conf_high"], 2, sign=False),
             f"{r['p_value']:.2g}",
         ]
         for r in table.to_dict("records")

@@ -213,7 +213,7 @@ class UnitStatistics(Protocol):
         """ICC2 of each unit, array (unit,); None without clients."""
 
     @property
-    def dead(self) -> NDArray[np.bool_]:
+    def constant(self) -> NDArray[np.bool_]:
         """True for units without variance; bool array (unit,)."""
 
     def by_unit(self) -> pd.DataFrame:
@@ -296,9 +296,9 @@ def extremes(values: NDArray[np.float64], names: Sequence[Any] | NDArray[Any], m
     ]
 
 
-def constant(units: NDArray[Any], dead: NDArray[np.bool_]) -> list[str]:
+def describe_constant(units: NDArray[Any], constant: NDArray[np.bool_]) -> list[str]:
     """Return the line of a print that names the units without variance, if there are any."""
-    return [listing("  constant:", map(str, units[dead]), TERMINAL)] if dead.any() else []
+    return [listing("  constant:", map(str, units[constant]), TERMINAL)] if constant.any() else []
 
 
 def _plain(value: Any) -> Any:

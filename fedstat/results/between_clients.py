@@ -209,13 +209,13 @@ class ClientClustersResult(Result):
         The tree, as :func:`scipy.cluster.hierarchy.linkage` returns it, and the positions of clients along its leaves.
     n_values : int
         Length of a client's vector.
-    recurs : float
+    subsample_ari : float
         Mean adjusted Rand index of the clusters with the clusters of random subsamples of the clients.
     left_out, n_subsamples : int
         Number of clients that a subsample leaves out, and number of subsamples.
     groups : array (client,) or None
-        Known groups. Without them the fields from ``adjusted_rand`` to ``contrast_p_value`` are NaN.
-    adjusted_rand, std_error, conf_low, conf_high : float
+        Known groups. Without them the fields from ``ari`` to ``contrast_p_value`` are NaN.
+    ari, std_error, conf_low, conf_high : float
         Adjusted Rand index of clusters and groups, with its standard error and confidence interval (delete-d
         jackknife over clients).
     p_value : float
@@ -240,11 +240,11 @@ class ClientClustersResult(Result):
     merges: Floats
     order: NDArray[np.int64]
     n_values: int
-    recurs: float
+    subsample_ari: float
     left_out: int
     n_subsamples: int
     groups: NDArray[Any] | None = None
-    adjusted_rand: float = np.nan
+    ari: float = np.nan
     std_error: float = np.nan
     conf_low: float = np.nan
     conf_high: float = np.nan
@@ -312,12 +312,12 @@ class ClientClustersResult(Result):
         Returns
         -------
         DataFrame (1,)
-            n_clients, n_clusters, n_groups (0 if groups are unknown); then the fields adjusted_rand to
-            contrast_p_value, n_permutations, exact, recurs, left_out and level, as the class describes them.
+            n_clients, n_clusters, n_groups (0 if groups are unknown); then the fields ari to
+            contrast_p_value, n_permutations, exact, subsample_ari, left_out and level, as the class describes them.
         """
         names = (
-            "adjusted_rand", "std_error", "conf_low", "conf_high", "p_value", "contrast", "contrast_p_value",
-            "n_permutations", "exact", "recurs", "left_out", "level",
+            "ari", "std_error", "conf_low", "conf_high", "p_value", "contrast", "contrast_p_value",
+            "n_permutations", "exact", "subsample_ari", "left_out", "level",
         )  # fmt: skip
         row = {"n_clients": len(self.clients), "n_clusters": int(self.cluster.max())}
         row["n_groups"] = 0 if self.groups is None else len(np.unique(self.groups))
@@ -331,12 +331,12 @@ class ClientClustersResult(Result):
             *["Vectors minus their mean over clients"] * bool(self.baseline),
             (
                 f"Mean ARI with clusters of random subsamples of {n - self.left_out} clients: "
-                f"{coefficient(self.recurs)} ({self.n_subsamples} draws)"
+                f"{coefficient(self.subsample_ari)} ({self.n_subsamples} draws)"
             ),
         ]
         if self.groups is None:
             return lines
-        ari, contrast = coefficient(self.adjusted_rand), coefficient(self.contrast)
+        ari, contrast = coefficient(self.ari), coefficient(self.contrast)
         interval = "no CI: equal in all subsamples"
         if self.std_error != 0:
             ends = f"[{coefficient(self.conf_low)}, {coefficient(self.conf_high)}]"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check, labels
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import Caution, Result, constant, extremes, wrapped
+from fedstat.results.base import Caution, Result, describe_constant, extremes, wrapped
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, median_and_ends, number, p_equals
 from fedstat.stats import number_of_factors
@@ -67,7 +67,7 @@ class FactorResult(Result):
     agreement : array (unit,) or None
         ICC2 of each unit over clients (:func:`fedstat.icc`). NaN where it is undefined: for a constant unit, for one
         client, or for one weight per unit. None for the analysis of a matrix of rows or correlations, without clients.
-    of_change : bool
+    baseline_subtracted : bool
         True if a baseline was subtracted from the weights.
     center, scale : array (unit,) or None
         Mean and standard deviation of the analyzed rows. None for the analysis of a correlation matrix.
@@ -92,7 +92,7 @@ class FactorResult(Result):
     n_starts: int = 1
     n_minima: int = 1
     agreement: Floats | None = None
-    of_change: bool = False
+    baseline_subtracted: bool = False
     center: Floats | None = None
     scale: Floats | None = None
 
@@ -110,7 +110,7 @@ class FactorResult(Result):
         return 1 - self.communality
 
     @property
-    def dead(self) -> NDArray[np.bool_]:
+    def constant(self) -> NDArray[np.bool_]:
         """Constant units: their weights have variance 0, so that they have no communality; bool array (unit,)."""
         return np.isnan(self.communality)
 
@@ -118,24 +118,24 @@ class FactorResult(Result):
     def eigenvalues(self) -> Floats:
         """Eigenvalues of R in descending order, with a 0 for each constant unit; array (unit,)."""
         eigenvalues = np.linalg.eigvalsh(self._varying)[::-1]
-        return np.concatenate([eigenvalues, np.zeros(int(self.dead.sum()))])
+        return np.concatenate([eigenvalues, np.zeros(int(self.constant.sum()))])
 
     @property
     def ss_loadings(self) -> Floats:
         """Variance that each factor explains, as a multiple of the variance of a standardized unit; array (factor,)."""
-        pattern = self.loadings[~self.dead]
+        pattern = self.loadings[~self.constant]
         phi = np.eye(self.n_factors) if self.phi is None else self.phi
         return np.asarray(np.diagonal(phi @ pattern.T @ pattern))
 
     @property
     def _varying(self) -> Floats:
         """R without constant units."""
-        return self.correlation[np.ix_(~self.dead, ~self.dead)]
+        return self.correlation[np.ix_(~self.constant, ~self.constant)]
 
     @property
     def _structure(self) -> Floats:
         """Correlations of units and factors, without constant units; array (unit, factor)."""
-        pattern = self.loadings[~self.dead]
+        pattern = self.loadings[~self.constant]
         return pattern if self.phi is None else pattern @ self.phi
 
     @cached_property
@@ -143,7 +143,7 @@ class FactorResult(Result):
         """Fit indices by their names."""
         if self.method == "leverage":  # leverages define no factor model that could fit
             return number_of_factors.fit_indices(self._varying, self._varying * np.nan, self.n_factors, None)
-        common = self._structure @ self.loadings[~self.dead].T
+        common = self._structure @ self.loadings[~self.constant].T
         return number_of_factors.fit_indices(self._varying, common, self.n_factors, self.n_obs)
 
     def split(self, *, tau: _split.Tau = 0.5) -> SplitResult:
@@ -185,7 +185,7 @@ class FactorResult(Result):
             If the rotation fails, as it does where the loadings have a lower rank than the number of factors.
         """
         check.choice("rotation", rotation, ROTATIONS)
-        length = np.where(self.dead, 0, np.linalg.norm(self.loadings, axis=1))
+        length = np.where(self.constant, 0, np.linalg.norm(self.loadings, axis=1))
         loaded = length > _ROUNDING * length.max(initial=0)
         if self.n_factors == 1 or not loaded.any():
             return replace(self, rotation=rotation)
@@ -202,7 +202,7 @@ class FactorResult(Result):
             ) from error
         phi = None if rotation == "varimax" else np.asarray(rotator.phi_)
         order = np.argsort(-np.sum(pattern**2, axis=0))
-        loadings = np.where(self.dead[:, None], np.nan, np.zeros_like(self.loadings))
+        loadings = np.where(self.constant[:, None], np.nan, np.zeros_like(self.loadings))
         loadings[loaded] = pattern[:, order]
         return replace(
             self, loadings=loadings, rotation=rotation, phi=None if phi is None else phi[np.ix_(order, order)]
@@ -214,21 +214,21 @@ class FactorResult(Result):
         Returns
         -------
         DataFrame (unit)
-            term (the unit); factor_1, factor_2, ... (loadings); h2 (communality ν); icc (agreement, if there are
-            clients); u2 (1 − h2); complexity (Hofmann's number of factors that a unit loads on); heywood (True for a
-            Heywood case); dead (True for a constant unit).
+            term (the unit); factor_1, factor_2, ... (loadings); communality (ν); icc (agreement, if there are
+            clients); uniqueness (1 − communality); complexity (Hofmann's number of factors that a unit loads on);
+            heywood (True for a Heywood case); constant (True for a constant unit).
         """
         columns = {f"factor_{m + 1}": self.loadings[:, m] for m in range(self.n_factors)}
         return pd.DataFrame(
             {"term": self.units}
             | columns
-            | {"h2": self.communality}
+            | {"communality": self.communality}
             | ({} if self.agreement is None else {"icc": self.agreement})
             | {
-                "u2": self.uniqueness,
+                "uniqueness": self.uniqueness,
                 "complexity": number_of_factors.complexity(self.loadings),
                 "heywood": self.heywood,
-                "dead": self.dead,
+                "constant": self.constant,
             }
         )
 
@@ -236,7 +236,7 @@ class FactorResult(Result):
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         table = self.tidy()
-        return table.drop(columns=[name for name in table if str(name).startswith("factor_")]), "h2"
+        return table.drop(columns=[name for name in table if str(name).startswith("factor_")]), "communality"
 
     def glance(self) -> pd.DataFrame:
         """Return one row that summarizes the fit.
@@ -244,15 +244,15 @@ class FactorResult(Result):
         Returns
         -------
         DataFrame (1,)
-            d (number of units), n_obs (rows), n_clients, n_factors, kappa, method, rotation; converged, n_iter,
-            residual; n_heywood (Heywood cases), n_dead (constant units), n_starts, n_minima; rank and lambda_min
+            n_units, n_obs (rows), n_clients, n_factors, kappa, method, rotation; converged, n_iter,
+            residual; n_heywood (Heywood cases), n_constant (constant units), n_starts, n_minima; rank and lambda_min
             (smallest eigenvalue) of R; fit indices; kmo (Kaiser-Meyer-Olkin); bartlett and bartlett_p (Bartlett's
             test of sphericity; assumes independent rows).
         """
         values = self.eigenvalues[: len(self._varying)]
         test = (np.nan, 0, np.nan) if self.n_obs is None else number_of_factors.bartlett(self._varying, self.n_obs)
         row = {
-            "d": len(self.units),
+            "n_units": len(self.units),
             "n_obs": self.n_obs,
             "n_clients": self.n_clients,
             "n_factors": self.n_factors,
@@ -263,7 +263,7 @@ class FactorResult(Result):
             "n_iter": self.n_iter,
             "residual": self.residual,
             "n_heywood": int(self.heywood.sum()),
-            "n_dead": int(self.dead.sum()),
+            "n_constant": int(self.constant.sum()),
             "n_starts": self.n_starts,
             "n_minima": self.n_minima,
             "rank": int(np.sum(values > 1e-10 * values[0])),
@@ -310,7 +310,7 @@ class FactorResult(Result):
                 "Remove reference."
             )
         if self.center is not None and self.scale is not None:
-            center, scale = self.center[~self.dead], self.scale[~self.dead]
+            center, scale = self.center[~self.constant], self.scale[~self.constant]
         else:
             rows = self._select_varying("reference", reference)
             center, scale = rows.mean(0), rows.std(0)
@@ -327,7 +327,7 @@ class FactorResult(Result):
             raise ValueError(f"{name} must have shape (row, {len(self.units)}), but got {rows.shape}")
         if isinstance(z, xr.DataArray) and "unit" in z.coords:
             rows = labels.by_label(name, rows, z["unit"].to_numpy(), self.units, "unit")
-        return np.asarray(rows[:, ~self.dead])
+        return np.asarray(rows[:, ~self.constant])
 
     def summary(self, *, rows: int = 12, factors: int = 5) -> str:
         """Return a report in the terms of R's psych: h2, u2, com, SS loadings, RMSR, χ², TLI, RMSEA, BIC.
@@ -335,7 +335,7 @@ class FactorResult(Result):
         Parameters
         ----------
         rows : int
-            Number of units to print, in descending order of h2 (communality).
+            Number of units to print, in descending order of communality.
         factors : int
             Number of factors to print.
         """
@@ -343,10 +343,11 @@ class FactorResult(Result):
 
     def _details(self, rows: int = 12, factors: int = 5) -> str:
         g = min(factors, self.n_factors)
-        table = self.tidy().rename(columns={"complexity": "com"}).sort_values("h2", ascending=False)
-        table = table[["term", *(f"factor_{m + 1}" for m in range(g)), "h2", "u2", "com"]].head(rows)
+        table = self.tidy().rename(columns={"communality": "h2", "uniqueness": "u2", "complexity": "com"})
+        loadings = [f"factor_{m + 1}" for m in range(g)]
+        table = table.sort_values("h2", ascending=False)[["term", *loadings, "h2", "u2", "com"]].head(rows)
         ss = self.ss_loadings
-        d = int((~self.dead).sum())
+        d = int((~self.constant).sum())
         variance = pd.DataFrame(
             [ss, ss / d, np.cumsum(ss) / d],
             index=["SS loadings", "Proportion Var", "Cumulative Var"],
@@ -395,14 +396,14 @@ class FactorResult(Result):
         if self.n_starts > 1:
             end += f"; {count(self.n_minima, 'solution')} from {self.n_starts} initial values"
         return [
-            f"Factor analysis ({self.method}): {size}{', baseline subtracted' * self.of_change}",
+            f"Factor analysis ({self.method}): {size}{', baseline subtracted' * self.baseline_subtracted}",
             f"{count(self.n_factors, 'factor')} ({rule})" + f"; {end}" * (self.method in ("pa", "minres")),
             (
                 f"Communality: median {coefficient(middle)}, range {coefficient(least)} to {coefficient(most)}; "
-                f"{count(int(self.heywood.sum()), 'Heywood case')}, {int(self.dead.sum())} constant"
+                f"{count(int(self.heywood.sum()), 'Heywood case')}, {int(self.constant.sum())} constant"
             ),
             *extremes(nu, self.units),
-            *constant(self.units, self.dead),
+            *describe_constant(self.units, self.constant),
         ]
 
     def cautions(self) -> list[Caution]:

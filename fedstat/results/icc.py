@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Caution, Result, constant, extremes, listing
+from fedstat.results.base import TERMINAL, Caution, Result, describe_constant, extremes, listing
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats import split as _split
@@ -57,7 +57,7 @@ class IccResult(Result):
         Contribution of each client. None for F.
     clients : array (client,) or None
         Names of the clients.
-    of_change : bool
+    baseline_subtracted : bool
         True if a baseline was subtracted from the weights.
     replicates : array (bootstrap sample, unit, type) or None
         Coefficients of bootstrap samples of clients. NaN for a sample of one client, drawn repeatedly.
@@ -74,7 +74,7 @@ class IccResult(Result):
     test: AgreementTest | None = None
     influence: Influence | None = None
     clients: NDArray[Any] | None = None
-    of_change: bool = False
+    baseline_subtracted: bool = False
     replicates: Floats | None = None
     layer_replicates: Floats | None = None
     method: ClassVar[str] = "icc"
@@ -102,7 +102,7 @@ class IccResult(Result):
         return self.agreement
 
     @property
-    def dead(self) -> NDArray[np.bool_]:
+    def constant(self) -> NDArray[np.bool_]:
         """Constant units: all weights of all clients are equal, so that ICC2 is undefined; bool array (unit,)."""
         ms = self.mean_squares
         return np.asarray((ms.weights == 0) & (ms.clients == 0) & (ms.residual == 0))
@@ -170,10 +170,10 @@ class IccResult(Result):
         Returns
         -------
         DataFrame (1,)
-            d (number of units), n_clients, n_weights (per unit); of_change (True if a baseline was subtracted); type
+            n_units, n_clients, n_weights (per unit); baseline_subtracted (True if a baseline was subtracted); type
             (ICC2); icc_median, icc_min and icc_max over units; inference (the test); n_permutations (sign flips or
             permutations behind layer_p_value); n_agreeing (units with p_adjusted of at most 1 − level); n_undefined
-            (units without ICC2), n_dead (constant units); layer_icc with layer_low, layer_high and layer_p_value;
+            (units without ICC2), n_constant (constant units); layer_icc with layer_low, layer_high and layer_p_value;
             profile_proportion (proportion of the squared weights in the common profile of the units) with
             profile_p_value; n_effective_clients (1 / Σ s² for the clients' proportions s of the squared deviations);
             level; replicates (number of bootstrap samples).
@@ -181,10 +181,10 @@ class IccResult(Result):
         icc, t = self.agreement, TYPES.index(HEADLINE)
         median, least, most = median_and_ends(icc)
         row = {
-            "d": len(self.units),
+            "n_units": len(self.units),
             "n_clients": self.n_clients,
             "n_weights": self.n_weights,
-            "of_change": self.of_change,
+            "baseline_subtracted": self.baseline_subtracted,
             "type": HEADLINE,
             "icc_median": median,
             "icc_min": least,
@@ -193,7 +193,7 @@ class IccResult(Result):
             "n_permutations": 0 if self.test is None else self.test.n_patterns,
             "n_agreeing": self.n_agreeing,
             "n_undefined": int(np.isnan(icc).sum()),
-            "n_dead": int(self.dead.sum()),
+            "n_constant": int(self.constant.sum()),
             "layer_icc": float(self.layer_coefficients.icc[t]),
             "layer_low": float(self.layer_coefficients.conf_low[t]),
             "layer_high": float(self.layer_coefficients.conf_high[t]),
@@ -219,7 +219,7 @@ class IccResult(Result):
         DataFrame (unit) or Dataset
             unit; icc (ICC2), conf_low, conf_high, p_adjusted; mean squares ms_weights, ms_clients and ms_residual;
             components of variance by the method of moments: var_weights (common to all clients), var_clients (offsets
-            of clients) and var_residual, of which the first two may be negative; dead (True for a constant unit).
+            of clients) and var_residual, of which the first two may be negative; constant (True for a constant unit).
         """
         c, ms, t = self.coefficients, self.mean_squares, TYPES.index(HEADLINE)
         power = (2 * ms.exponent).astype(int)
@@ -235,12 +235,12 @@ class IccResult(Result):
             | {name: values[:, t] for name, values in columns.items()}
             | {f"ms_{name}": _scale(values, power) for name, values in squares.items()}
             | {f"var_{name}": _scale(values, power) for name, values in components.items()}
-            | {"dead": self.dead}
+            | {"constant": self.constant}
         )
         return join_columns(table, data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.augment()[["unit", "icc", "conf_low", "conf_high", "p_adjusted", "dead"]], "icc"
+        return self.augment()[["unit", "icc", "conf_low", "conf_high", "p_adjusted", "constant"]], "icc"
 
     def summary(self, *, rows: int = 12) -> str:
         """Return a report in the terms of R's psych: the six coefficients of the layer, then the units.
@@ -284,7 +284,7 @@ class IccResult(Result):
             cautions += [Caution("Clients of unlike size", text) for text in self._describe_sizes()]
             cautions += [Caution("Clients not independent", text) for text in self._describe_dependence()]
         differing = self.agreement[~self._identical & ~np.isnan(self.agreement)]
-        if not self.of_change and len(differing) and np.median(differing) >= _NEAR_1:
+        if not self.baseline_subtracted and len(differing) and np.median(differing) >= _NEAR_1:
             text = f"{HEADLINE} near 1 may come from common initial parameters; baseline= subtracts them"
             cautions.append(Caution("Common initial parameters", text))
         return cautions
@@ -320,7 +320,7 @@ class IccResult(Result):
     def _identical(self) -> NDArray[np.bool_]:
         """Units that are equal in all clients, but not constant; bool array (unit,)."""
         ms = self.mean_squares
-        return np.asarray((ms.clients == 0) & (ms.residual == 0) & ~self.dead)
+        return np.asarray((ms.clients == 0) & (ms.residual == 0) & ~self.constant)
 
     def _lines(self) -> list[str]:
         x, icc = self.glance().iloc[0], self.agreement
@@ -328,7 +328,7 @@ class IccResult(Result):
         median, least, most = (coefficient(x[f"icc_{name}"]) for name in ("median", "min", "max"))
         lines = [
             f"Agreement of {self.n_clients} clients on {size}",
-            *["Weights minus the common initial parameters"] * self.of_change,
+            *["Weights minus the common initial parameters"] * self.baseline_subtracted,
             f"Layer: {HEADLINE} = {coefficient(float(x['layer_icc']))}{self._format_interval()}",
             *self._format_layer_test(),
             f"Units: {HEADLINE} median {median}, range {least} to {most}; {self._count_not_tested()}",
@@ -338,8 +338,8 @@ class IccResult(Result):
         if n := int(self._identical.sum()):
             units = f"{count(n, 'unit')} {'is' if n == 1 else 'are'}"
             lines.append(f"{units} identical in all clients (averaged, or never trained): {HEADLINE} = 1")
-        lines += constant(self.units, self.dead)
-        if (unclear := np.isnan(icc) & ~self.dead).any():
+        lines += describe_constant(self.units, self.constant)
+        if (unclear := np.isnan(icc) & ~self.constant).any():
             head = "  undefined (clients differ in means only):"
             lines.append(listing(head, map(str, self.units[unclear]), TERMINAL))
         return lines
@@ -388,8 +388,8 @@ class IccResult(Result):
     def _count_not_tested(self) -> str:
         """Return the number of constant units and, if any unit is tested, the number of other units without a test."""
         is_tested = ~np.isnan(self.p_adjusted[:, TYPES.index(HEADLINE)])
-        not_tested = f", {(~is_tested & ~self.dead).sum()} not tested" if is_tested.any() else ""
-        return f"{self.dead.sum()} constant{not_tested}"
+        not_tested = f", {(~is_tested & ~self.constant).sum()} not tested" if is_tested.any() else ""
+        return f"{self.constant.sum()} constant{not_tested}"
 
     def _make_table(self, c: Coefficients, replicates: Floats | None) -> pd.DataFrame:
         """Return one row per coefficient: type, statistics, and percentiles if there are bootstrap samples."""

@@ -78,12 +78,13 @@ class LeakageResult(Result):
     Attributes
     ----------
     data : Dataset
-        ``psnr``; ``guess``, PSNR of the class-mean image: the mean over the class that the attacker knows or infers,
-        without the image itself; ``other``, mean PSNR of images that the attacker assigns to that class, recovered from
-        other clients' gradients, NaN without any; ``distance`` (of gradients, relative) and ``label_right``, all
-        (run, round, labels, client, image); ``recovered`` (run, round, labels, client, image, channel, row, column) and
-        ``original`` (run, client, image, ...); coordinates ``method`` and ``seed`` (run). Stores of earlier versions
-        have a ``guess`` (client, image) of the mean of all training images, and ``other`` of all classes.
+        ``psnr``; ``class_mean_psnr``, PSNR of the class-mean image: the mean over the class that the attacker knows or
+        infers, without the image itself; ``other``, mean PSNR of images that the attacker assigns to that class,
+        recovered from other clients' gradients, NaN without any; ``distance`` (of gradients, relative) and
+        ``label_right``, all (run, round, labels, client, image); ``recovered`` (run, round, labels, client, image,
+        channel, row, column) and ``original`` (run, client, image, ...); coordinates ``method`` and ``seed`` (run).
+        Stores of earlier versions have a ``class_mean_psnr`` (client, image) of the mean of all training images, and
+        ``other`` of all classes.
     level : float
         Confidence level.
     """
@@ -98,7 +99,7 @@ class LeakageResult(Result):
             "psnr": "PSNR of the recovered image",
             "other": "mean PSNR of images recovered from other clients' gradients"
             + (" for the same class" if self._is_by_class else ""),
-            "guess": f"PSNR of the {self._mean_image}",
+            "class_mean_psnr": f"PSNR of the {self._mean_image}",
         }
         data = self.data.copy()
         for name, text in texts.items():
@@ -108,7 +109,7 @@ class LeakageResult(Result):
     @property
     def _is_by_class(self) -> bool:
         """False for stores of earlier versions, which compare with the mean of all training images."""
-        return "labels" in self.data["guess"].dims
+        return "labels" in self.data["class_mean_psnr"].dims
 
     @property
     def _mean_image(self) -> str:
@@ -165,28 +166,29 @@ class LeakageResult(Result):
         table = self.augment()
         row: dict[str, float] = {f"n_{dim}s": self.data.sizes[dim] for dim in ("run", "round", "client", "image")}
         row |= {
-            "class_mean_psnr": float(self.data["guess"].mean()),
+            "class_mean_psnr": float(self.data["class_mean_psnr"].mean()),
             "n_leaking": table.loc[table["conclusion"] == RECOVERED, "run"].nunique(),
             "level": self.level,
         }
         return pd.DataFrame([row])
 
     def _row(self, run: object, mode: object, rounds: list[int]) -> dict[str, object]:
-        part = self.data[["psnr", "other", "guess", "label_right"]].sel(run=run, labels=mode, round=rounds)
+        part = self.data[["psnr", "other", "class_mean_psnr", "label_right"]].sel(run=run, labels=mode, round=rounds)
         psnr, low = part["psnr"], without_channels(self.data.sizes["channel"])
         averaged = [dim for dim in ("round", "image") if dim in psnr.dims]
         estimate = resampling.mean(psnr.mean(averaged), level=self.level)
-        gain = resampling.mean((psnr - part["guess"]).mean(averaged), level=self.level)
+        gain = resampling.mean((psnr - part["class_mean_psnr"]).mean(averaged), level=self.level)
         above_other = (psnr - part["other"]).mean(averaged)
         above = resampling.mean(above_other.dropna("client"), level=self.level)
         maximum = float(psnr.max())
         row: dict[str, object] = {
             "n": estimate.n, "estimate": estimate.mean, "std_error": estimate.std_error, "conf_low": estimate.low,
             "conf_high": estimate.high, "maximum": maximum, "estimate_paper": estimate.mean - low,
-            "maximum_paper": maximum - low, "class_mean_psnr": float(part["guess"].mean()),
+            "maximum_paper": maximum - low, "class_mean_psnr": float(part["class_mean_psnr"].mean()),
             "gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high, "other": float(part["other"].mean()),
             "above_other": above.mean, "other_low": above.low, "other_high": above.high,
-            "share_better": float((psnr > part["guess"]).mean()), "label_accuracy": float(part["label_right"].mean()),
+            "share_better": float((psnr > part["class_mean_psnr"]).mean()),
+            "label_accuracy": float(part["label_right"].mean()),
         }  # fmt: skip
         return row | {"conclusion": _conclude(gain.low, above.low, above.high)}
 
@@ -195,7 +197,9 @@ class LeakageResult(Result):
         attacked = f"{count(sizes['client'], 'client')} x {count(sizes['image'], 'image')}"
         *first, last = map(str, self.data["round"].values)
         after = f"rounds {', '.join(first)} and {last}" if first else f"round {last}"
-        mean, maximum = (number(float(x), 2) for x in (self.data["guess"].mean(), self.data["guess"].max()))
+        mean, maximum = (
+            number(float(x), 2) for x in (self.data["class_mean_psnr"].mean(), self.data["class_mean_psnr"].max())
+        )
         seeds = "over seeds where a method has several" if len(by_method) else "other seeds may differ"
         return [
             f"Gradient inversion (DLG): {attacked}, after {after}",

@@ -15,9 +15,8 @@ from fedstat.results.tables import coefficient, count, join_columns
 from fedstat.stats import split as _split
 
 Floats = NDArray[np.float64]
-# Words of prints for names of statistics and for outcomes.
-_STATISTICS = {"nu": "communality", "ICC2": "agreement", "personal share": "reliability"}
-_OUTCOMES = {"undecided": "inconclusive"}
+# Words of prints for names of statistics.
+_STATISTICS = {"nu": "communality", "ICC2": "agreement", "reliability": "reliability"}
 WRONG_SIDE = (0.01, 0.15)
 """Errors of a split by test at a false discovery rate of 0.05 in trained networks (``simulations/inference``): largest
 proportion of wrong units among units called shared or personal, and of layers with at least one wrong unit."""
@@ -51,8 +50,8 @@ class SplitResult(Result):
         Threshold τ as the user set it: a quantile, ±inf, a value, or a test.
     fit : FactorResult, IccResult or ComponentsResult
         Analysis behind the split.
-    outcome : str array (unit,) or None
-        Conclusion of the test of each unit: "shared", "personal", "undecided" (inconclusive), or "dead" (constant
+    conclusion : str array (unit,) or None
+        Conclusion of the test of each unit: "shared", "personal", "inconclusive", or "constant" (constant
         unit). None for a split without a test.
     fdr : float or None
         False discovery rate of the test. None for a split without a test.
@@ -63,7 +62,7 @@ class SplitResult(Result):
     threshold: float
     tau: _split.Tau | Literal["test"]
     fit: UnitStatistics
-    outcome: NDArray[np.str_] | None = None
+    conclusion: NDArray[np.str_] | None = None
     fdr: float | None = None
     _figure: ClassVar[str] = "communality"
 
@@ -89,11 +88,11 @@ class SplitResult(Result):
 
     @property
     def group(self) -> NDArray[np.str_]:
-        """Group of each unit: "shared", "personal" or "dead" (constant); array (unit,).
+        """Group of each unit: "shared", "personal" or "constant"; array (unit,).
 
         tau = −inf shares constant units, too.
         """
-        not_shared = np.where(self.fit.dead, "dead", "personal")
+        not_shared = np.where(self.fit.constant, "constant", "personal")
         return np.where(self.shared, "shared", not_shared)
 
     @property
@@ -109,13 +108,13 @@ class SplitResult(Result):
         """
         if self.icc is None:
             return False
-        is_decided = self._conclusions != "undecided"
+        is_decided = self._conclusions != "inconclusive"
         return _split.contradicted(self.shared[is_decided], self.icc[is_decided], self.fit.n_clients or 0)
 
     @property
     def _conclusions(self) -> NDArray[np.str_]:
         """Outcome of the test of each unit; without a test, its group."""
-        return self.group if self.outcome is None else self.outcome
+        return self.group if self.conclusion is None else self.conclusion
 
     def tidy(self) -> pd.DataFrame:
         """Return one row per unit: the columns of the analysis, then the columns of the split.
@@ -123,12 +122,14 @@ class SplitResult(Result):
         Returns
         -------
         DataFrame (unit)
-            term (the unit); the columns of ``fit.by_unit()``, such as h2 (communality), icc (agreement) or personal
-            (reliability); group (shared, personal, or dead for a constant unit); outcome, for a split by test; margin
+            term (the unit); the columns of ``fit.by_unit()``, such as communality, icc (agreement) or
+            reliability; group (shared, personal, or constant); conclusion, for a split by test; margin
             (statistic minus threshold).
         """
         table = self.fit.by_unit().assign(group=self.group)
-        return (table if self.outcome is None else table.assign(outcome=self.outcome)).assign(margin=self.margin)
+        return (table if self.conclusion is None else table.assign(conclusion=self.conclusion)).assign(
+            margin=self.margin
+        )
 
     def augment(self, data: Any = None) -> Any:
         """Add group, statistics and margin of each unit to data about the units, like broom's ``augment`` in R.
@@ -142,8 +143,8 @@ class SplitResult(Result):
         Returns
         -------
         DataFrame (unit) or Dataset
-            The rows and columns of ``data`` in their order, then group; outcome, for a split by test; h2 (communality
-            ν), for a split by communality; icc (agreement), if there are clients; personal (reliability), for a split
+            The rows and columns of ``data`` in their order, then group; conclusion, for a split by test; communality
+            (ν), for a split by communality; icc (agreement), if there are clients; reliability, for a split
             by test; margin (statistic minus threshold). For weights a Dataset, which holds these columns as variables
             over ``unit``. Without data, unit and these columns.
 
@@ -164,11 +165,11 @@ class SplitResult(Result):
         1     0  stripes    shared
         """
         table = self.tidy()
-        statistics = [name for name in ("outcome", "h2", "icc", "personal") if name in table]
+        statistics = [name for name in ("conclusion", "communality", "icc", "reliability") if name in table]
         return join_columns(table[["term", "group", *statistics, "margin"]].rename(columns={"term": "unit"}), data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        order = {"nu": "h2", "ICC2": "icc", "personal share": "personal"}
+        order = {"nu": "communality", "ICC2": "icc", "reliability": "reliability"}
         return self.augment(), order[self.fit.statistic_name]
 
     def glance(self) -> pd.DataFrame:
@@ -178,12 +179,12 @@ class SplitResult(Result):
         -------
         DataFrame (1,)
             tau, threshold; n_shared and n_personal (units); for a split by test, n_shown_shared, n_shown_personal and
-            n_undecided (units that the test concludes to be shared or personal, and inconclusive units); icc_shared and
-            icc_personal (median ICC2); then the row of ``fit.glance()``.
+            n_inconclusive (units that the test concludes to be shared or personal, and inconclusive units); icc_shared
+            and icc_personal (median ICC2); then the row of ``fit.glance()``.
         """
         row: dict[str, Any] = {"tau": str(self.tau), "threshold": self.threshold}
         row |= {f"n_{name}": int((self.group == name).sum()) for name in ("shared", "personal")}
-        row |= self._count_outcomes()
+        row |= self._count_conclusions()
         row |= {f"icc_{name}": self.median_icc(name) for name in ("shared", "personal")}
         return pd.concat([pd.DataFrame([row]), self.fit.glance()], axis=1)
 
@@ -192,12 +193,12 @@ class SplitResult(Result):
         return f"{self!r}\n\n{self.fit._details()}"
 
     def median_icc(self, group: str) -> float:
-        """Return the median ICC2 of the units of a group or, for a split by test, of an outcome.
+        """Return the median ICC2 of the units of a group or, for a split by test, of a conclusion.
 
         Parameters
         ----------
         group : str
-            A value of :attr:`group`, such as "shared"; for a split by test, a value of ``outcome``.
+            A value of :attr:`group`, such as "shared"; for a split by test, a value of ``conclusion``.
 
         Returns
         -------
@@ -209,17 +210,17 @@ class SplitResult(Result):
         values = self.icc[(self._conclusions == group) & ~np.isnan(self.icc)]
         return float(np.median(values)) if len(values) else np.nan
 
-    def _count_outcomes(self) -> dict[str, int]:
-        """Count the units by outcome of the test; empty for a split without a test."""
-        if self.outcome is None:
+    def _count_conclusions(self) -> dict[str, int]:
+        """Count the units by conclusion of the test; empty for a split without a test."""
+        if self.conclusion is None:
             return {}
-        outcomes = {"n_shown_shared": "shared", "n_shown_personal": "personal", "n_undecided": "undecided"}
-        return {column: int((self.outcome == outcome).sum()) for column, outcome in outcomes.items()}
+        groups = {"n_shown_shared": "shared", "n_shown_personal": "personal", "n_inconclusive": "inconclusive"}
+        return {column: int((self.conclusion == group).sum()) for column, group in groups.items()}
 
     def _describe_rule(self) -> str:
         """Return the line on the rule by which units are shared."""
-        if self.outcome is not None:
-            group = "shared" if self.shared[self.outcome == "undecided"].all() else "personal"
+        if self.conclusion is not None:
+            group = "shared" if self.shared[self.conclusion == "inconclusive"].all() else "personal"
             tests = f"reliability tested against {self.threshold:.4g} (two-sided, FDR {self.fdr:.2g})"
             return f"Rule: {tests}: below, shared; above, personal; inconclusive units are treated as {group}"
         name = _STATISTICS[self.fit.statistic_name]
@@ -231,19 +232,22 @@ class SplitResult(Result):
         return f"Rule: shared if {name} >= {self.threshold:.3g} (tau = {self.tau}{quantile})"
 
     def _lines(self) -> list[str]:
-        groups, (n_shared, n_personal, n_dead) = self.group, self._counts
-        rule = "test" if self.outcome is not None else _STATISTICS[self.fit.statistic_name]
+        groups, (n_shared, n_personal, n_constant) = self.group, self._counts
+        rule = "test" if self.conclusion is not None else _STATISTICS[self.fit.statistic_name]
         head = f"{n_shared} shared, {n_personal} personal"
-        if self.outcome is not None:
-            n = {name: int((self.outcome == name).sum()) for name in ("shared", "personal", "undecided")}
-            head = f"{n['shared']} shared, {n['personal']} personal, {n['undecided']} inconclusive"
-        lines = [f"Split of {count(len(groups), 'unit')} by {rule}: {head}, {n_dead} constant", self._describe_rule()]
-        if np.isfinite(self.threshold) and self.outcome is None:
+        if self.conclusion is not None:
+            n = {name: int((self.conclusion == name).sum()) for name in ("shared", "personal", "inconclusive")}
+            head = f"{n['shared']} shared, {n['personal']} personal, {n['inconclusive']} inconclusive"
+        lines = [
+            f"Split of {count(len(groups), 'unit')} by {rule}: {head}, {n_constant} constant",
+            self._describe_rule(),
+        ]
+        if np.isfinite(self.threshold) and self.conclusion is None:
             by_margin = np.argsort(np.where(np.isnan(self.margin), np.inf, np.abs(self.margin)))
-            close = [f"{self.fit.units[j]} ({self.margin[j]:+.3f})" for j in by_margin[:6] if not self.fit.dead[j]]
+            close = [f"{self.fit.units[j]} ({self.margin[j]:+.3f})" for j in by_margin[:6] if not self.fit.constant[j]]
             lines.append(listing("Nearest to the threshold:", close, TERMINAL))
-        median = {name: self.median_icc(name) for name in ("shared", "personal", "undecided")}
-        if medians := [f"{coefficient(x)} on {_OUTCOMES.get(k, k)}" for k, x in median.items() if np.isfinite(x)]:
+        median = {name: self.median_icc(name) for name in ("shared", "personal", "inconclusive")}
+        if medians := [f"{coefficient(x)} on {k}" for k, x in median.items() if np.isfinite(x)]:
             lines.append(f"Agreement (median ICC2): {', '.join(medians)} units")
         if self.fdr is not None and self.fdr <= 0.05:
             of_units, of_layers = (f"{100 * rate:.0f}%" for rate in WRONG_SIDE)
@@ -262,7 +266,7 @@ class SplitResult(Result):
             is_by_communality = self.fit.statistic_name == "nu"
             caution = Caution("Clients agree less on shared units", text + meaning * is_by_communality, severe=True)
             cautions.append(caution)
-        if self.outcome is not None and self.median_icc("shared") < _MIN_AGREEMENT:
+        if self.conclusion is not None and self.median_icc("shared") < _MIN_AGREEMENT:
             text = (
                 "clients hardly agree on shared units; there the average over clients has the lower expected error, "
                 "but it may hold nothing that they have in common"
@@ -273,7 +277,7 @@ class SplitResult(Result):
     @property
     def _counts(self) -> list[int]:
         """Numbers of shared, personal and constant units."""
-        return [int((self.group == name).sum()) for name in ("shared", "personal", "dead")]
+        return [int((self.group == name).sum()) for name in ("shared", "personal", "constant")]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -288,7 +292,7 @@ class SplitMapResult(Result):
         method; kappa (NaN for "icc", which has no κ); n_factors; converged; n_shared (number of shared units).
     shared : bool array (specification, unit)
         True where a specification shares a unit.
-    dead : bool array (unit,)
+    constant : bool array (unit,)
         True for a constant unit.
     units : array (unit,)
         Names of the units.
@@ -298,25 +302,25 @@ class SplitMapResult(Result):
 
     analyses: pd.DataFrame
     shared: NDArray[np.bool_]
-    dead: NDArray[np.bool_]
+    constant: NDArray[np.bool_]
     units: NDArray[Any]
     tau: str
     _figure: ClassVar[str] = "split_map"
 
     @property
-    def p_shared(self) -> NDArray[np.float64]:
+    def prop_shared(self) -> NDArray[np.float64]:
         """Proportion of the specifications that share each unit; array (unit,)."""
         return np.asarray(self.shared.mean(0))
 
     @property
-    def verdict(self) -> NDArray[np.str_]:
-        """Group of each unit under all specifications: "shared", "personal", "depends" if they differ, or "dead".
+    def conclusion(self) -> NDArray[np.str_]:
+        """Group of each unit under all specifications: "shared", "personal", "depends" if they differ, or "constant".
 
-        Array (unit,); "dead" is a constant unit.
+        Array (unit,); "constant" is a constant unit.
         """
-        p = self.p_shared
+        p = self.prop_shared
         groups = np.where(p == 1, "shared", np.where(p == 0, "personal", "depends"))
-        return np.where(self.dead, "dead", groups)
+        return np.where(self.constant, "constant", groups)
 
     def tidy(self) -> pd.DataFrame:
         """Return one row per unit.
@@ -324,17 +328,22 @@ class SplitMapResult(Result):
         Returns
         -------
         DataFrame (unit)
-            term (the unit); n_shared and p_shared (number and proportion of the specifications that share it); verdict
-            (see :attr:`verdict`).
+            term (the unit); n_shared and prop_shared (number and proportion of the specifications that share it);
+            conclusion (see :attr:`conclusion`).
         """
         return pd.DataFrame(
-            {"term": self.units, "n_shared": self.shared.sum(0), "p_shared": self.p_shared, "verdict": self.verdict}
+            {
+                "term": self.units,
+                "n_shared": self.shared.sum(0),
+                "prop_shared": self.prop_shared,
+                "conclusion": self.conclusion,
+            }
         )
 
     def augment(self) -> pd.DataFrame:
-        """Return one row per specification and unit: method, kappa, unit, group ("dead" for a constant unit)."""
+        """Return one row per specification and unit: method, kappa, unit, group ("constant" for a constant unit)."""
         rows = self.analyses[["method", "kappa"]].loc[np.repeat(self.analyses.index, len(self.units))]
-        group = np.where(self.shared, "shared", np.where(self.dead, "dead", "personal"))
+        group = np.where(self.shared, "shared", np.where(self.constant, "constant", "personal"))
         n = len(self.shared)
         return rows.reset_index(drop=True).assign(unit=np.tile(self.units, n), group=group.ravel())
 
@@ -344,20 +353,22 @@ class SplitMapResult(Result):
         Returns
         -------
         DataFrame (1,)
-            d (number of units), n_analyses (specifications), tau, n_not_converged; n_shared and n_personal (units with
-            this group under all specifications), n_depends (units whose group varies), n_dead (constant units);
-            adjusted_rand_median and adjusted_rand_min over pairs of specifications.
+            n_units, n_analyses (specifications), tau, n_not_converged; n_shared and n_personal (units with
+            this group under all specifications), n_depends (units whose group varies), n_constant (constant units);
+            ari_median and ari_min over pairs of specifications.
         """
         pairs = self._compare_pairs()
-        row: dict[str, Any] = {"d": len(self.units), "n_analyses": len(self.shared), "tau": self.tau}
+        row: dict[str, Any] = {"n_units": len(self.units), "n_analyses": len(self.shared), "tau": self.tau}
         row |= {"n_not_converged": int((~self.analyses["converged"]).sum())}
-        row |= {f"n_{name}": int((self.verdict == name).sum()) for name in ("shared", "personal", "depends", "dead")}
-        row |= {"adjusted_rand_median": float(np.median(pairs)) if len(pairs) else np.nan}
-        row |= {"adjusted_rand_min": float(np.min(pairs)) if len(pairs) else np.nan}
+        row |= {
+            f"n_{name}": int((self.conclusion == name).sum()) for name in ("shared", "personal", "depends", "constant")
+        }
+        row |= {"ari_median": float(np.median(pairs)) if len(pairs) else np.nan}
+        row |= {"ari_min": float(np.min(pairs)) if len(pairs) else np.nan}
         return pd.DataFrame([row])
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.tidy(), "p_shared"
+        return self.tidy(), "prop_shared"
 
     def _compare_pairs(self) -> NDArray[np.float64]:
         """Return the adjusted Rand index of every pair of specifications."""
@@ -365,7 +376,7 @@ class SplitMapResult(Result):
         return np.asarray(_split.adjusted_rand(self.shared[first], self.shared[second]))
 
     def _lines(self) -> list[str]:
-        x, p = self.glance().to_dict("records")[0], self.p_shared
+        x, p = self.glance().to_dict("records")[0], self.prop_shared
         n = x["n_analyses"]
         with_factors = self.analyses[self.analyses["kappa"].notna()]
         methods = [] if with_factors.empty else [", ".join(dict.fromkeys(with_factors["method"]))]
@@ -374,13 +385,13 @@ class SplitMapResult(Result):
         methods += ["icc"] if self.analyses["kappa"].isna().any() else []
         by_variation = np.argsort(np.abs(p - 0.5), kind="stable")[: x["n_depends"]]
         varying = [f"{self.units[j]} ({self.shared[:, j].sum()})" for j in by_variation]
-        least, median = (coefficient(x[f"adjusted_rand_{end}"]) for end in ("min", "median"))
+        least, median = (coefficient(x[f"ari_{end}"]) for end in ("min", "median"))
         return [
-            f"Split of {count(x['d'], 'unit')} under {count(n, 'specification')} (tau = {self.tau})",
+            f"Split of {count(x['n_units'], 'unit')} under {count(n, 'specification')} (tau = {self.tau})",
             f"  {'; '.join(methods)}",
             (
                 f"{count(x['n_shared'], 'unit')} shared in all, {x['n_personal']} personal in all, "
-                f"{x['n_depends']} vary, {x['n_dead']} constant"
+                f"{x['n_depends']} vary, {x['n_constant']} constant"
             ),
             f"ARI between two specifications: median {median}, minimum {least}",
             *[listing(f"Most variable (shared in x of {n}):", varying, TERMINAL)] * bool(varying),

@@ -58,7 +58,7 @@ class BootstrapResult(Result):
     _figure: ClassVar[str] = "forest"
 
     @property
-    def p_shared(self) -> Floats:
+    def prop_shared(self) -> Floats:
         """Selection frequency: proportion of the bootstrap samples that share a unit; array (unit,).
 
         It is not the probability that the unit is shared in the population. In simulations, it was near that
@@ -67,21 +67,23 @@ class BootstrapResult(Result):
         return np.asarray(self.shared.mean(0))
 
     @property
-    def adjusted_rand(self) -> Floats:
+    def ari(self) -> Floats:
         """Adjusted Rand index of each bootstrap sample's split with the observed split; array (bootstrap sample,)."""
         return np.asarray(_split.adjusted_rand(self.shared, self.split.shared[None]))
 
     @property
     def std_error(self) -> Floats:
         """Standard deviation of the communality over bootstrap samples; array (unit,), NaN for a constant unit."""
-        return np.where(self._dead, np.nan, np.nanstd(np.where(self._dead, 0, self.communality), axis=0, ddof=1))
+        return np.where(
+            self._constant, np.nan, np.nanstd(np.where(self._constant, 0, self.communality), axis=0, ddof=1)
+        )
 
     @property
     def half_sample(self) -> Floats:
         """Mean communality in random halves of the clients; array (unit,), NaN for fewer than 4 clients."""
         if not len(self.half_samples):
-            return np.full(len(self._dead), np.nan)
-        return np.where(self._dead, np.nan, np.nanmean(np.where(self._dead, 0, self.half_samples), axis=0))
+            return np.full(len(self._constant), np.nan)
+        return np.where(self._constant, np.nan, np.nanmean(np.where(self._constant, 0, self.half_samples), axis=0))
 
     @property
     def separation(self) -> float:
@@ -106,25 +108,26 @@ class BootstrapResult(Result):
         -------
         DataFrame (unit)
             term (the unit); estimate (communality ν) and std_error; conf_low and conf_high; half_sample (mean
-            communality in random halves of the clients); p_shared (selection frequency); group in the observed split.
+            communality in random halves of the clients); prop_shared (selection frequency); group in the observed
+            split.
 
         Notes
         -----
         The intervals are expanded percentiles (:func:`fedstat.stats.resampling.expanded_percentiles`). They are for the
         expected communality in samples of as many clients, not for the population's. NaN for fewer than 8 clients.
         """
-        nu, n = np.where(self._dead, 0, self.communality), self.split.fit.n_clients or 0
+        nu, n = np.where(self._constant, 0, self.communality), self.split.fit.n_clients or 0
         ends = expanded_percentiles(nu, max(n, 2), level=self.level)
-        low, high = (np.where(self._dead | (n < _LEAST_CLIENTS), np.nan, end) for end in ends)
+        low, high = (np.where(self._constant | (n < _LEAST_CLIENTS), np.nan, end) for end in ends)
         columns = {"std_error": self.std_error, "conf_low": low, "conf_high": high, "half_sample": self.half_sample}
         return pd.DataFrame(
             {"term": self.split.fit.units, "estimate": self.split.communality}
             | columns
-            | {"p_shared": self.p_shared, "group": self.split.group}
+            | {"prop_shared": self.prop_shared, "group": self.split.group}
         )
 
     @property
-    def _dead(self) -> NDArray[np.bool_]:
+    def _constant(self) -> NDArray[np.bool_]:
         """Constant units; bool array (unit,)."""
         return np.asarray(np.isnan(self.communality).all(0))
 
@@ -141,17 +144,17 @@ class BootstrapResult(Result):
         Returns
         -------
         DataFrame (1,)
-            replicates (number of bootstrap samples), n_clients; adjusted_rand and adjusted_rand_low (mean and 5%
-            quantile of the adjusted Rand index with the observed split); n_doubtful (units with p_shared between 0.1
+            replicates (number of bootstrap samples), n_clients; ari and ari_low (mean and 5%
+            quantile of the adjusted Rand index with the observed split); n_doubtful (units with prop_shared between 0.1
             and 0.9); separation (of the groups, in standard errors); n_factors_low and n_factors_high (fewest and most
             factors); eigenvalue_gap (at the cut, in standard errors); converged (proportion of the fits).
         """
-        p, ari = self.p_shared, self.adjusted_rand
+        p, ari = self.prop_shared, self.ari
         row = {
             "replicates": len(self.shared),
             "n_clients": self.split.fit.n_clients,
-            "adjusted_rand": float(ari.mean()),
-            "adjusted_rand_low": float(np.quantile(ari, 0.05)),
+            "ari": float(ari.mean()),
+            "ari_low": float(np.quantile(ari, 0.05)),
             "n_doubtful": int(((p > 0.1) & (p < 0.9)).sum()),
             "separation": self.separation,
             "n_factors_low": int(self.n_factors.min()),
@@ -170,7 +173,7 @@ class BootstrapResult(Result):
         return observed / std_error if std_error > 0 else np.nan
 
     def _lines(self) -> list[str]:
-        x, p = self.glance().iloc[0], self.p_shared
+        x, p = self.glance().iloc[0], self.prop_shared
         fit, split, n = self.split.fit, self.split, int(x["n_clients"])
         by_frequency = np.argsort(np.abs(p - 0.5))[: int(x["n_doubtful"])]
         doubtful = [f"{fit.units[j]} ({p[j]:.2f})" for j in by_frequency]
@@ -183,7 +186,7 @@ class BootstrapResult(Result):
         changes = f"{len(doubtful)} of {count(len(p), 'unit')} change group often (shared in 10% to 90% of the samples)"
         return [
             f"Bootstrap ({x['replicates']:.0f} samples of {n} clients) of a split: {sizes}",
-            f"ARI with the observed split: mean {x['adjusted_rand']:.2f}, 5% quantile {x['adjusted_rand_low']:.2f}",
+            f"ARI with the observed split: mean {x['ari']:.2f}, 5% quantile {x['ari_low']:.2f}",
             changes,
             *[listing(" ", doubtful, TERMINAL)] * bool(doubtful),
             f"Factors: {x['n_factors_low']:.0f} to {x['n_factors_high']:.0f}; converged: {100 * x['converged']:.0f}%",
@@ -259,7 +262,7 @@ class PermutationResult(Result):
 
         null = np.sort(self.communality[~np.isnan(self.communality)])
         at_least = len(null) - np.searchsorted(null, self.split.communality)
-        p = np.where(self.split.fit.dead, np.nan, (1 + at_least) / (1 + len(null)))
+        p = np.where(self.split.fit.constant, np.nan, (1 + at_least) / (1 + len(null)))
         adjusted, is_tested = p.copy(), np.isfinite(p)
         adjusted[is_tested] = multipletests(p[is_tested], method="fdr_bh")[1]
         columns = {"estimate": self.split.communality, "p_value": p, "p_adjusted": adjusted, "group": self.split.group}
@@ -279,14 +282,14 @@ class PermutationResult(Result):
         -------
         DataFrame (1,)
             statistic (standard deviation of the communality over units); null_mean (its mean under H0); p_value;
-            replicates (number of permutations); n_units (units with p_adjusted <= 0.05).
+            replicates (number of permutations); n_significant (units with p_adjusted <= 0.05).
         """
         null = float(np.nanstd(self.communality, axis=1).mean())
         row = {"statistic": self.statistic, "null_mean": null, "p_value": self.p_value}
-        n_units = int((self.tidy()["p_adjusted"] <= _LEVEL).sum())
-        return pd.DataFrame([row | {"replicates": len(self.communality), "n_units": n_units}])
+        n_significant = int((self.tidy()["p_adjusted"] <= _LEVEL).sum())
+        return pd.DataFrame([row | {"replicates": len(self.communality), "n_significant": n_significant}])
 
-    def verdict(self) -> str:
+    def conclude(self) -> str:
         """Return the conclusion of the test at 5%, in words."""
         if 2 / (1 + len(self.communality)) > _LEVEL:
             return "too few permutations for a conclusion at 5%"
@@ -296,7 +299,7 @@ class PermutationResult(Result):
 
     def _lines(self) -> list[str]:
         x = self.glance().iloc[0]
-        least, size = p_equals(2 / (1 + x["replicates"])), len(self.split.shared)
+        least, size, n = p_equals(2 / (1 + x["replicates"])), len(self.split.shared), x["n_significant"]
         return [
             f"Permutation test of communalities ({x['replicates']:.0f} permutations of units within clients)",
             "H0: units are exchangeable within clients",
@@ -304,8 +307,8 @@ class PermutationResult(Result):
                 f"SD of communality over {count(size, 'unit')}: {x['statistic']:.3f} observed, "
                 f"{x['null_mean']:.3f} expected under H0"
             ),
-            f"  {p_equals(x['p_value'])} (two-sided; smallest possible {least}): {self.verdict()}",
-            f"Units: {x['n_units']:.0f} of {size} have a higher communality than under H0 (one-sided, FDR {_LEVEL:g})",
+            f"  {p_equals(x['p_value'])} (two-sided; smallest possible {least}): {self.conclude()}",
+            f"Units: {n:.0f} of {size} have a higher communality than under H0 (one-sided, FDR {_LEVEL:g})",
         ]
 
 
@@ -318,9 +321,9 @@ class SensitivityResult(Result):
     reference : SplitResult
         Split that the variants are compared with.
     table : DataFrame (variant)
-        varied and value (the changed setting and its value); adjusted_rand (adjusted Rand index with the reference);
-        same_state (proportion of units in the same group as in the reference); n_factors; converged; n_heywood (number
-        of Heywood cases).
+        varied and value (the changed setting and its value); ari (adjusted Rand index with the reference);
+        prop_unchanged (proportion of units in the same group as in the reference); n_factors; converged; n_heywood
+        (number of Heywood cases).
     """
 
     reference: SplitResult
@@ -333,7 +336,7 @@ class SensitivityResult(Result):
 
     def glance(self) -> pd.DataFrame:
         """Return one row with a column per varied setting: its smallest adjusted Rand index with the reference."""
-        return self.table.groupby("varied", sort=False)["adjusted_rand"].min().to_frame().T.reset_index(drop=True)
+        return self.table.groupby("varied", sort=False)["ari"].min().to_frame().T.reset_index(drop=True)
 
     def _lines(self) -> list[str]:
         split, factors = self.reference, self.reference.factors
@@ -343,7 +346,7 @@ class SensitivityResult(Result):
         rows = [("setting", "value", "ARI", "unchanged", "factors", "converged", "Heywood")]
         rows += [
             (
-                x["varied"], str(x["value"]), coefficient(x["adjusted_rand"]), coefficient(x["same_state"]),
+                x["varied"], str(x["value"]), coefficient(x["ari"]), coefficient(x["prop_unchanged"]),
                 str(x["n_factors"]), "yes" if x["converged"] else "no", str(x["n_heywood"]),
             )
             for x in self.table.to_dict("records")
@@ -409,8 +412,8 @@ class NFactorsResult(Result):
         return pd.DataFrame(rows)
 
     def glance(self) -> pd.DataFrame:
-        """Return one row: d (number of units), n_obs (rows), and the number of factors by each rule."""
-        row: dict[str, Any] = {"d": len(self.curves["eigenvalues"]), "n_obs": self.n_obs}
+        """Return one row: n_units, n_obs (rows), and the number of factors by each rule."""
+        row: dict[str, Any] = {"n_units": len(self.curves["eigenvalues"]), "n_obs": self.n_obs}
         return pd.DataFrame([row | self.numbers])
 
     def _lines(self) -> list[str]:

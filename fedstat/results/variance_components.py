@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.results.base import Result, constant, extremes, wrapped
+from fedstat.results.base import Result, describe_constant, extremes, wrapped
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats.icc import fdr as adjusted
@@ -25,23 +25,25 @@ _ABOVE_HALF = (
 )
 _BEST = "Best, if above 0: average + reliability x (client's weights - average)"
 _CONCLUSIONS = {
-    "mean": "below 0.5",
-    "undecided": "inconclusive: the CI includes 0.5",
+    "average": "below 0.5",
+    "inconclusive": "inconclusive: the CI includes 0.5",
     "no difference shown beyond noise": "no evidence of differences beyond training noise",
     "undefined": "undefined: there is no CI",
 }
 
-Verdict = Literal["own", "mean", "undecided", "no difference shown beyond noise", "undefined"]
-COLUMNS = ("layer", "personal", "conf_low", "conf_high", "p_value")
+Conclusion = Literal["client", "average", "inconclusive", "no difference shown beyond noise", "undefined"]
+COLUMNS = ("layer", "reliability", "conf_low", "conf_high", "p_value")
 """Columns that :func:`personal_from` reads of a table of layers."""
 
 
-def verdict(personal: float, conf_low: float, conf_high: float, p_value: float, *, level: float = 0.95) -> Verdict:
+def conclude(
+    reliability: float, conf_low: float, conf_high: float, p_value: float, *, level: float = 0.95
+) -> Conclusion:
     """Return a keyword for the better estimate of a client's true weights: its weights or the mean over clients.
 
     Parameters
     ----------
-    personal, conf_low, conf_high : float
+    reliability, conf_low, conf_high : float
         Reliability of client differences, with its confidence interval.
     p_value : float
         P value of the test of no variance between clients.
@@ -52,7 +54,7 @@ def verdict(personal: float, conf_low: float, conf_high: float, p_value: float, 
     -------
     str
         "no difference shown beyond noise" if the test does not reject, which is no evidence of equality. Otherwise
-        "own" if the interval is above 1/2, "mean" if it is below, and "undecided" (inconclusive) if it includes 1/2.
+        "client" if the interval is above 1/2, "average" if it is below, and "inconclusive" if it includes 1/2.
         "undefined" for weights that are identical in all models.
 
     Notes
@@ -60,7 +62,8 @@ def verdict(personal: float, conf_low: float, conf_high: float, p_value: float, 
     Let σ_b² be the variance between C clients and σ_e² the training noise of one of R replicates. The weights of a
     client, trained on all its data, have expected squared error σ_e²/R. The mean over clients has expected squared
     error σ_b² (1 − 1/C) + σ_e²/(R C). The first is smaller if and only if σ_b² > σ_e²/R, that is, if the reliability is
-    above 1/2. Shrinking a client's weights towards the mean by the factor ``personal`` is better than either [1]_ [2]_.
+    above 1/2. Shrinking a client's weights towards the mean by the factor ``reliability`` is better than either [1]_
+    [2]_.
 
     References
     ----------
@@ -69,16 +72,16 @@ def verdict(personal: float, conf_low: float, conf_high: float, p_value: float, 
 
     Examples
     --------
-    >>> verdict(0.7, 0.6, 0.8, 1e-4), verdict(0.2, 0.1, 0.3, 1e-3), verdict(0.4, -0.9, 0.8, 0.2)
-    ('own', 'mean', 'no difference shown beyond noise')
+    >>> conclude(0.7, 0.6, 0.8, 1e-4), conclude(0.2, 0.1, 0.3, 1e-3), conclude(0.4, -0.9, 0.8, 0.2)
+    ('client', 'average', 'no difference shown beyond noise')
     """
-    if np.isnan([personal, conf_low, conf_high, p_value]).any():
+    if np.isnan([reliability, conf_low, conf_high, p_value]).any():
         return "undefined"
     if p_value > 1 - level:
         return "no difference shown beyond noise"
     if conf_low > 0.5:
-        return "own"
-    return "mean" if conf_high < 0.5 else "undecided"
+        return "client"
+    return "average" if conf_high < 0.5 else "inconclusive"
 
 
 def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, level: float = 0.95) -> str:
@@ -89,7 +92,7 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     Parameters
     ----------
     results : DataFrame, or mapping of layer to ComponentsResult
-        One row per layer, in order of depth, with columns layer, personal (reliability), conf_low, conf_high and
+        One row per layer, in order of depth, with columns layer, reliability, conf_low, conf_high and
         p_value.
     level : float in (0, 1)
         Confidence level of the intervals in a table. Results have a level, which takes precedence.
@@ -97,7 +100,7 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     Returns
     -------
     str
-        Report of at most 80 columns: the first layer from which on all layers are "own" (:func:`verdict`), with
+        Report of at most 80 columns: the first layer from which on all layers are "client" (:func:`conclude`), with
         reliability and intervals, and the layer before it. If there is none, the last layer and its conclusion.
 
     Raises
@@ -107,14 +110,14 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
 
     Notes
     -----
-    Layers are tested from the last to the first, up to the first layer that is not "own". The order is fixed in
+    Layers are tested from the last to the first, up to the first layer that is not "client". The order is fixed in
     advance, so the intervals need no adjustment for the number of layers: the probability of naming a layer too early
     is at most the probability that one interval is too high (Westfall and Krishen 2001, J. Statistical Planning and
     Inference 99, 25-40).
 
     Examples
     --------
-    >>> layers = pd.DataFrame({"layer": ["conv1", "fc1", "fc2"], "personal": [0.1, 0.7, 0.8],
+    >>> layers = pd.DataFrame({"layer": ["conv1", "fc1", "fc2"], "reliability": [0.1, 0.7, 0.8],
     ...                        "conf_low": [0.0, 0.6, 0.7], "conf_high": [0.2, 0.8, 0.9], "p_value": [0.04, 0, 0]})
     >>> print(personal_from(layers))
     Reliability of client differences is above 0.5 from layer fc1 on
@@ -147,10 +150,10 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
             "one round, or pool rounds: fedstat.fl.profile(run, window=10)."
         )
     values = results[list(COLUMNS[1:])].to_numpy(dtype=float)
-    verdicts = [verdict(*row, level=level) for row in values]
+    conclusions = [conclude(*row, level=level) for row in values]
     estimates = [f"{name} {v[0]:.2f} [{v[1]:.2f}, {v[2]:.2f}]" for name, v in zip(names, values, strict=True)]
     first = len(names)
-    while first and verdicts[first - 1] == "own":
+    while first and conclusions[first - 1] == "client":
         first -= 1
     lines = ["No evidence that reliability is above 0.5 in the last layer"]
     if first < len(names):
@@ -158,8 +161,8 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
         lines.append(f"  {', '.join(estimates[first:])}")
     if first:
         position = "Layer before" if first < len(names) else "Last layer"
-        lines.append(f"  {position}: {estimates[first - 1]}, {_CONCLUSIONS[verdicts[first - 1]]}")
-    if earlier := [text for text, v in zip(estimates[:first], verdicts[:first], strict=True) if v == "own"]:
+        lines.append(f"  {position}: {estimates[first - 1]}, {_CONCLUSIONS[conclusions[first - 1]]}")
+    if earlier := [text for text, v in zip(estimates[:first], conclusions[:first], strict=True) if v == "client"]:
         lines.append(f"  Before it, but above 0.5: {', '.join(earlier)}")
     lines += [f"  {100 * level:g}% CIs; layers are tested from the last to the first", _ABOVE_HALF, _BEST]
     return "\n".join(map(wrapped, lines))
@@ -190,7 +193,7 @@ class ComponentsResult(Result):
         True if clients were adjusted for a covariate.
     """
 
-    statistic_name: ClassVar[str] = "personal share"
+    statistic_name: ClassVar[str] = "reliability"
     _figure: ClassVar[str] = "forest"
 
     components: Components
@@ -209,22 +212,22 @@ class ComponentsResult(Result):
         return self.components.level
 
     @property
-    def personal(self) -> Floats:
+    def reliability(self) -> Floats:
         """Reliability of client differences, σ_b²/(σ_b² + σ_e²/R); array (unit,).
 
         σ_b² is the variance between clients, σ_e² the training noise of one of R replicates.
         """
-        return self.components.personal
+        return self.components.reliability
 
     @property
-    def dead(self) -> NDArray[np.bool_]:
+    def constant(self) -> NDArray[np.bool_]:
         """Constant units: all weights of all clients and replicates are equal; bool array (unit,)."""
-        return np.isnan(self.agreement) & np.isnan(self.personal)
+        return np.isnan(self.agreement) & np.isnan(self.reliability)
 
     @property
     def identical(self) -> NDArray[np.bool_]:
         """Units that are identical in all clients, as after averaging, but not constant; bool array (unit,)."""
-        return np.isnan(self.personal) & ~self.dead
+        return np.isnan(self.reliability) & ~self.constant
 
     @cached_property
     def p_adjusted(self) -> Floats:
@@ -233,11 +236,11 @@ class ComponentsResult(Result):
 
     @property
     def statistic(self) -> Floats:
-        """Statistic that a split of this result uses: :attr:`personal`."""
-        return self.personal
+        """Statistic that a split of this result uses: :attr:`reliability`."""
+        return self.reliability
 
     def split(
-        self, *, fdr: float = 0.05, margin: float = 0.5, undecided: Literal["shared", "personal"] = "shared"
+        self, *, fdr: float = 0.05, margin: float = 0.5, inconclusive: Literal["shared", "personal"] = "shared"
     ) -> SplitResult:
         """Split by two-sided tests of each unit's reliability against a margin.
 
@@ -252,13 +255,13 @@ class ComponentsResult(Result):
         margin : float in (0, 1)
             Reliability that separates shared from personal units. Above 1/2, a client's weights estimate its true
             weights with lower expected squared error than the mean over clients does.
-        undecided : {"shared", "personal"}
+        inconclusive : {"shared", "personal"}
             Group of inconclusive units.
 
         Returns
         -------
         SplitResult
-            ``outcome`` holds the conclusion of each unit's test, and ``group`` the split.
+            ``conclusion`` holds the conclusion of each unit's test, and ``group`` the split.
 
         Notes
         -----
@@ -274,14 +277,14 @@ class ComponentsResult(Result):
         >>> rng = np.random.default_rng(0)
         >>> sd = np.array([0, 0.7, 1, 3])[:, None]  # between clients: reliability 0, 1/2, 2/3, 18/19
         >>> client_weights = sd * rng.normal(size=(20, 1, 4, 50))
-        >>> variance_components(client_weights + rng.normal(size=(20, 2, 4, 50))).split().outcome.tolist()
-        ['shared', 'undecided', 'personal', 'personal']
+        >>> variance_components(client_weights + rng.normal(size=(20, 2, 4, 50))).split().conclusion.tolist()
+        ['shared', 'inconclusive', 'personal', 'personal']
         """
-        check.choice("undecided", undecided, ("shared", "personal"))
-        outcome = classify_units(self.components, margin=margin, fdr=fdr)
-        outcome = np.where(self.identical, "shared", outcome)
-        shared = (outcome == "shared") | ((outcome == "undecided") & (undecided == "shared"))
-        return SplitResult(np.full(len(shared), np.nan), shared, margin, "test", self, outcome, fdr)
+        check.choice("inconclusive", inconclusive, ("shared", "personal"))
+        conclusion = classify_units(self.components, margin=margin, fdr=fdr)
+        conclusion = np.where(self.identical, "shared", conclusion)
+        shared = (conclusion == "shared") | ((conclusion == "inconclusive") & (inconclusive == "shared"))
+        return SplitResult(np.full(len(shared), np.nan), shared, margin, "test", self, conclusion, fdr)
 
     def by_unit(self) -> pd.DataFrame:
         """Return the table of :meth:`tidy` with ``term`` for ``unit``, and with icc, to begin a split's table."""
@@ -293,9 +296,9 @@ class ComponentsResult(Result):
         return _make_table(self.layer_components)
 
     @property
-    def verdict(self) -> Verdict:
-        """Conclusion on the layer, a keyword of :func:`verdict`."""
-        return _list_verdicts(self.layer_components)[0]
+    def conclusion(self) -> Conclusion:
+        """Conclusion on the layer, a keyword of :func:`conclude`."""
+        return _list_conclusions(self.layer_components)[0]
 
     def tidy(self) -> pd.DataFrame:
         """Return one row per unit.
@@ -304,7 +307,7 @@ class ComponentsResult(Result):
         -------
         DataFrame (unit)
             unit; between (variance of a weight between clients); within (training noise: variance of a weight between
-            replicates of a client); personal (reliability), with conf_low and conf_high; p_value (one-sided, H0: no
+            replicates of a client); reliability, with conf_low and conf_high; p_value (one-sided, H0: no
             variance between clients); p_adjusted (false discovery rate over units).
         """
         table = _make_table(self.components)
@@ -317,16 +320,16 @@ class ComponentsResult(Result):
         Returns
         -------
         DataFrame (1,)
-            d (number of units), n_clients, n_replicates, n_weights (per unit), method, adjusted (for a covariate);
-            layer_between, layer_within, layer_personal (reliability), layer_low, layer_high and layer_p_value, as in
-            :meth:`tidy`; verdict (conclusion on the layer); personal_median, personal_min and personal_max over units.
-            Then counts of units: n_beyond_noise (p_adjusted of at most 1 − level), n_own and n_mean_better (interval
-            above and below 1/2), n_dead (constant), n_identical (in all clients); df of the test; level.
+            n_units, n_clients, n_replicates, n_weights (per unit), method, adjusted (for a covariate);
+            layer_between, layer_within, layer_reliability, layer_low, layer_high and layer_p_value, as in
+            :meth:`tidy`; conclusion (on the layer); reliability_median, reliability_min and reliability_max over units.
+            Then counts of units: n_beyond_noise (p_adjusted of at most 1 − level), n_above_half and n_below_half
+            (interval above and below 1/2), n_constant, n_identical (in all clients); df of the test; level.
         """
         layer = self.layer.iloc[0]
-        median, least, most = median_and_ends(self.personal)
+        median, least, most = median_and_ends(self.reliability)
         row = {
-            "d": len(self.units),
+            "n_units": len(self.units),
             "n_clients": self.n_clients,
             "n_replicates": self.n_replicates,
             "n_weights": self.n_weights,
@@ -334,18 +337,18 @@ class ComponentsResult(Result):
             "adjusted": self.adjusted,
             "layer_between": float(layer["between"]),
             "layer_within": float(layer["within"]),
-            "layer_personal": float(layer["personal"]),
+            "layer_reliability": float(layer["reliability"]),
             "layer_low": float(layer["conf_low"]),
             "layer_high": float(layer["conf_high"]),
             "layer_p_value": float(layer["p_value"]),
-            "verdict": self.verdict,
-            "personal_median": median,
-            "personal_min": least,
-            "personal_max": most,
+            "conclusion": self.conclusion,
+            "reliability_median": median,
+            "reliability_min": least,
+            "reliability_max": most,
             "n_beyond_noise": self._n_beyond_noise,
-            "n_own": int((self.components.conf_low > 0.5).sum()),
-            "n_mean_better": int((self.components.conf_high < 0.5).sum()),
-            "n_dead": int(self.dead.sum()),
+            "n_above_half": int((self.components.conf_low > 0.5).sum()),
+            "n_below_half": int((self.components.conf_high < 0.5).sum()),
+            "n_constant": int(self.constant.sum()),
             "n_identical": int(self.identical.sum()),
             "df": self.components.df,
             "level": self.level,
@@ -363,23 +366,23 @@ class ComponentsResult(Result):
         Returns
         -------
         DataFrame (unit) or Dataset
-            The columns of :meth:`tidy`; personal_replicate (reliability of a model trained on the data of one
+            The columns of :meth:`tidy`; reliability_replicate (reliability of a model trained on the data of one
             replicate); shrink (factor that moves a client's difference from the mean nearest to the true difference:
-            reliability, clipped to 0 to 1); statistic (t of the test); verdict (conclusion on the unit, not adjusted
-            for the number of units); dead (True for a constant unit).
+            reliability, clipped to 0 to 1); statistic (t of the test); conclusion (conclusion on the unit, not adjusted
+            for the number of units); constant (True for a constant unit).
         """
         c = self.components
         table = self.tidy().assign(
-            personal_replicate=c.personal_replicate,
-            shrink=np.clip(c.personal, 0, 1),
+            reliability_replicate=c.reliability_replicate,
+            shrink=np.clip(c.reliability, 0, 1),
             statistic=c.statistic,
-            verdict=_list_verdicts(c),
-            dead=self.dead,
+            conclusion=_list_conclusions(c),
+            constant=self.constant,
         )
         return join_columns(table, data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.tidy(), "personal"
+        return self.tidy(), "reliability"
 
     def summary(self, *, rows: int = 12) -> str:
         """Return a report on the layer, then on the units.
@@ -393,7 +396,7 @@ class ComponentsResult(Result):
 
     def _details(self, rows: int = 12) -> str:
         cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)})"
-        units = self.tidy().sort_values("personal", ascending=False, kind="stable").head(rows)
+        units = self.tidy().sort_values("reliability", ascending=False, kind="stable").head(rows)
         return "\n".join(
             [
                 "Layer",
@@ -410,7 +413,7 @@ class ComponentsResult(Result):
 
     def _lines(self) -> list[str]:
         x = self.glance().iloc[0]
-        reliability, low, high = (coefficient(float(x[f"layer_{name}"])) for name in ("personal", "low", "high"))
+        reliability, low, high = (coefficient(float(x[f"layer_{name}"])) for name in ("reliability", "low", "high"))
         method = "restricted maximum likelihood" if self.method == "reml" else "method of moments"
         n_tested = int((~np.isnan(self.p_adjusted)).sum())
         test = f"one-sided, FDR {1 - self.level:.2g}"
@@ -418,44 +421,44 @@ class ComponentsResult(Result):
         interval = f", {100 * self.level:g}% CI [{low}, {high}] (jackknife over clients)"
         interval = "; no CI" if np.isnan(x["layer_low"]) else interval
         n_include = int(((self.components.conf_low <= 0.5) & (self.components.conf_high >= 0.5)).sum())
-        sides = f"{x['n_own']} above 0.5, {x['n_mean_better']} below, {n_include} include it"
+        sides = f"{x['n_above_half']} above 0.5, {x['n_below_half']} below, {n_include} include it"
         lines = [
             f"Reliability of client differences: {count(len(self.units), 'unit')}, {self.n_weights} weights per unit",
             f"{self.n_clients} clients x {self.n_replicates} replicates; {method}",
             *["Clients are adjusted for a covariate"] * self.adjusted,
             f"Layer: reliability = {reliability}{interval}",
             f"  {self._describe_conclusion()}",
-            f"Units: median {coefficient(float(x['personal_median']))}; {differing}",
+            f"Units: median {coefficient(float(x['reliability_median']))}; {differing}",
             f"  {100 * self.level:g}% CIs for these {self.n_clients} clients (unadjusted): {sides}",
-            *extremes(self.personal, self.units),
+            *extremes(self.reliability, self.units),
         ]
         if n := int(self.identical.sum()):
             lines.append(f"{count(n, 'unit')} {'is' if n == 1 else 'are'} identical in all clients: no differences")
-        return lines + constant(self.units, self.dead)
+        return lines + describe_constant(self.units, self.constant)
 
     def _describe_conclusion(self) -> str:
         """Return the conclusion on the layer in a sentence."""
         p = p_equals(float(self.layer_components.p_value[0]))
-        are_identical = bool(np.isnan(self.personal).all())
+        are_identical = bool(np.isnan(self.reliability).all())
         return {
-            "own": _ABOVE_HALF,
-            "mean": "Below 0.5: the average over clients estimates a client's true weights with lower expected squared "
-            "error than its own weights do",
-            "undecided": "Inconclusive: the CI includes 0.5",
+            "client": _ABOVE_HALF,
+            "average": "Below 0.5: the average over clients estimates a client's true weights with lower expected "
+            "squared error than its own weights do",
+            "inconclusive": "Inconclusive: the CI includes 0.5",
             "no difference shown beyond noise": f"No evidence of differences beyond training noise ({p})",
             "undefined": "No differences: all units are identical in all clients"
             if are_identical
             else "No conclusion: weights vary in too few clients for a CI",
-        }[self.verdict]
+        }[self.conclusion]
 
 
 def _make_table(c: Components) -> pd.DataFrame:
     """Return the columns of components that tables of units and of the layer have in common."""
-    names = ("between", "within", "personal", "conf_low", "conf_high", "p_value")
+    names = ("between", "within", "reliability", "conf_low", "conf_high", "p_value")
     return pd.DataFrame({name: getattr(c, name) for name in names})
 
 
-def _list_verdicts(c: Components) -> list[Verdict]:
-    """Return the verdict on each unit."""
-    rows = zip(c.personal, c.conf_low, c.conf_high, c.p_value, strict=True)
-    return [verdict(*row, level=c.level) for row in rows]
+def _list_conclusions(c: Components) -> list[Conclusion]:
+    """Return the conclusion on each unit."""
+    rows = zip(c.reliability, c.conf_low, c.conf_high, c.p_value, strict=True)
+    return [conclude(*row, level=c.level) for row in rows]

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from fedstat._utils.lazy import attach
 
 if TYPE_CHECKING:
-    from fedstat.sim.experiment import Settings, same_state, study, summary
+    from fedstat.sim.experiment import Settings, prop_unchanged, study, summary
     from fedstat.sim.model8 import OneClassWarning, generate
     from fedstat.sim.recovery.accuracy import recover, spectrum
 
-__all__ = ["OneClassWarning", "Settings", "generate", "recover", "same_state", "spectrum", "study", "summary"]
+__all__ = ["OneClassWarning", "Settings", "generate", "prop_unchanged", "recover", "spectrum", "study", "summary"]
 
 __getattr__, __dir__ = attach(
     __name__,
@@ -18,7 +18,7 @@ __getattr__, __dir__ = attach(
         "Settings": "fedstat.sim.experiment",
         "generate": "fedstat.sim.model8",
         "recover": "fedstat.sim.recovery.accuracy",
-        "same_state": "fedstat.sim.experiment",
+        "prop_unchanged": "fedstat.sim.experiment",
         "spectrum": "fedstat.sim.recovery.accuracy",
         "study": "fedstat.sim.experiment",
         "summary": "fedstat.sim.experiment",

@@ -45,7 +45,7 @@ def accuracy(run: xr.DataTree) -> xr.DataArray:
     return xr.DataArray(run["metrics/accuracy"]).isel(round=-1).mean("client")
 
 
-def same_state(run: xr.DataTree) -> xr.DataArray:
+def prop_unchanged(run: xr.DataTree) -> xr.DataArray:
     """Return the proportion of units whose group is unchanged since the round before (FedFac Fig. 7).
 
     Parameters
@@ -60,7 +60,7 @@ def same_state(run: xr.DataTree) -> xr.DataArray:
     """
     shared, done = run["split/fc1/shared"], run["metrics/rounds_done"]
     same = (shared == shared.shift(round=1, fill_value=False)).mean("unit").isel(round=slice(1, None))
-    return same.where(same["round"] <= done).rename("same_state")
+    return same.where(same["round"] <= done).rename("prop_unchanged")
 
 
 def summary(run: xr.DataTree) -> pd.DataFrame:
@@ -86,7 +86,11 @@ def summary(run: xr.DataTree) -> pd.DataFrame:
             f"run must be a simulation study, as fedstat.sim.study and python -m fedstat.sim write it, but got a run "
             f"with the groups {list(run.children)}. Of a run of fl.train, read run['metrics'] itself."
         )
-    values, stable, done = accuracy(run), same_state(run).isel(round=slice(-LAST, None)).mean("round"), _complete(run)
+    values, stable, done = (
+        accuracy(run),
+        prop_unchanged(run).isel(round=slice(-LAST, None)).mean("round"),
+        _complete(run),
+    )
     rows = []
     for p in values["p"].values:
         for alpha in values["alpha"].values:

@@ -232,14 +232,14 @@ class Left(NamedTuple):
     ----------
     rand : array (draw,)
         Adjusted Rand index of the subsample's clusters with its groups; NaN without groups.
-    recurs : array (draw,)
+    subsample_ari : array (draw,)
         Adjusted Rand index of the subsample's clusters with its clusters in the full sample.
     left_out : int
         Number of objects left out in every draw.
     """
 
     rand: Floats
-    recurs: Floats
+    subsample_ari: Floats
     left_out: int
 
 
@@ -249,14 +249,14 @@ def left_out(
     """Cluster random subsamples, each without a fraction ``share`` of the objects (delete-d, without replacement)."""
     n, rng = len(clusters), generator(seed, "objects left out")
     n_left_out = min(max(1, round(share * n)), n - max(2, n_clusters))
-    rands, recurs = np.full(draws, np.nan), np.full(draws, np.nan)
+    rands, subsample_ari = np.full(draws, np.nan), np.full(draws, np.nan)
     for i in range(draws if n_left_out > 0 else 0):
         retained = np.sort(rng.permutation(n)[n_left_out:])
         new_clusters = cut(tree(similarity[np.ix_(retained, retained)]).merges, n_clusters)
-        recurs[i] = adjusted_rand(new_clusters, codes(clusters[retained]))
+        subsample_ari[i] = adjusted_rand(new_clusters, codes(clusters[retained]))
         if groups is not None:
             rands[i] = adjusted_rand(new_clusters, codes(groups[retained]))
-    return Left(rands, recurs, max(n_left_out, 0))
+    return Left(rands, subsample_ari, max(n_left_out, 0))
 
 
 def jackknife_error(values: Floats, whole: float, *, n: int, left: int) -> float:

@@ -104,7 +104,7 @@ def reml(w: Array, sizes: Any = None, *, covariate: Any = None, level: float = 0
     --------
     >>> rng = np.random.default_rng(0)
     >>> w = rng.normal(size=(20, 1, 1, 50)) + rng.normal(size=(20, 2, 1, 50))
-    >>> reml(w).personal.round(6) == moments.components(moments.parts(w)).personal.round(6)
+    >>> reml(w).reliability.round(6) == moments.components(moments.parts(w)).reliability.round(6)
     array([ True])
     """
     return components(gram(w, sizes, covariate), level=level)
@@ -126,8 +126,8 @@ def components(g: Gram, *, level: float = 0.95) -> Components:
     -----
     Simulations with known sizes and noise proportional to 1 / size, 1000 runs per case: the coverage of 95% intervals
     was 0.93 to 0.995, and 0.87 with 10 clients of unequal sizes and one weight. The test at 0.05 rejected a true H0 in
-    0.017 to 0.058. With size ratios up to 1 : 7, the root mean squared error of ``personal`` was 0.5 to 0.96 times the
-    error of the method of moments truncated at 0.
+    0.017 to 0.058. With size ratios up to 1 : 7, the root mean squared error of ``reliability`` was 0.5 to 0.96 times
+    the error of the method of moments truncated at 0.
 
     References
     ----------
@@ -153,8 +153,8 @@ def components(g: Gram, *, level: float = 0.95) -> Components:
     return Components(
         between=between,
         within=noise,
-        personal=ratio / (ratio + mean_inverse),
-        personal_replicate=ratio / (ratio + 1),
+        reliability=ratio / (ratio + mean_inverse),
+        reliability_replicate=ratio / (ratio + 1),
         conf_low=np.maximum(-np.expm1(half - theta), 0),
         conf_high=np.maximum(-np.expm1(-half - theta), 0),
         statistic=statistic,

@@ -178,7 +178,7 @@ def auc(statistic: Array, truth: Array) -> Array:
     return xp.mean(xp.astype(a > b, xp.float64) + 0.5 * xp.astype(a == b, xp.float64), axis=(-2, -1))
 
 
-def same_state(a: Array, b: Array) -> Array:
+def prop_unchanged(a: Array, b: Array) -> Array:
     """Return the proportion (...,) of units in equal groups of two splits, bool arrays (..., unit) (FedFac Fig. 7)."""
     xp = array_namespace(a, b)
     return xp.mean(xp.astype(a == b, xp.float64), axis=-1)
@@ -259,7 +259,7 @@ def iteration_stability(
     unchanged, change = [], []
     for steps in max_iter:
         nu = factor.fit(r, kappa=kappa, max_iter=steps, tol=0).communality
-        unchanged.append(same_state(shared(nu, tau=tau), shared(default, tau=tau)))
+        unchanged.append(prop_unchanged(shared(nu, tau=tau), shared(default, tau=tau)))
         difference = xp.abs(nu - default)
         change.append(xp.max(xp.where(xp.isnan(difference), xp.zeros_like(difference), difference), axis=-1))
     return xp.stack(unchanged), xp.stack(change)

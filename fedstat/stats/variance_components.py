@@ -90,19 +90,19 @@ class Components(NamedTuple):
         σ_b², variance of a weight between clients beyond noise. It is unbiased, and therefore sometimes negative.
     within : array
         σ_e², noise of a replicate: mean over clients, weighted by 1 − leverage (equal weights without a covariate).
-    personal : array
+    reliability : array
         Reliability σ_b² / (σ_b² + σ_e²/R) of the differences between clients that are trained on all their data. It is
         below 1, and negative if σ_b² is.
-    personal_replicate : array
+    reliability_replicate : array
         Reliability σ_b² / (σ_b² + σ_e²) of clients trained on the data of one replicate; minus infinity, which has no
         meaning, if ``between`` is −σ_e² or less.
     conf_low, conf_high : array
-        Interval of ``personal``.
+        Interval of ``reliability``.
     statistic, p_value : array
         One-sided t test of H0: σ_b² = 0 against σ_b² > 0.
     std_error : array
-        Standard error of −log(1 − personal), the numerator of the statistic. It is NaN, with interval and p value, for
-        a unit whose replicates differ in fewer than 5 clients; with 3 to 5 clients, unless they differ in all.
+        Standard error of −log(1 − reliability), the numerator of the statistic. It is NaN, with interval and p value,
+        for a unit whose replicates differ in fewer than 5 clients; with 3 to 5 clients, unless they differ in all.
     df : int
         Degrees of freedom of the test: number of clients minus number of columns of the fit.
     level : float
@@ -115,8 +115,8 @@ class Components(NamedTuple):
 
     between: Floats
     within: Floats
-    personal: Floats
-    personal_replicate: Floats
+    reliability: Floats
+    reliability_replicate: Floats
     conf_low: Floats
     conf_high: Floats
     statistic: Floats
@@ -153,7 +153,7 @@ def parts(w: Array, covariate: Any = None) -> SumsOfSquares:
     >>> rng = np.random.default_rng(0)
     >>> clients = rng.normal(size=(20, 1, 3, 50))
     >>> sums = parts(clients + rng.normal(size=(20, 2, 3, 50)))  # σ_b² = σ_e² = 1: 2 / 3
-    >>> components(sums.pooled()).personal.round(2)
+    >>> components(sums.pooled()).reliability.round(2)
     array([0.66])
     """
     w, basis = checked(w, covariate)
@@ -229,7 +229,7 @@ def components(p: SumsOfSquares, *, level: float = 0.95, cluster: Any = None) ->
     p : SumsOfSquares
         Sums of units, or of a layer (:meth:`SumsOfSquares.pooled`).
     level : float in (0, 1)
-        Confidence level of the two-sided intervals of ``personal``.
+        Confidence level of the two-sided intervals of ``reliability``.
     cluster : int array (client,), optional
         Client number of each row of ``p``, if clients have rows for several rounds. The jackknife leaves out all rows
         of a client.
@@ -250,7 +250,7 @@ def components(p: SumsOfSquares, *, level: float = 0.95, cluster: Any = None) ->
         σ_b² = [Σ_c between_c − Σ_c (1 − h_c) within_c / R] / (n Σ_c (1 − h_c)),
 
     which is unbiased for any unequal noise of clients and replicates [1]_. F is the ratio of the two sums, and
-    personal = 1 − 1/F. If noise is proportional to 1 / samples, as it is for halves of the data, then personal =
+    reliability = 1 − 1/F. If noise is proportional to 1 / samples, as it is for halves of the data, then reliability =
     R r / (1 + (R − 1) r). This is the reliability r of a replicate, stepped up by the Spearman-Brown formula [2]_.
 
     Weights of a unit are dependent, so that their number gives no degrees of freedom. Intervals and test come from the
@@ -288,13 +288,13 @@ def components(p: SumsOfSquares, *, level: float = 0.95, cluster: Any = None) ->
             std_error[(within > 0).sum(axis=0) < min(n, resampling.LEAST_CLIENTS)] = np.nan
         statistic = log_f / std_error
         half = scipy.special.stdtrit(df_interval, 0.5 + level / 2) * std_error
-        personal, low, high = (-np.expm1(-x) for x in (log_f, log_f - half, log_f + half))
+        reliability, low, high = (-np.expm1(-x) for x in (log_f, log_f - half, log_f + half))
         sigma_b, sigma_e = (b - v) / (p.n_weights * df), r * v / (p.n_weights * df)
         replicate = np.where(sigma_b + sigma_e > 0, sigma_b / (sigma_b + sigma_e), -np.inf)
-        replicate = np.where(np.isnan(personal), np.nan, replicate)
+        replicate = np.where(np.isnan(reliability), np.nan, replicate)
     p_value = scipy.special.stdtr(df_test, -statistic)
     return Components(
-        sigma_b, sigma_e, personal, replicate, low, high, statistic, p_value, std_error, df_test, level, df_interval,
+        sigma_b, sigma_e, reliability, replicate, low, high, statistic, p_value, std_error, df_test, level, df_interval,
         identical,
     )  # fmt: skip
 
@@ -314,7 +314,7 @@ def classify_units(c: Components, *, margin: float = 0.5, fdr: float = 0.05) -> 
     Returns
     -------
     str array (unit,)
-        "shared", "personal", "undecided" (inconclusive), or "dead" for a unit that is identical in all models. A unit
+        "shared", "personal", "inconclusive", or "constant" for a unit that is identical in all models. A unit
         that is identical in all clients, but not in their replicates, is shared.
 
     Notes
@@ -327,12 +327,12 @@ def classify_units(c: Components, *, margin: float = 0.5, fdr: float = 0.05) -> 
         check.real(name, value, low=0, high=1, open_low=True, open_high=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = c.statistic * c.std_error  # also below 0, where the estimate of the reliability is 0
-        estimate = np.where(np.isnan(scaled), -np.log1p(-c.personal), scaled)
+        estimate = np.where(np.isnan(scaled), -np.log1p(-c.reliability), scaled)
         t = (estimate + math.log1p(-margin)) / c.std_error
     p_value = 2 * scipy.special.stdtr(c.df if c.df_interval is None else c.df_interval, -np.abs(t))
     is_significant = adjusted(p_value[:, None])[:, 0] <= fdr
-    outcome = np.where(is_significant, np.where(t > 0, "personal", "shared"), "undecided")
-    return np.where(np.isnan(c.personal), np.where(c.within > 0, "shared", "dead"), outcome)
+    outcome = np.where(is_significant, np.where(t > 0, "personal", "shared"), "inconclusive")
+    return np.where(np.isnan(c.reliability), np.where(c.within > 0, "shared", "constant"), outcome)
 
 
 def _squares(x: Array, q: Array) -> tuple[Array, Array]:

@@ -471,16 +471,16 @@ def shares(run: xr.DataTree) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``layer``, ``place`` (0 for the first layer of the network), ``personal`` (reliability, pooled over the last ten
+        ``layer``, ``place`` (0 for the first layer of the network), ``reliability`` (pooled over the last ten
         rounds), ``first`` and ``last`` (in the first and last probed rounds), ``first_round`` and ``last_round``. Empty
         for a run without a probe.
     """
-    names = ["layer", "place", "personal", "first", "last", "first_round", "last_round"]
+    names = ["layer", "place", "reliability", "first", "last", "first_round", "last_round"]
     if "probe" not in run.children:
         return pd.DataFrame(columns=names)
-    table = profile(run, window=10)[["layer", "personal"]]
+    table = profile(run, window=10)[["layer", "reliability"]]
     by_round = profile(run).set_index("layer")
     for name, number in (("first", by_round["round"].min()), ("last", by_round["round"].max())):
-        table[name] = by_round.loc[by_round["round"] == number, "personal"].reindex(table["layer"]).to_numpy()
+        table[name] = by_round.loc[by_round["round"] == number, "reliability"].reindex(table["layer"]).to_numpy()
         table[f"{name}_round"] = int(number)
     return table.assign(place=np.arange(len(table)))[names]

@@ -182,7 +182,7 @@ def _reliability(run: xr.DataTree) -> list[str]:
     if not np.isfinite(probe["between"]).any():
         return ["Split-half training: no estimate, because clients share no parameters"]
     table = profile(run, window=summary.WINDOW)
-    columns = ["layer", "personal", "conf_low", "conf_high", "p_value"]
+    columns = ["layer", "reliability", "conf_low", "conf_high", "p_value"]
     is_probed = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
     n_samples = [probe["n_train"].to_numpy()[clients] for clients in is_probed if clients.any()]
     n_weights = int(probe["n_weights"].sum())
@@ -197,7 +197,7 @@ def _reliability(run: xr.DataTree) -> list[str]:
             else f"  {layer}: {reliability:.2f}, 95% CI [{low:.2f}, {high:.2f}], {p_equals(p)}"
             for layer, reliability, low, high, p in table[columns].itertuples(index=False)
         ),
-        *_above_half(table.dropna(subset="personal")),
+        *_above_half(table.dropna(subset="reliability")),
         f"  Communication of {count(len(n_samples), 'probed round')}: {bytes_sent}",
         *([f"  {count(n_excluded, 'client')} excluded: only one training sample"] if n_excluded else []),
     ]

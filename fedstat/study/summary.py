@@ -17,7 +17,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import nets
 from fedstat.results.base import aligned
-from fedstat.stats.split import adjusted_rand, same_state
+from fedstat.stats.split import adjusted_rand, prop_unchanged
 
 WINDOW = 10
 """Consecutive rounds over which accuracies are averaged (FedFac §5.2)."""
@@ -325,7 +325,7 @@ def states(run: xr.DataTree) -> pd.DataFrame:
                 "layer": layer,
                 "shared": int(shared[-1].sum()),
                 "units": shared.shape[1],
-                "stable": same_state(shared[1:], shared[:-1])[-WINDOW:].mean() if len(shared) > 1 else math.nan,
+                "stable": prop_unchanged(shared[1:], shared[:-1])[-WINDOW:].mean() if len(shared) > 1 else math.nan,
                 "agreement": float(adjusted_rand(shared[len(shared) // 2], shared[-1])),
                 "n_factors": int(node["n_factors"].to_numpy()[-1]) if made[-1] else math.nan,
                 "flat": bool(made[-1] and np.ptp(communality[-1][np.isfinite(communality[-1])]) < _FLAT),

@@ -43,7 +43,7 @@ def main() -> None:
                 table.write(out, known)
             for row in rows:
                 of = ", ".join(filter(None, (row["case"], row["part"])))
-                found = f"{row['observed']} ± {row['mc_error']} {row['verdict']}"
+                found = f"{row['observed']} ± {row['mc_error']} {row['conclusion']}"
                 print(f"[{i}/{len(names)}] {row['claim']}: {of}: {found}", flush=True)
 
 

@@ -52,7 +52,7 @@ def mean_rand(clients: int, away: float) -> float:
     for _ in range(2000):
         v, group = related(clients, away, rng)
         if len(np.unique(group)) == 4:
-            found.append(_clusters(v, group, resamples=1).adjusted_rand)
+            found.append(_clusters(v, group, resamples=1).ari)
     return float(np.mean(found))
 
 

@@ -104,7 +104,7 @@ def labels(name: str, clients: int, options: tuple[tuple[str, Any], ...], rng: n
     weights = population(name).weights
     sample = weights[rng.integers(0, len(weights), clients)]
     found = fedstat.bootstrap(sample, seed=int(rng.integers(2**31)), **dict(options))
-    share = np.where(found.split.shared, found.p_shared, 1 - found.p_shared)
+    share = np.where(found.split.shared, found.prop_shared, 1 - found.prop_shared)
     right = found.split.shared == split.shared(truth(name, None, options), tau=0.5)
     right = np.where((share >= 0.9) & (share < 0.97), right, np.nan)
     nothing = np.full(len(right), np.nan)
@@ -194,7 +194,7 @@ _PERMUTATION = "fedstat.results.uncertainty.PermutationResult"
 CLAIMS = {
     "bootstrap, ν of samples of this size": Claim("coverage", _BOOTSTRAP, _ENDS, _of_samples()),
     "bootstrap, labels of .9 to .97 of the replicates are right": Claim(
-        "rate", ("fedstat.stats.resampling.reweighted",), ("BootstrapResult.p_shared", "SplitMapResult.p_shared"),
+        "rate", ("fedstat.stats.resampling.reweighted",), ("BootstrapResult.prop_shared", "SplitMapResult.prop_shared"),
         {
             f"{name}, κ {kappa}, {clients} clients": Case(
                 partial(labels, name, clients, _options("pc", kappa)), replicates=500,

@@ -42,7 +42,7 @@ def outputs(kind: Kind, clients: int, units: int, peaks: int, rng: np.random.Gen
         x = 0.7 * rng.normal(size=(clients, 1)) + np.sqrt(0.51) * x
     if kind.startswith("classes"):
         x += 10 * fixed.normal(size=(CLASSES, units))[strata(kind, clients)]
-    return scale * (np.maximum(x, 0) if "dead" in kind else x)
+    return scale * (np.maximum(x, 0) if "constant" in kind else x)
 
 
 def _entropies(x: np.ndarray) -> np.ndarray:

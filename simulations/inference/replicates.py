@@ -54,13 +54,15 @@ def leaked(clients: int, images: int, of_image: float, rng: np.random.Generator)
     mean = rng.uniform(0.3, 0.7, size=(2, 1, 6, 6))[label]
     original, recovered = mean + own, mean + of_image * own + noise
     who = np.arange(clients)[:, None]
-    data = {name: np.full((clients, images), np.nan) for name in ("psnr", "guess", "other")}
+    data = {name: np.full((clients, images), np.nan) for name in ("psnr", "class_mean_psnr", "other")}
     for c, i in np.ndindex(clients, images):
         alike = label == label[c, i]
         rest = recovered[alike & (who != c)]
         self = np.arange(n).reshape(clients, images) == c * images + i
         data["psnr"][c, i] = psnr(recovered[c, i], original[c, i])
-        data["guess"][c, i] = psnr(original[alike & ~self].mean(0), original[c, i]) if (alike & ~self).any() else np.nan
+        data["class_mean_psnr"][c, i] = (
+            psnr(original[alike & ~self].mean(0), original[c, i]) if (alike & ~self).any() else np.nan
+        )
         data["other"][c, i] = psnr(rest, original[c, i]).mean() if len(rest) else np.nan
     dims = ("run", "round", "labels", "client", "image")
     each = {name: (dims, x[None, None, None]) for name, x in data.items()}

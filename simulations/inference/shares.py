@@ -20,7 +20,7 @@ from simulations.inference.weights import KINDS, WEIGHTS, Noise, noise
 def personal(
     kind: Noise, clients: int, share: float, method: Literal["moments", "reml"], sizes: bool, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Whether intervals of the personal share cover, units and layer; with a share of 0, whether tests reject."""
+    """Whether intervals of the reliability cover, units and layer; with a share of 0, whether tests reject."""
     spread = noise(kind, clients, rng, replicates=2)
     options: dict[str, Any] = {}
     if sizes:  # the share is that of a client with the harmonic mean of the samples
@@ -42,27 +42,27 @@ def _rejections(found: fedstat.results.ComponentsResult) -> list[np.ndarray]:
 
 
 def of_share(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Weights (client, replicate, unit, weight) whose units have one personal share."""
+    """Weights (client, replicate, unit, weight) whose units have one reliability."""
     own = np.sqrt(share / (1 - share) / 2) * noise("smooth" if kind == "smooth" else "white", clients, rng)
     return own + noise(kind, clients, rng, replicates=2)
 
 
 def outcomes(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
     """Whether ``tau="test"`` calls any unit the other; on the margin, 1/2, either is wrong."""
-    found = fedstat.split(of_share(kind, clients, share, rng), method="icc", tau="test").outcome
+    found = fedstat.split(of_share(kind, clients, share, rng), method="icc", tau="test").conclusion
     wrong = [name for name, false in (("personal", share <= 0.5), ("shared", share >= 0.5)) if false]
     return np.array([np.isin(found, wrong).any()])
 
 
 def decided(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
     """Which units ``tau="test"`` calls shared or personal."""
-    found = fedstat.split(of_share(kind, clients, share, rng), method="icc", tau="test").outcome
-    return np.asarray(found != "undecided")
+    found = fedstat.split(of_share(kind, clients, share, rng), method="icc", tau="test").conclusion
+    return np.asarray(found != "inconclusive")
 
 
-def verdicts(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Whether the verdict on the layer is the wrong one; on the margin, 1/2, either is."""
-    found = fedstat.variance_components(of_share(kind, clients, share, rng)).verdict
+def conclusions(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Whether the conclusion on the layer is the wrong one; on the margin, 1/2, either is."""
+    found = fedstat.variance_components(of_share(kind, clients, share, rng)).conclusion
     return np.array([(found == "own" and share <= 0.5) or (found == "mean" and share >= 0.5)])
 
 
@@ -167,7 +167,7 @@ def called(
     found = fedstat.variance_components(drawn.weights)
     rates = []
     for margin in MARGINS:
-        outcome = found.split(margin=margin).outcome
+        outcome = found.split(margin=margin).conclusion
         decided = np.isin(outcome, ("shared", "personal"))
         wrong = decided & np.where(outcome == "shared", drawn.units > margin, drawn.units < margin)
         rates.append((wrong.sum() / max(1, decided.sum()), float(wrong.any()), decided.mean()))
@@ -180,10 +180,10 @@ def of_called(rate: int, *where: Any) -> list[float]:
     return [one[rate] for one in called(*names, rng)]
 
 
-def verdicts_of_trained(kind: Kind, steps: int, layer: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """As :func:`verdicts`, of trained networks."""
+def conclusions_of_trained(kind: Kind, steps: int, layer: int, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """As :func:`conclusions`, of trained networks."""
     drawn = trained(kind, steps, layer, clients, rng)
-    found = fedstat.variance_components(drawn.weights).verdict
+    found = fedstat.variance_components(drawn.weights).conclusion
     return np.array([(found == "own" and drawn.layer < 0.5) or (found == "mean" and drawn.layer > 0.5)])
 
 
@@ -266,34 +266,34 @@ CLAIMS = {
         tuple(f"ComponentsResult.{of}_{end}" for of in ("conf", "layer") for end in ("low", "high")),
         _of_shares() | _of_trained(covered, ("units", "layer", "layer, new clients")),
     ),
-    "variance_components, verdict on the layer": Claim(
+    "variance_components, conclusion on the layer": Claim(
         "level",
         ("fedstat.stats.variance_components.components",),
-        ("ComponentsResult.verdict",),
-        _of_outcomes(verdicts, (0.3, 0.5, 0.7)) | _of_trained(verdicts_of_trained, ("",)),
+        ("ComponentsResult.conclusion",),
+        _of_outcomes(conclusions, (0.3, 0.5, 0.7)) | _of_trained(conclusions_of_trained, ("",)),
     ),
     'split(tau="test"), any unit called the other': Claim(
         "level",
         ("fedstat.stats.variance_components.classify_units", "fedstat.stats.icc.fdr"),
-        ("SplitResult.outcome",),
+        ("SplitResult.conclusion",),
         _of_outcomes(outcomes, (0.0, 0.3, 0.5, 0.7)),
     ),
     'split(tau="test"), units called the other, of those called': Claim(
         "level",
         ("fedstat.stats.variance_components.classify_units", "fedstat.stats.icc.fdr"),
-        ("SplitResult.outcome",),
+        ("SplitResult.conclusion",),
         _of_trained(partial(of_called, 0), _AT),
     ),
     'split(tau="test"), layers with some unit called the other': Claim(
         "rate",
         ("fedstat.stats.variance_components.classify_units", "fedstat.stats.icc.fdr"),
-        ("SplitResult.outcome",),
+        ("SplitResult.conclusion",),
         _of_trained(partial(of_called, 1), _AT),
     ),
     'split(tau="test"), units decided': Claim(
         "rate",
         ("fedstat.stats.variance_components.classify_units", "fedstat.stats.icc.fdr"),
-        ("SplitResult.outcome",),
+        ("SplitResult.conclusion",),
         _of_outcomes(decided, (0.0, 0.3, 0.7, 0.9)) | _of_trained(partial(of_called, 2), _AT),
     ),
     "fl.profile, test over a window of rounds": Claim(

@@ -24,8 +24,8 @@ only where that is by more than two Monte Carlo errors."""
 
 KEYS = ("claim", "case", "part")
 COLUMNS = (
-    *KEYS, "layers", "kind", "assumptions", "replicates", "claimed", "observed", "mc_error", "verdict", "note", "seed",
-    "revision", "digest",
+    *KEYS, "layers", "kind", "assumptions", "replicates", "claimed", "observed", "mc_error", "conclusion", "note",
+    "seed", "revision", "digest",
 )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _outcome(means: np.ndarray) -> Outcome:
     return Outcome(float(means.mean()), max(spread, least) / math.sqrt(n), n)
 
 
-def verdict(claim: Claim, found: Outcome, replicates: int) -> str:
+def conclude(claim: Claim, found: Outcome, replicates: int) -> str:
     """Whether the claim "holds", "errs" or, made in fewer than 1 of 20 replicates, is "refused"; "–" for rates."""
     if claim.kind == "rate":
         return "–"
@@ -150,7 +150,7 @@ def rows(
                 "kind": about.kind,
                 "assumptions": "hold" if case.holds else "fail", "replicates": tries, "claimed": found.replicates,
                 "observed": round(found.observed, 4), "mc_error": round(found.error, 4),
-                "verdict": verdict(about, found, tries), "note": case.note, "seed": seed, "revision": revision,
+                "conclusion": conclude(about, found, tries), "note": case.note, "seed": seed, "revision": revision,
                 "digest": digests[claim],
             }
             for part, found in zip(case.parts, result(), strict=True)

@@ -19,12 +19,12 @@ from scipy import stats
         (0.0035, 0.0031, 0.0039, "better"),  # by less than the margin, but certainly more than noise
         (0.001, -0.0049, 0.0049, "the same"),
         (0.002, 0.001, 0.003, "the same"),
-        (0.001, -0.005, 0.004, "undecided"),  # the limit is not within
+        (0.001, -0.005, 0.004, "inconclusive"),  # the limit is not within
         (0.003, 0.0005, 0.0055, "below the noise floor"),  # at the floor is not beyond it
         (-0.0029, -0.0058, -0.0001, "below the noise floor"),
-        (0.02, 0.0, 0.04, "undecided"),
-        (0.02, -0.01, 0.05, "undecided"),
-        (0.02, np.nan, np.nan, "undecided"),
+        (0.02, 0.0, 0.04, "inconclusive"),
+        (0.02, -0.01, 0.05, "inconclusive"),
+        (0.02, np.nan, np.nan, "inconclusive"),
     ],
 )
 def test_each_claim(difference, low, high, said):

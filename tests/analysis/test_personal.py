@@ -1,4 +1,4 @@
-"""The study of personalisation: differences, intervals, verdicts by its rules, incomplete seeds, its figure."""
+"""The study of personalisation: differences, intervals, conclusions by its rules, incomplete seeds, its figure."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ def test_shares_are_those_of_the_profile(folder):
     one = probed.iloc[0]
     tree = open_run(one["path"])
     own = shares[(shares["label"] == one["label"]) & (shares["seed"] == one["seed"])]
-    assert_allclose(own["personal"].astype(float), profile(tree, window=10)["personal"])
+    assert_allclose(own["reliability"].astype(float), profile(tree, window=10)["reliability"])
     each = profile(tree)
     assert set(own["first_round"]) == {5}
     assert set(own["last_round"]) == {12}
-    assert_allclose(own["first"].astype(float), each.loc[each["round"] == 5, "personal"])
+    assert_allclose(own["first"].astype(float), each.loc[each["round"] == 5, "reliability"])
     assert_allclose(steps.groupby("layer", sort=False)["step"].mean(), [0.2, 0.4, 0.6])
 
 
@@ -163,7 +163,7 @@ def study(script, *, adaptive, split=0.05, gain=EIGHT["gain"], share=EIGHT["shar
             (f"setting {i}", s, layer, place, share[i] if layer == "fc" else 1 - share[i])
             for i in range(8) for s in range(10) for place, layer in enumerate(stores.LAYERS)
         ],
-        columns=["label", "seed", "layer", "place", "personal"],
+        columns=["label", "seed", "layer", "place", "reliability"],
     )  # fmt: skip
     labels = tuple(dict.fromkeys(data["label"]))
     runs = pd.DataFrame({"label": labels, "seed": 0, "method": "fedavg", "code": "", "revision": "", "rounds": 12})
@@ -188,7 +188,7 @@ def test_answers_of_a_clear_study(script):
     assert f"head is right in {8 - right.sum()} of 8" in said[5]
     assert "Spearman's r = -1.00" in said[5]
     assert_allclose(gain["hidden"], EIGHT["share"])
-    assert table.values[["difference", "low", "high", "verdict"]].notna().all().all()
+    assert table.values[["difference", "low", "high", "conclusion"]].notna().all().all()
 
 
 def test_answers_that_disappoint(script):
@@ -201,8 +201,8 @@ def test_answers_that_disappoint(script):
     assert "below 0, but by less than the noise floor, in setting 0" in said[3]
     assert "never worse" not in said[3]
     beside = table.values[table.values["question"] == "2 secondary"].set_index("comparison")
-    assert set(beside["verdict"].filter(like="pooled B")) == {"better"}
-    assert set(beside["verdict"].drop(beside.filter(like="pooled B", axis=0).index)) == {"the same"}
+    assert set(beside["conclusion"].filter(like="pooled B")) == {"better"}
+    assert set(beside["conclusion"].drop(beside.filter(like="pooled B", axis=0).index)) == {"the same"}
 
 
 def test_equal_methods_are_the_same_and_a_high_floor_decides_nothing(script):
@@ -222,7 +222,7 @@ def test_a_difference_below_the_floor_is_said_to_be_one(script):
 def test_undecided_where_seeds_disagree(script):
     data = made_up({"a": lambda s, i: 0.1 * (-1) ** s + 0 * i, "b": lambda s, i: 0.0 * s * i})
     found = script.judged(leaderboard.over_settings(data, [("a", "b")]), "conf", script.Floor(0.003, ""))
-    assert script.sentence(found.iloc[0].to_dict()).startswith("undecided between a and b (")
+    assert script.sentence(found.iloc[0].to_dict()).startswith("inconclusive between a and b (")
     assert (found["low"] < -0.1).all()
     assert (found["high"] > 0.1).all()
 
@@ -326,7 +326,7 @@ def test_differences_stand_side_by_side():
 
 def test_shares_stand_in_the_order_of_the_network_within_0_and_1():
     rows = [("a", "head", 1, 0.9, 0.7, 1.1), ("a", "conv", 0, 0.2, -0.1, 0.5), ("b", "fc", 0, -0.05, -0.3, 0.2)]
-    data = pd.DataFrame(rows, columns=["label", "layer", "place", "personal", "low", "high"])
+    data = pd.DataFrame(rows, columns=["label", "layer", "place", "reliability", "low", "high"])
     ax = plot.shares(data, ax=plt.figure().gca())
     assert [t.get_text() for t in ax.texts] == ["conv", "head", "fc"]
     ends = [c[2][0].get_segments()[0][:, 1] for c in ax.containers]

@@ -255,7 +255,7 @@ def test_the_guess_and_the_images_of_others_are_of_the_same_class():
     for c, i in np.ndindex(3, 3):
         alike = (classes == labels[c, i]) & (np.arange(len(classes)) != rows[c, i])
         guess = images[alike].mean(0)
-        np.testing.assert_allclose(x["guess"][0, 0, 0, c, i], psnr(guess, original[c, i]), rtol=1e-5)
+        np.testing.assert_allclose(x["class_mean_psnr"][0, 0, 0, c, i], psnr(guess, original[c, i]), rtol=1e-5)
         others = [(d, k) for d, k in np.ndindex(3, 3) if d != c and labels[d, k] == labels[c, i]]
         found = [psnr(x["recovered"][0, 0, 0, d, k].to_numpy(), original[c, i]) for d, k in others]
         np.testing.assert_allclose(x["other"][0, 0, 0, c, i], np.mean(found) if found else np.nan, rtol=1e-6)
@@ -299,7 +299,7 @@ def test_a_method_with_several_seeds_is_judged_over_seeds():
     runs = []
     for seed, gain in enumerate((1.5, -1.0, 0.8)):  # clients agree within a run, seeds do not
         above = gain + 0.1 * rng.normal(size=shape)
-        psnrs = base["guess"] + above
+        psnrs = base["class_mean_psnr"] + above
         one = base.assign(psnr=psnrs, other=psnrs - above).assign_coords(seed=("run", [seed]))
         runs.append(one.assign_coords(run=[f"fedavg, seed {seed}"]))
     found = LeakageResult(xr.concat(runs, "run"))
@@ -381,7 +381,7 @@ def test_the_command_refuses_what_it_cannot_attack(stores, tmp_path, capsys):
 
 def test_clients_whose_images_are_recovered_alike_leave_no_interval():
     found = leakage_of(job(make("fedavg")), rounds=[0], images=1, iterations=1, labels="given")
-    alike = LeakageResult(found.data.assign(psnr=found.data["guess"] + 0.5 + 0 * found.data["psnr"]))
+    alike = LeakageResult(found.data.assign(psnr=found.data["class_mean_psnr"] + 0.5 + 0 * found.data["psnr"]))
     row = alike.augment().iloc[0]
     assert row["gain"] == pytest.approx(0.5)
     assert np.isnan([row["gain_low"], row["gain_high"]]).all()
@@ -395,7 +395,7 @@ def test_the_print_is_its_golden_file(name, runs):
     rng, coords = np.random.default_rng(0), {"round": [0, 10], "labels": ["given", "inferred"]}
     dims, shape = ("run", "round", "labels", "client", "image"), (len(runs), 2, 2, 4, 2)
     psnrs = rng.normal(13, 1, shape) + np.linspace(8, 0, len(runs)).reshape(-1, 1, 1, 1, 1)
-    data = {"psnr": psnrs, "guess": rng.normal(13, 0.5, shape), "other": rng.normal(12, 0.2, shape)}
+    data = {"psnr": psnrs, "class_mean_psnr": rng.normal(13, 0.5, shape), "other": rng.normal(12, 0.2, shape)}
     data |= {"label_right": rng.random(shape) < 0.9}
     images = {"original": (("run", "client", "image", "channel"), np.zeros((len(runs), 4, 2, 3)))}
     made = xr.Dataset({key: (dims, values) for key, values in data.items()} | images, coords)

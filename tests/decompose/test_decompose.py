@@ -253,7 +253,7 @@ def test_the_command_splits_prints_stores_and_draws(files: list[Path], tmp_path:
     np.testing.assert_array_equal(data["shared"], [True] * 6 + [False] * 4)
     assert data.sizes == {"unit": 10, "factor": 1, "component": 10}
     assert json.loads(tree.attrs["config"])["tau"] == 0.4
-    assert (data["p_shared"][:6] > 0.9).all()
+    assert (data["prop_shared"][:6] > 0.9).all()
 
 
 def test_a_summary_is_text_of_many_lines(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

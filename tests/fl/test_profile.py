@@ -34,7 +34,7 @@ def test_rows_of_a_round_are_its_variance_components(probed):
         n = {"fc1": 6 * 10 + 10, "fc2": 10 + 1}[row.layer]
         np.testing.assert_allclose(row.within, within.mean() / n)
         np.testing.assert_allclose(row.between, (between.sum() / 5 - within.mean() / 2) / n)
-        np.testing.assert_allclose(row.personal, row.between / (row.between + row.within / 2))
+        np.testing.assert_allclose(row.reliability, row.between / (row.between + row.within / 2))
 
 
 def test_a_client_of_several_rounds_counts_once(probed):
@@ -66,7 +66,7 @@ def test_a_client_of_several_rounds_counts_once(probed):
     std_error = np.sqrt((n - 1) / n * v.sum())
     free = n - int(np.ceil(3 * n / 18))
     half = stats.t.ppf(0.975, min(v.sum() ** 2 / (v**2).sum(), free)) * std_error
-    np.testing.assert_allclose(row.personal, 1 - np.exp(-log_f(None)))
+    np.testing.assert_allclose(row.reliability, 1 - np.exp(-log_f(None)))
     np.testing.assert_allclose([row.conf_low, row.conf_high], 1 - np.exp(-(log_f(None) + np.array([-half, half]))))
     np.testing.assert_allclose(row.p_value, stats.t.sf(log_f(None) / std_error, free))
 
@@ -104,8 +104,8 @@ def test_the_report_and_the_figure_say_it(probed):
     assert [t.get_text() for t in first.get_legend().get_texts()] == ["fc1", "fc2"]
     drawn = plot.profile(profile(probed, window=6), ax=second)
     assert [t.get_text() for t in drawn.get_xticklabels()] == ["fc1", "fc2"]
-    with pytest.raises(ValueError, match="lacks personal"):
-        plot.profile(profile(probed).drop(columns="personal"))
+    with pytest.raises(ValueError, match="lacks reliability"):
+        plot.profile(profile(probed).drop(columns="reliability"))
     plt.close("all")
 
 
@@ -114,7 +114,7 @@ def test_layers_of_a_clients_own_tell_nothing_and_are_left_out():
     options = {"clients": 12, "participation": 1, "rounds": 2, "partition": "iid", "probe": "halves", "data": "digits"}
     fedper = run(Settings(algorithm="fedper", **options))
     table = profile(fedper, window=2).set_index("layer")
-    assert np.isnan(table.personal["fc2"])
+    assert np.isnan(table.reliability["fc2"])
     assert table.conf_high["fc1"] < 0.5
     text = report(fedper)
     assert "fc2: not estimated" in text

@@ -34,7 +34,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "permutation_test": lambda w, **which: (
         fedstat.permutation_test(w, n_factors=2, n_permutations=3, **which).communality
     ),
-    "sensitivity": lambda w, **which: fedstat.sensitivity(w, kappas=(0.6,), n_starts=1, **which).table["adjusted_rand"],
+    "sensitivity": lambda w, **which: fedstat.sensitivity(w, kappas=(0.6,), n_starts=1, **which).table["ari"],
     "icc": lambda w, **which: fedstat.icc(w, **which).agreement,
     "split_map": lambda w, **which: fedstat.split_map(w, kappas=(0.5, 0.75), methods=("pc", "icc"), **which).shared,
 }
@@ -235,7 +235,7 @@ def test_results_by_layer_are_a_mapping_with_tables(held: dict[str, Any]) -> Non
     table = found.tidy()
     assert table.columns[0] == "layer"
     assert table["layer"].tolist() == ["conv"] * 8 + ["fc1"] * 8
-    np.testing.assert_array_equal(table["h2"][8:], found["fc1"].communality)
+    np.testing.assert_array_equal(table["communality"][8:], found["fc1"].communality)
     assert found.glance()["layer"].tolist() == ["conv", "fc1"]
     assert set(found.to_dict()) == {"conv", "fc1"}
     assert "<h4>fc1</h4>" in found._repr_html_()

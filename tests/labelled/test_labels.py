@@ -67,13 +67,13 @@ SIDE: dict[tuple[str, str], Side] = {
         np.array(["x", "x", "y", "y", "y", "z"]), OF_CLIENTS,
     ),
     ("variance_components", "covariate"): Side(
-        lambda x: labelled.variance_components(TWICE, covariate=x).personal, SIZES, OF_CLIENTS
+        lambda x: labelled.variance_components(TWICE, covariate=x).reliability, SIZES, OF_CLIENTS
     ),
     ("variance_components", "sizes"): Side(
-        lambda n: labelled.variance_components(TWICE, sizes=n, method="reml").personal, SIZES, OF_CLIENTS
+        lambda n: labelled.variance_components(TWICE, sizes=n, method="reml").reliability, SIZES, OF_CLIENTS
     ),
     ("split", "covariate"): Side(
-        lambda x: labelled.split(TWICE, method="icc", tau="test", covariate=x).fit.personal, SIZES, OF_CLIENTS
+        lambda x: labelled.split(TWICE, method="icc", tau="test", covariate=x).fit.reliability, SIZES, OF_CLIENTS
     ),
     ("icc", "baseline"): baseline(labelled.icc),
     ("split", "baseline"): baseline(labelled.split, n_factors=2),
@@ -219,13 +219,13 @@ def test_the_series_of_the_report_gives_the_clusters_that_are_there() -> None:
     centers = dict(zip("abc", 30 * np.eye(3, 30), strict=True))
     v = pd.DataFrame([centers[g] for g in truth] + RNG.normal(size=(12, 30)), truth.index)
     found = fedstat.client_clusters(v, n_clusters=3, groups=truth.sort_index(), n_permutations=9, n_subsamples=3)
-    assert found.adjusted_rand == adjusted_rand_score(found.cluster, truth) == 1
+    assert found.ari == adjusted_rand_score(found.cluster, truth) == 1
     assert found.clients.tolist() == truth.index.tolist()
 
 
 def test_labels_of_values_are_positions_or_ignored_where_the_weights_have_none() -> None:
     v, groups = W.values, SIDE["client_clusters", "groups"].values
-    call = lambda g: fedstat.client_clusters(v, n_clusters=2, groups=g, n_permutations=9, n_subsamples=3).adjusted_rand  # noqa: E731
+    call = lambda g: fedstat.client_clusters(v, n_clusters=2, groups=g, n_permutations=9, n_subsamples=3).ari  # noqa: E731
     expected = call(groups)
     order = RNG.permutation(6)
     assert call(pd.Series(groups[order], order)) == expected

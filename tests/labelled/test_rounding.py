@@ -33,7 +33,7 @@ VERBS: dict[str, tuple[Callable[[Any], Any], torch.Tensor]] = {
     "bootstrap": (lambda w: labelled.bootstrap(w, n_factors=2, n_boot=2).tidy()["estimate"], W),
     "client_clusters": (lambda w: labelled.client_clusters(w, n_clusters=2, n_subsamples=3).similarity, W),
     "client_clusters groups": (
-        lambda g: labelled.client_clusters(W, n_clusters=2, n_subsamples=3, n_permutations=9, groups=g).adjusted_rand,
+        lambda g: labelled.client_clusters(W, n_clusters=2, n_subsamples=3, n_permutations=9, groups=g).ari,
         torch.asarray([0, 0, 1, 1, 1, 2]),
     ),
     "effective_rank": (lambda w: labelled.effective_rank(w).rank["rank"], W),
@@ -49,12 +49,12 @@ VERBS: dict[str, tuple[Callable[[Any], Any], torch.Tensor]] = {
     "permutation_test": (lambda w: labelled.permutation_test(w, n_factors=2, n_permutations=2).communality, W),
     "split": (lambda w: labelled.split(w, n_factors=2).communality, W),
     "split_map": (lambda w: labelled.split_map(w, kappas=(0.5,), methods=("pc", "icc")).shared, W),
-    "sensitivity": (lambda w: labelled.sensitivity(w, kappas=(0.6,), n_starts=0).table["adjusted_rand"], W),
+    "sensitivity": (lambda w: labelled.sensitivity(w, kappas=(0.6,), n_starts=0).table["ari"], W),
     "update": (lambda w: labelled.update(labelled.fa(W, n_factors=2), w).communality, W),
-    "variance_components": (lambda w: labelled.variance_components(w).personal, TWICE),
-    "variance_components covariate": (lambda x: labelled.variance_components(TWICE, covariate=x).personal, SIZES),
+    "variance_components": (lambda w: labelled.variance_components(w).reliability, TWICE),
+    "variance_components covariate": (lambda x: labelled.variance_components(TWICE, covariate=x).reliability, SIZES),
     "variance_components sizes": (
-        lambda n: labelled.variance_components(TWICE, sizes=n, method="reml").personal, SIZES
+        lambda n: labelled.variance_components(TWICE, sizes=n, method="reml").reliability, SIZES
     ),
 }  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_parallel_vectors_have_no_clusters(kind: type) -> None:
     other = v.copy()
     other[3:] = v[3:, ::-1]
     found = fedstat.client_clusters(other, n_clusters=2, groups=[0, 0, 0, 1, 1, 1], n_permutations=99, n_subsamples=5)
-    assert found.adjusted_rand == 1
+    assert found.ari == 1
     within = found.similarity[:3, :3]
     np.testing.assert_array_equal(within, 1)
     cosine = v[0].astype(float) @ v[0, ::-1].astype(float) / np.square(v[0].astype(float)).sum()

@@ -91,7 +91,7 @@ def test_limits_and_dead_units() -> None:
     assert not fs.split(w, method="icc", tau=math.inf).shared.any()
     for tau in (0.01, 0.5, Absolute(-1e9)):
         result = fs.split(w, method="icc", tau=tau)
-        assert result.group[5] == "dead"
+        assert result.group[5] == "constant"
         assert np.isnan(result.icc[5])
         assert result.icc[9] == 0
     assert "15 shared, 0 personal, 1 constant" in repr(result)
@@ -201,7 +201,7 @@ def test_agreement_stands_beside_communality(model8: tuple[np.ndarray, np.ndarra
             result = fs.split(w, method=method, n_factors=4)
         np.testing.assert_allclose(result.icc, fs.icc(w).agreement, rtol=1e-12, atol=1e-14)
         table = result.tidy()
-        assert list(table).index("icc") == list(table).index("h2") + 1
+        assert list(table).index("icc") == list(table).index("communality") + 1
         row, shared = result.glance().iloc[0], result.shared
         assert row["icc_shared"] == np.median(result.icc[shared])
         assert row["icc_personal"] == np.median(result.icc[~shared])
@@ -314,11 +314,11 @@ def test_reports_of_a_split_by_agreement() -> None:
     assert "Agreement of 10 clients" in text
     assert max(map(len, result.summary().splitlines())) <= 130
     table = result.tidy()
-    assert {"term", "icc", "conf_low", "conf_high", "group", "margin", "dead"} <= set(table)
-    assert "h2" not in table
+    assert {"term", "icc", "conf_low", "conf_high", "group", "margin", "constant"} <= set(table)
+    assert "communality" not in table
     np.testing.assert_allclose(table["margin"], result.icc - result.threshold)
     row = result.glance().iloc[0]
-    assert row["n_shared"] + row["n_personal"] + row["n_dead"] == row["d"] == 16
+    assert row["n_shared"] + row["n_personal"] + row["n_constant"] == row["n_units"] == 16
     json.dumps(result.to_dict())
     assert result._repr_html_().count("<table") == 1
 

@@ -1,4 +1,4 @@
-"""Shown shared, shown personal, undecided: the split by test, in the verb and in FedFac."""
+"""Shown shared, shown personal, inconclusive: the split by test, in the verb and in FedFac."""
 
 from __future__ import annotations
 
@@ -40,40 +40,40 @@ def test_units_that_differ_beyond_noise_are_personal():
     assert (table.group == np.where(own == 0, "shared", "personal")).all()
     np.testing.assert_allclose(table.icc, agreement(sums(replicated(own).mean(1))))
     assert found.median_icc("shared") > found.median_icc("personal")
-    assert (table.outcome == table.group).all()
+    assert (table.conclusion == table.group).all()
     text = repr(found)
     assert text.startswith("Split of 12 units by test: 8 shared, 4 personal, 0 inconclusive, 0 constant\n")
     assert "Rule: reliability tested against 0.5 (two-sided, FDR 0.05): below, shared;\n  above, personal;" in text
     row = found.glance().iloc[0]
-    assert row[["n_shown_shared", "n_shown_personal", "n_undecided"]].tolist() == [8, 4, 0]
+    assert row[["n_shown_shared", "n_shown_personal", "n_inconclusive"]].tolist() == [8, 4, 0]
 
 
 def test_outcomes_are_tests_at_the_margin_adjusted_over_units():
     found = variance_components(replicated(np.linspace(0, 1.5, 20), clients=12))
     c = found.components
     for margin, fdr in ((0.5, 0.05), (0.3, 0.2)):
-        t = (-np.log1p(-c.personal) + np.log1p(-margin)) / (-np.log1p(-c.personal) / c.statistic)
+        t = (-np.log1p(-c.reliability) + np.log1p(-margin)) / (-np.log1p(-c.reliability) / c.statistic)
         adjusted = multipletests(2 * scipy.stats.t.sf(np.abs(t), c.df_interval), method="fdr_bh")[1]
-        expected = np.where(adjusted > fdr, "undecided", np.where(t > 0, "personal", "shared"))
-        outcome = found.split(margin=margin, fdr=fdr).outcome
+        expected = np.where(adjusted > fdr, "inconclusive", np.where(t > 0, "personal", "shared"))
+        outcome = found.split(margin=margin, fdr=fdr).conclusion
         assert outcome.tolist() == expected.tolist()
         assert len(set(outcome)) == 3
     narrow = variance_components(replicated([0.0, 2.0]), level=0.99)
     low, high = narrow.components.conf_low, narrow.components.conf_high
-    assert ((low > 0.5) == (narrow.split(fdr=0.01).outcome == "personal")).all()
-    assert ((high < 0.5) == (narrow.split(fdr=0.01).outcome == "shared")).all()
+    assert ((low > 0.5) == (narrow.split(fdr=0.01).conclusion == "personal")).all()
+    assert ((high < 0.5) == (narrow.split(fdr=0.01).conclusion == "shared")).all()
 
 
 def test_no_evidence_is_neither_shared_nor_personal():
     """Four clients that differ: nothing is decided, and the split says what it does with that."""
     w = replicated([0.6] * 20, clients=4)
-    for undecided in ("shared", "personal"):
-        found = split(w, method="icc", tau="test", undecided=undecided)
-        assert (found.outcome == "undecided").sum() > 15
-        assert (found.group == undecided).sum() >= (found.outcome == "undecided").sum()
-        assert f"inconclusive units are treated as {undecided}\n" in repr(found)
-    assert found.tidy()["outcome"].tolist() == found.outcome.tolist()
-    assert found.augment()["outcome"].tolist() == found.outcome.tolist()
+    for inconclusive in ("shared", "personal"):
+        found = split(w, method="icc", tau="test", inconclusive=inconclusive)
+        assert (found.conclusion == "inconclusive").sum() > 15
+        assert (found.group == inconclusive).sum() >= (found.conclusion == "inconclusive").sum()
+        assert f"inconclusive units are treated as {inconclusive}\n" in repr(found)
+    assert found.tidy()["conclusion"].tolist() == found.conclusion.tolist()
+    assert found.augment()["conclusion"].tolist() == found.conclusion.tolist()
 
 
 @pytest.mark.parametrize("own", [0.0, 0.4, 2**-0.5, 1.2])
@@ -82,14 +82,14 @@ def test_wrong_directions_are_rare(own):
     share = own**2 / (own**2 + 0.5)
     wrong = []
     for seed in range(100):
-        outcome = variance_components(replicated([own] * 10, seed=seed)).split(fdr=0.1).outcome
+        outcome = variance_components(replicated([own] * 10, seed=seed)).split(fdr=0.1).conclusion
         wrong.append((share <= 0.5 and "personal" in outcome) or (share >= 0.5 and "shared" in outcome))
     assert np.mean(wrong) < 0.1 + 3 * np.sqrt(0.1 * 0.9 / 100)
 
 
 def test_a_stricter_rate_decides_less():
     found = variance_components(replicated(np.linspace(0, 1.2, 30)))
-    decided = [found.split(fdr=rate).outcome != "undecided" for rate in (0.001, 0.05, 0.3)]
+    decided = [found.split(fdr=rate).conclusion != "inconclusive" for rate in (0.001, 0.05, 0.3)]
     assert decided[0].sum() < decided[1].sum() < decided[2].sum()
     assert (decided[1] | ~decided[0]).all()
 
@@ -99,15 +99,15 @@ def test_dead_units_are_not_shared_and_labels_are_kept():
     w[:, :, 1] = 0
     named = xr.DataArray(w, dims=("client", "replicate", "unit", "weight"), coords={"unit": ["a", "b", "c"]})
     found = split(named.transpose("unit", "weight", "replicate", "client"), method="icc", tau="test")
-    assert found.tidy().set_index("term").group.to_dict() == {"a": "shared", "b": "dead", "c": "personal"}
+    assert found.tidy().set_index("term").group.to_dict() == {"a": "shared", "b": "constant", "c": "personal"}
 
 
 WRONG = {
     "method": ({"tau": "test"}, "needs method='icc', but got method='pa'"),
     "fdr": ({"method": "icc", "tau": 0.5, "fdr": 0.1}, "fdr has no effect"),
     "margin": ({"method": "icc", "tau": "test", "margin": 1.0}, "margin must be"),
-    "undecided": ({"method": "icc", "tau": "test", "undecided": "both"}, "undecided must be"),
-    "undecided without a test": ({"method": "icc", "undecided": "shared"}, "undecided has no effect"),
+    "inconclusive": ({"method": "icc", "tau": "test", "inconclusive": "both"}, "inconclusive must be"),
+    "inconclusive without a test": ({"method": "icc", "inconclusive": "shared"}, "inconclusive has no effect"),
     "fdr out of range": ({"method": "icc", "tau": "test", "fdr": 1.5}, "fdr must be"),
     "kappa": ({"method": "icc", "tau": "test", "kappa": 0.5}, "kappa has no effect"),
 }
@@ -150,7 +150,7 @@ def test_static_fedfac_by_test_is_the_split_of_models_trained_on_halves():
     mine = masks.shared_units(j.net, state.mask.shared, "fc1").numpy()
     np.testing.assert_array_equal(mine, want.shared)
     np.testing.assert_allclose(state.mask.icc["fc1"], want.icc, rtol=1e-4)
-    np.testing.assert_array_equal(state.mask.decided["fc1"], want.outcome != "undecided")
+    np.testing.assert_array_equal(state.mask.decided["fc1"], want.conclusion != "inconclusive")
     assert mine.sum() > 0
 
 

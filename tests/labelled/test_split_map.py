@@ -27,7 +27,7 @@ def test_every_row_is_the_split_of_its_analysis():
         assert row.n_shared == one.shared.sum()
         assert row.method == "icc" or (row.n_factors, row.converged) == (one.factors.n_factors, one.factors.converged)
     assert found.units.tolist() == list("abcdefgh")
-    assert found.verdict[3] == "dead"
+    assert found.conclusion[3] == "constant"
 
 
 def test_the_summary_counts_what_the_table_holds():
@@ -39,8 +39,8 @@ def test_the_summary_counts_what_the_table_holds():
         ((p > 0) & (p < 1)).sum(),
     )
     pairs = [adjusted_rand_score(a, b) for i, a in enumerate(found.shared) for b in found.shared[i + 1 :]]
-    assert x["adjusted_rand_median"] == pytest.approx(np.median(pairs))
-    assert x["adjusted_rand_min"] == pytest.approx(min(pairs))
+    assert x["ari_median"] == pytest.approx(np.median(pairs))
+    assert x["ari_min"] == pytest.approx(min(pairs))
     long = found.augment()
     assert long.shape == (7 * 8, 4)
     assert (long["group"] == "shared").sum() == found.shared.sum()

@@ -84,7 +84,7 @@ def test_covariate_and_sizes_with_labels_are_those_of_their_clients() -> None:
 def test_a_covariate_that_drives_the_weights_is_no_share_of_clients() -> None:
     w = weights()[:, :, :2]
     driven = w + 0.05 * xr.DataArray(SIZES, dims="client")
-    assert fedstat.variance_components(driven).layer["personal"][0] > 0.9
+    assert fedstat.variance_components(driven).layer["reliability"][0] > 0.9
     found = fedstat.variance_components(driven, covariate=SIZES)
     pd.testing.assert_frame_equal(found.tidy(), fedstat.variance_components(w, covariate=SIZES).tidy(), rtol=1e-6)
 
@@ -132,10 +132,10 @@ def test_copied_replicates_of_a_client_are_said() -> None:
 
 def test_tensors_with_a_gradient_and_nested_lists_are_taken() -> None:
     w = np.random.default_rng(0).normal(size=(6, 2, 3, 20))
-    want = fedstat.variance_components(w).personal
+    want = fedstat.variance_components(w).reliability
     given = torch.from_numpy(w).requires_grad_()
-    np.testing.assert_allclose(fedstat.variance_components(given).personal, want)
-    np.testing.assert_allclose(fedstat.variance_components([list(client) for client in w]).personal, want)
+    np.testing.assert_allclose(fedstat.variance_components(given).reliability, want)
+    np.testing.assert_allclose(fedstat.variance_components([list(client) for client in w]).reliability, want)
     ragged = [list(client) for client in w]
     ragged[2][1] = ragged[2][1][:2]
     with pytest.raises(ValueError, match=r"shape \(3, 20\), but client 2 has 2, and replicate 1 has \(2, 20\)"):

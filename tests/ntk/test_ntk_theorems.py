@@ -1,4 +1,4 @@
-"""Theorems 1 and 2 on labelled data: closed forms, verdicts, bad input, stores."""
+"""Theorems 1 and 2 on labelled data: closed forms, conclusions, bad input, stores."""
 
 import warnings
 

@@ -14,7 +14,7 @@ def test_a_second_figure_does_not_fall_on_the_first():
     agreement = icc(np.random.default_rng(0).normal(size=(5, 6, 20)))
     first = plot.forest(agreement)
     table = pd.DataFrame(
-        {"layer": ["a", "b"], "round": [1, 1], "personal": [0.1, 0.6], "conf_low": [0, 0.5], "conf_high": [0.2, 0.7]}
+        {"layer": ["a", "b"], "round": [1, 1], "reliability": [0.1, 0.6], "conf_low": [0, 0.5], "conf_high": [0.2, 0.7]}
     )
     second = plot.profile(table)
     assert first.figure is not second.figure

@@ -200,6 +200,6 @@ def test_the_map_shows_the_labels_of_every_analysis():
     names = [t.get_text().replace(r"\$", "$") for t in ax.get_yticklabels()]
     order = [list(result.units).index(name) for name in names]
     np.testing.assert_array_equal(shown, result.shared[:, order])
-    assert (np.diff(result.p_shared[order]) <= 0).all()
+    assert (np.diff(result.prop_shared[order]) <= 0).all()
     with pytest.raises(TypeError, match="options kappas need weights, but got a result"):
         plot.split_map(result, kappas=(0.5,))

@@ -95,7 +95,7 @@ WITHOUT = {
 
 
 def layers(names: Sequence[str], rounds: int) -> pd.DataFrame:
-    share = {"personal": 0.5, "conf_low": 0.4, "conf_high": 0.6}
+    share = {"reliability": 0.5, "conf_low": 0.4, "conf_high": 0.6}
     return pd.DataFrame([{"layer": n, "round": r, **share} for n in names for r in range(rounds)])
 
 

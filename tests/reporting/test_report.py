@@ -299,12 +299,12 @@ def test_a_split_is_reported(tmp_path):
     split, drawn = (read_split(out, "fc1", kind=kind) for kind in ("split", "bootstrap"))
     assert made.parts[0].summary == f"fc1: {split!r}\nfc1: {drawn!r}"
     assert f"{int(data['shared'].sum())} shared, {int((~data['shared']).sum())} personal" in text
-    p = data["p_shared"].values
+    p = data["prop_shared"].values
     assert f"{int(((p > 0.1) & (p < 0.9)).sum())} of 30 units change group often" in text
     rows = made.parts[0].sections[0].blocks[1].rows  # both ends of the split's table
     assert rows[0][:2] == [str(data["unit"].values[np.argmax(data["communality"].values)]), "shared"]
     assert len(rows) == 25
-    assert rows[12] == ["… 6 more, in the order of h2 …"]
+    assert rows[12] == ["… 6 more, in the order of communality …"]
     told = {one.title: one.text for one in made.cautions}
     for one in (*split.cautions(), *drawn.cautions()):
         assert told[one.title] == f"layer fc1: {one.text}"

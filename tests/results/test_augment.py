@@ -17,13 +17,13 @@ import fedstat
 UNITS = [f"u{j}" for j in range(8)]
 W = xr.DataArray(weights(), dims=("client", "unit", "weight"), coords={"unit": UNITS})
 SPLIT = fedstat.split(W, n_factors=2, method="pc")
-ADDED = ["group", "h2", "icc", "margin"]
+ADDED = ["group", "communality", "icc", "margin"]
 
 
 def test_without_data_there_is_a_row_per_unit() -> None:
     table = SPLIT.augment()
     assert list(table) == ["unit", *ADDED]
-    np.testing.assert_array_equal(table["h2"], SPLIT.communality)
+    np.testing.assert_array_equal(table["communality"], SPLIT.communality)
     np.testing.assert_array_equal(table["margin"], SPLIT.communality - SPLIT.threshold)
     assert list(fedstat.split(W, method="icc").augment()) == ["unit", "group", "icc", "margin"]
 
@@ -43,15 +43,15 @@ def test_a_row_for_each_unit_needs_no_labels() -> None:
     found = SPLIT.augment(pd.DataFrame({"norm": range(8)}))
     assert found["group"].tolist() == SPLIT.group.tolist()
     positions = fedstat.split(W.values, n_factors=2, method="pc").augment(pd.DataFrame({"unit": UNITS[::-1]}))
-    assert positions["h2"].tolist() == SPLIT.communality.tolist(), "labels that the result never saw: row by row"
+    assert positions["communality"].tolist() == SPLIT.communality.tolist(), "labels that the result never saw"
 
 
 def test_weights_become_a_dataset_with_the_units_in_their_own_order() -> None:
     data = W.isel(unit=slice(None, None, -1)).to_dataset(name="w").assign(b=("unit", np.arange(8.0)))
     found = SPLIT.augment(data)
     assert list(found) == ["w", "b", *ADDED]
-    np.testing.assert_array_equal(found["h2"], SPLIT.communality[::-1])
-    np.testing.assert_array_equal(found["h2"].sel(unit=UNITS), SPLIT.communality)
+    np.testing.assert_array_equal(found["communality"], SPLIT.communality[::-1])
+    np.testing.assert_array_equal(found["communality"].sel(unit=UNITS), SPLIT.communality)
     xr.testing.assert_identical(found[["w", "b"]], data)
     for plain in (W.values, torch.from_numpy(W.values), W.rename("weights").drop_vars("unit")):
         again = SPLIT.augment(plain)
@@ -79,7 +79,7 @@ def test_the_other_results_of_units_and_clients_join_alike() -> None:
     drawn = fedstat.bootstrap(W, n_factors=2, method="pc", n_boot=5)
     test = fedstat.permutation_test(W, n_factors=2, method="pc", n_permutations=5)
     alike = fedstat.icc(W)
-    for result, column in ((drawn, "p_shared"), (test, "p_value"), (alike, "var_clients")):
+    for result, column in ((drawn, "prop_shared"), (test, "p_value"), (alike, "var_clients")):
         whole = result.augment().set_index("unit")
         assert result.augment(mine)[column].tolist() == whole.loc[["u6", "u1"], column].tolist()
     clusters = fedstat.client_clusters(W, n_clusters=2, n_subsamples=2)

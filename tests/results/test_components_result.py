@@ -1,4 +1,4 @@
-"""The result of variance components: tables, words, verdicts, the layer from which on personalising pays, figure."""
+"""The result of variance components: tables, words, conclusions, the layer from which on personalising pays, figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statsmodels.stats.multitest import multipletests
 
 import fedstat
 from fedstat.results import ComponentsResult, personal_from
-from fedstat.results.variance_components import verdict
+from fedstat.results.variance_components import conclude
 
 
 def result(
@@ -30,28 +30,29 @@ def test_tables_hold_one_row_a_unit_and_p_values_adjusted_over_live_units() -> N
     found = result()
     tidy = found.tidy()
     assert list(tidy) == [
-        "unit", "between", "within", "personal", "conf_low", "conf_high", "p_value", "p_adjusted"
+        "unit", "between", "within", "reliability", "conf_low", "conf_high", "p_value", "p_adjusted"
     ]  # fmt: skip
     np.testing.assert_allclose(tidy["p_adjusted"][:5], multipletests(tidy["p_value"][:5], method="fdr_bh")[1])
     assert tidy.iloc[5, 3:].isna().all()
     live = tidy[:5]
-    assert ((live["conf_low"] < live["personal"]) & (live["personal"] < live["conf_high"])).all()
+    assert ((live["conf_low"] < live["reliability"]) & (live["reliability"] < live["conf_high"])).all()
     augmented = found.augment()
     assert augmented["shrink"][:5].between(0, 1).all()
-    assert augmented["verdict"].tolist()[3:] == ["own", "own", "undefined"]
-    assert augmented["dead"].tolist() == [False] * 5 + [True]
+    assert augmented["conclusion"].tolist()[3:] == ["client", "client", "undefined"]
+    assert augmented["constant"].tolist() == [False] * 5 + [True]
 
 
 def test_glance_and_words_say_what_the_tables_hold() -> None:
     found = result()
     row = found.glance().iloc[0]
-    assert row["layer_personal"] == found.layer["personal"][0]
-    assert row["n_own"] == (found.tidy()["conf_low"] > 0.5).sum()
+    assert row["layer_reliability"] == found.layer["reliability"][0]
+    assert row["n_above_half"] == (found.tidy()["conf_low"] > 0.5).sum()
     assert row["n_beyond_noise"] == (found.tidy()["p_adjusted"] <= 0.05).sum()
-    assert (row["n_dead"], row["df"], row["verdict"]) == (1, 11, "own")
+    assert (row["n_constant"], row["df"], row["conclusion"]) == (1, 11, "client")
     text = repr(found)
     assert (
-        f"reliability = {row['layer_personal']:.2f}, 95% CI [{row['layer_low']:.2f}, {row['layer_high']:.2f}]" in text
+        f"reliability = {row['layer_reliability']:.2f}, 95% CI [{row['layer_low']:.2f}, {row['layer_high']:.2f}]"
+        in text
     )
     assert "Above 0.5: a client's weights estimate its true weights with lower expected" in text
     assert "\n  constant: 5" in text
@@ -65,23 +66,23 @@ def test_glance_and_words_say_what_the_tables_hold() -> None:
     ("scale", "expected", "said"),
     [
         (0.0, "no difference shown beyond noise", "No evidence of differences beyond training noise"),
-        (0.45, "mean", "Below 0.5: the average over clients estimates"),
-        (0.72, "undecided", "Inconclusive: the CI includes 0.5"),
-        (2, "own", "Above 0.5: a client's weights estimate"),
+        (0.45, "average", "Below 0.5: the average over clients estimates"),
+        (0.72, "inconclusive", "Inconclusive: the CI includes 0.5"),
+        (2, "client", "Above 0.5: a client's weights estimate"),
     ],
 )
-def test_verdict_of_a_layer(scale: float, expected: str, said: str) -> None:
+def test_conclusion_on_a_layer(scale: float, expected: str, said: str) -> None:
     """Shares 0, 0.29, 0.51 and 0.89."""
     found = result((scale,) * 4, dead=False)
-    assert found.verdict == expected
+    assert found.conclusion == expected
     assert said in repr(found)
 
 
-def test_verdict_of_equal_models_is_undefined() -> None:
+def test_conclusion_on_equal_models_is_undefined() -> None:
     found = fedstat.variance_components(np.ones((4, 2, 3, 5)))
-    assert found.verdict == "undefined"
+    assert found.conclusion == "undefined"
     assert "No differences: all units are identical in all clients" in repr(found)
-    assert verdict(0.7, 0.6, 0.8, 0.08, level=0.9) == "own"
+    assert conclude(0.7, 0.6, 0.8, 0.08, level=0.9) == "client"
 
 
 def test_a_layer_whose_replicates_differ_in_too_few_clients_has_no_interval_and_no_conclusion() -> None:
@@ -90,12 +91,12 @@ def test_a_layer_whose_replicates_differ_in_too_few_clients_has_no_interval_and_
     w[0, 1] = w[0, 0]
     with pytest.warns(UserWarning, match="identical"):
         found = fedstat.variance_components(w)
-    assert found.verdict == "undefined"
+    assert found.conclusion == "undefined"
     assert "; no CI\n  No conclusion: weights vary in too few clients for a CI\n" in repr(found)
 
 
 def layers(*rows: tuple[float, float, float, float]) -> pd.DataFrame:
-    table = pd.DataFrame(rows, columns=["personal", "conf_low", "conf_high", "p_value"])
+    table = pd.DataFrame(rows, columns=["reliability", "conf_low", "conf_high", "p_value"])
     return table.assign(layer=[f"l{i}" for i in range(len(rows))], other="kept out")
 
 
@@ -152,9 +153,9 @@ def test_forest_draws_shares_with_a_line_at_one_half() -> None:
     axes = fedstat.plot.forest(found, ax=plt.figure().add_subplot())
     assert axes.get_xlabel() == "reliability, 95% CI\n● differ beyond training noise (FDR 0.05)   ○ no evidence"
     assert axes.get_title() == "undefined units left out: 1"
-    order = np.argsort(-found.personal)[:5]
+    order = np.argsort(-found.reliability)[:5]
     assert [t.get_text() for t in axes.get_yticklabels()] == [*map(str, order), "layer"]
-    np.testing.assert_allclose(axes.collections[1].get_offsets()[:, 0], found.personal[order])
+    np.testing.assert_allclose(axes.collections[1].get_offsets()[:, 0], found.reliability[order])
     assert [line.get_xdata()[0] for line in axes.lines] == [0, 0.5]
     segments = axes.collections[0].get_segments()
     assert min(s[0, 0] for s in segments) >= -1

@@ -155,15 +155,15 @@ def test_a_notebook_shows_both_ends_of_a_long_table() -> None:
     shown = [int(row[0]) for row in cells if row]
     order = [int(j) for j in np.argsort(-result.communality) if j != 5]
     assert shown == [*order[:5], *order[-5:]]
-    assert "22 more, in the order of h2; 1 of them without a value" in page
+    assert "22 more, in the order of communality; 1 of them without a value" in page
     assert "more" not in fedstat.split(w[:, :5], n_factors=2, method="pc")._repr_html_().split("<table>")[1]
 
 
-def test_a_dead_unit_in_a_short_table_is_shown_last() -> None:
+def test_a_constant_unit_in_a_short_table_is_shown_last() -> None:
     w = np.random.default_rng(0).normal(size=(4, 6, 20))
     w[:, 0] = 0
     page = fedstat.split(w, n_factors=2, method="pc")._repr_html_()
-    assert page.rindex("<td>dead</td>") > page.rindex("<td>personal</td>")
+    assert page.rindex("<td>constant</td>") > page.rindex("<td>personal</td>")
     assert NAMES[0] not in made("SplitResult")._repr_html_()
 
 

@@ -145,7 +145,7 @@ def test_results_leave_as_dict_latex_and_html() -> None:
     split = analyse("bfi").split(tau=0.5)
     for result in (split, split.fit):
         plain = json.loads(json.dumps(result.to_dict()))
-        assert plain["tidy"]["h2"] == split.communality.tolist()
+        assert plain["tidy"]["communality"] == split.communality.tolist()
         assert plain["glance"]["n_factors"] == 5
         assert result.to_latex().startswith(r"\begin{tabular}")
         assert not re.search(r"(?<!\\)[_%]", result.to_latex()), "LaTeX stops at a bare underscore"
@@ -161,7 +161,7 @@ def test_glance_of_a_split_counts_every_unit_once() -> None:
     w = np.random.default_rng(0).normal(size=(5, 8, 20))
     w[:, 3] = 1.5
     row = fs.split(w, n_factors=2, method="pc", tau=0.5).glance().iloc[0]
-    assert row["n_shared"] + row["n_personal"] + row["n_dead"] == row["d"] == 8
+    assert row["n_shared"] + row["n_personal"] + row["n_constant"] == row["n_units"] == 8
     assert row["n_clients"] == 5
     assert row["n_obs"] == 100
 

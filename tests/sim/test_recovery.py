@@ -339,7 +339,9 @@ def test_figure_of_accuracy_has_one_axis_for_one_of_p_and_alpha():
 def test_figure_of_stability_draws_the_mean_of_every_setting_over_rounds():
     values = np.random.default_rng(0).uniform(0.9, 1, (2, 1, 3, 6))
     dims = ("p", "alpha", "replicate", "round")
-    ds = xr.Dataset({"same_state": (dims, values)}, coords={"p": [0.2, 0.8], "alpha": [0.4], "round": np.arange(1, 7)})
+    ds = xr.Dataset(
+        {"prop_unchanged": (dims, values)}, coords={"p": [0.2, 0.8], "alpha": [0.4], "round": np.arange(1, 7)}
+    )
     _, ax = mpl.pyplot.subplots()
     assert stability(ds, ax=ax) is ax
     drawn = [line.get_ydata() for line in ax.lines if len(line.get_xdata()) == 6]

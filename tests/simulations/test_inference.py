@@ -46,7 +46,7 @@ OTHERWISE = {
 )  # fmt: skip
 # Columns whose names look like a p value's or an interval's.
 PLAIN_COLUMNS = {
-    "BootstrapResult.adjusted_rand_low", "BootstrapResult.n_factors_low", "BootstrapResult.n_factors_high",
+    "BootstrapResult.ari_low", "BootstrapResult.n_factors_low", "BootstrapResult.n_factors_high",
     "ConvergenceResult.lambda_p",
 }  # fmt: skip
 
@@ -98,7 +98,7 @@ def test_rows_were_made_by_the_code_of_today_at_clean_revisions() -> None:
 
 
 def test_what_errs_says_where_users_are_told() -> None:
-    errs = RESULTS[RESULTS["verdict"] == "errs"]
+    errs = RESULTS[RESULTS["conclusion"] == "errs"]
     assert len(errs), "the table would be no use if nothing ever failed"
     silent = errs[errs["note"] == ""]
     assert silent[list(table.KEYS)].to_numpy().tolist() == []
@@ -147,9 +147,9 @@ def test_outcomes_count_what_was_claimed() -> None:
     assert 0.6 < one.error / np.sqrt(0.3 * 0.7 / 25 / 400) < 1.4
     (never,) = table.tried(table.Case(lambda _: np.nan), ("a", "c"), replicates=5, seed=1)
     level = table.Claim("level", (), (), {})
-    assert table.verdict(level, never, 5) == "refused"
-    assert table.verdict(level, one, 400) == "errs"
-    assert table.verdict(level._replace(kind="coverage", confidence=0.3), one, 400) == "holds"
+    assert table.conclude(level, never, 5) == "refused"
+    assert table.conclude(level, one, 400) == "errs"
+    assert table.conclude(level._replace(kind="coverage", confidence=0.3), one, 400) == "holds"
     (all_,) = table.tried(table.Case(lambda _: [np.ones(3)], parts=("x",)), ("a", "d"), replicates=100, seed=1)
     assert all_.error > 0, "100 of 100 do not make a certainty"
 

@@ -48,7 +48,7 @@ def test_uncertainty_is_that_of_leaving_out_one_client_after_another(covariate: 
     std_error = np.sqrt(11 / 12 * ((left - left.mean()) ** 2).sum())
     whole = log_f(np.arange(12))
     assert found.statistic[0] == pytest.approx(whole / std_error, rel=1e-10)
-    assert found.personal[0] == pytest.approx(1 - np.exp(-whole), rel=1e-10)
+    assert found.reliability[0] == pytest.approx(1 - np.exp(-whole), rel=1e-10)
     assert found.df == 11 - (covariate is not None)
 
 
@@ -66,7 +66,7 @@ def test_parts_of_parameters_and_units_add_up_to_the_layer() -> None:
     w, bias = weights(), weights(seed=1, n=1)
     together = vc.parts(np.concatenate([w, bias], axis=-1))
     added = vc.parts(w) + vc.parts(bias)
-    np.testing.assert_allclose(vc.components(added).personal, vc.components(together).personal, rtol=1e-12)
+    np.testing.assert_allclose(vc.components(added).reliability, vc.components(together).reliability, rtol=1e-12)
     other = weights(seed=2, units=2, n=9)
     layer = vc.components(vc.parts(w).pooled() + vc.parts(other).pooled())
     flat = np.concatenate([w.reshape(12, 3, 1, -1), other.reshape(12, 3, 1, -1)], axis=-1)
@@ -80,8 +80,8 @@ def test_parts_of_parameters_and_units_add_up_to_the_layer() -> None:
 
 def test_share_of_the_whole_data_is_that_of_a_half_stepped_up_by_spearman_and_brown() -> None:
     found = vc.components(vc.parts(weights()))
-    r = found.personal_replicate
-    np.testing.assert_allclose(found.personal, 3 * r / (1 + 2 * r), rtol=1e-12)
+    r = found.reliability_replicate
+    np.testing.assert_allclose(found.reliability, 3 * r / (1 + 2 * r), rtol=1e-12)
     np.testing.assert_allclose(r, found.between / (found.between + found.within))
 
 
@@ -109,7 +109,7 @@ def test_own_weights_beat_the_mean_from_a_share_of_one_half_on_and_shrinking_by_
     for variance, own_is_better in ((0.5, False), (2.0, True)):
         truth = np.sqrt(variance) * rng.normal(size=(20, 1, 1, 20_000))
         halves = truth + np.sqrt(2) * rng.normal(size=(20, 2, 1, 20_000))  # noise of the whole: 1
-        share = vc.components(vc.parts(halves)).personal[0]
+        share = vc.components(vc.parts(halves)).reliability[0]
         own, b = halves.mean(axis=1), truth[:, 0]
         mean = own.mean(axis=0)
 
@@ -193,17 +193,17 @@ def test_dead_units_are_undefined_and_leave_the_others_alone() -> None:
     w[:, :, 2] = 0.1
     found = vc.components(vc.parts(w, SAMPLES)), vc.components(vc.parts(w))
     for f in found:
-        for name in ("personal", "personal_replicate", "conf_low", "conf_high", "p_value"):
+        for name in ("reliability", "reliability_replicate", "conf_low", "conf_high", "p_value"):
             assert np.isnan(getattr(f, name)[2]), name
         assert f.between[2] == f.within[2] == 0
-    np.testing.assert_array_equal(np.delete(found[1].personal, 2), np.delete(expected.personal, 2))
+    np.testing.assert_array_equal(np.delete(found[1].reliability, 2), np.delete(expected.reliability, 2))
 
 
 def test_what_clients_have_in_common_costs_no_digits() -> None:
     w = weights()
-    near = vc.components(vc.parts(w)).personal
-    np.testing.assert_allclose(vc.components(vc.parts(w + 1e8)).personal, near, rtol=1e-6)
-    np.testing.assert_allclose(vc.components(vc.parts(1e-100 * w)).personal, near, rtol=1e-10)
+    near = vc.components(vc.parts(w)).reliability
+    np.testing.assert_allclose(vc.components(vc.parts(w + 1e8)).reliability, near, rtol=1e-6)
+    np.testing.assert_allclose(vc.components(vc.parts(1e-100 * w)).reliability, near, rtol=1e-10)
 
 
 def test_where_one_client_has_all_the_noise_nothing_is_claimed() -> None:

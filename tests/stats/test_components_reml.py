@@ -48,13 +48,13 @@ def test_estimates_are_those_of_statsmodels(shape: tuple[int, int, int], unequal
     assert found.between[0] == pytest.approx(between, rel=1e-6)
     assert found.within[0] == pytest.approx(omega, rel=1e-6)
     whole = omega * np.mean(1 / unit.sum(axis=1))
-    assert found.personal[0] == pytest.approx(between / (between + whole), rel=1e-6)
+    assert found.reliability[0] == pytest.approx(between / (between + whole), rel=1e-6)
 
 
 def test_balanced_data_have_the_closed_form_of_moments() -> None:
     w = np.concatenate([draw(10, 2, 20, np.ones((10, 2)), seed) for seed in range(4)], axis=2)
     ours, theirs = rm.reml(w), moments.components(moments.parts(w))
-    for name in ("between", "within", "personal", "personal_replicate", "conf_low", "conf_high", "statistic"):
+    for name in ("between", "within", "reliability", "reliability_replicate", "conf_low", "conf_high", "statistic"):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-6, err_msg=name)
 
 
@@ -98,7 +98,7 @@ def test_intervals_hold_the_truth_and_tests_keep_their_level_under_known_unequal
         assert np.mean((found.conf_low <= share) & (share <= found.conf_high)) > 0.895
         if share == 0:
             assert np.mean(found.p_value < 0.05) < 0.078
-        ours, theirs = (np.mean((np.maximum(f.personal, 0) - share) ** 2) for f in (found, plain))
+        ours, theirs = (np.mean((np.maximum(f.reliability, 0) - share) ** 2) for f in (found, plain))
         assert ours < 0.9 * theirs
 
 
@@ -120,7 +120,7 @@ def test_dead_units_are_undefined_and_bad_input_is_named() -> None:
     w = np.concatenate([draw(6, 2, 5, np.ones((6, 2)), s) for s in range(3)], axis=2)
     w[:, :, 1] = 0.3
     found = rm.reml(w)
-    for name in ("personal", "personal_replicate", "conf_low", "conf_high", "p_value"):
+    for name in ("reliability", "reliability_replicate", "conf_low", "conf_high", "p_value"):
         np.testing.assert_array_equal(np.isnan(getattr(found, name)), [False, True, False], err_msg=name)
     assert found.between[1] == found.within[1] == 0
     with pytest.raises(ValueError, match=r"\(6,\) or \(6, 2\), but got \(5,\)"):

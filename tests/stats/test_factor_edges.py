@@ -24,8 +24,8 @@ def test_a_dead_unit_gets_nan_and_changes_no_other_unit(value: float) -> None:
     with_dead = np.insert(w, 3, value, axis=1)
     a, b = fs.split(with_dead, n_factors=2, tau=0.5), fs.split(w, n_factors=2, tau=0.5)
     assert np.isnan(a.communality[3])
-    assert np.flatnonzero(a.fit.dead).tolist() == [3]
-    assert a.group[3] == "dead"
+    assert np.flatnonzero(a.fit.constant).tolist() == [3]
+    assert a.group[3] == "constant"
     assert not a.shared[3]
     np.testing.assert_allclose(np.delete(a.communality, 3), b.communality, atol=1e-12)
     np.testing.assert_array_equal(np.delete(a.shared, 3), b.shared)
@@ -34,7 +34,7 @@ def test_a_dead_unit_gets_nan_and_changes_no_other_unit(value: float) -> None:
 def test_a_float32_constant_unit_is_dead() -> None:
     w = weights().astype(np.float32)
     w[:, 2] = np.float32(0.1)
-    assert fs.split(w, n_factors=2).fit.dead.tolist() == [j == 2 for j in range(8)]
+    assert fs.split(w, n_factors=2).fit.constant.tolist() == [j == 2 for j in range(8)]
 
 
 def test_all_units_dead_is_an_error() -> None:
@@ -209,7 +209,7 @@ def test_a_common_offset_costs_no_more_digits_than_it_takes_from_the_weights(kin
     exact = fs.split(moved - offset, n_factors=2)  # the same rounded weights, free of the offset
     result = fs.split(kind(moved), n_factors=2)
     np.testing.assert_allclose(result.communality, exact.communality, atol=1e-9)
-    assert not result.fit.dead.any()
+    assert not result.fit.constant.any()
     chunks = [moments(fs.layer_matrix(moved[i : i + 2])) for i in (0, 2, 4)]
     np.testing.assert_allclose(correlation(chunks[0] + chunks[1] + chunks[2]), exact.fit.correlation, atol=1e-10)
 
@@ -261,8 +261,8 @@ def test_tidy_has_one_row_a_unit_with_its_label_and_group() -> None:
     result = fs.split(w, n_factors=2, tau=0.25)
     table = result.tidy()
     assert table["term"].tolist() == [f"u{j}" for j in range(8)]
-    np.testing.assert_allclose(table["h2"] + table["u2"], 1)
-    np.testing.assert_allclose((table[["factor_1", "factor_2"]] ** 2).sum(axis=1), table["h2"], atol=1e-12)
+    np.testing.assert_allclose(table["communality"] + table["uniqueness"], 1)
+    np.testing.assert_allclose((table[["factor_1", "factor_2"]] ** 2).sum(axis=1), table["communality"], atol=1e-12)
     assert (table["group"] == "shared").sum() == 6
     assert ((table["margin"] >= 0) == (table["group"] == "shared")).all()
 

@@ -129,7 +129,7 @@ def test_the_change_from_a_common_start_is_analysed() -> None:
     np.testing.assert_allclose(moved.agreement, fs.icc(w).agreement, rtol=1e-10)
     assert fs.icc(start + w).agreement.min() > 0.99
     assert "minus the common initial parameters" in repr(moved)
-    assert moved.glance()["of_change"][0]
+    assert moved.glance()["baseline_subtracted"][0]
 
 
 def test_a_labelled_start_is_matched_by_name() -> None:
@@ -216,8 +216,8 @@ def test_a_dead_unit_is_nan_counted_and_named(value: float) -> None:
     w[:, 2] = value
     named = xr.DataArray(w, dims=("client", "unit", "weight"), coords={"unit": list("abcde")})
     found = fs.icc(named, n_boot=10)
-    assert found.dead.tolist() == [False, False, True, False, False]
-    assert found.glance()["n_dead"][0] == found.glance()["n_undefined"][0] == 1
+    assert found.constant.tolist() == [False, False, True, False, False]
+    assert found.glance()["n_constant"][0] == found.glance()["n_undefined"][0] == 1
     assert "  constant: c" in repr(found)
     numbers = found.tidy().query("unit == 'c'").drop(columns=["unit", "type"])
     assert numbers.isna().all(axis=None)
@@ -234,12 +234,12 @@ def test_units_that_vary_between_clients_alone_agree_on_nothing() -> None:
     assert found.agreement[1] == 0
     assert found.of_type("ICC1")[1] == pytest.approx(-1 / 7)
     assert np.isnan(found.of_type("ICC3")[1])
-    assert not found.dead.any()
+    assert not found.constant.any()
 
 
 def test_all_dead_layers_still_print() -> None:
     found = fs.icc(np.zeros((4, 3, 6)))
-    assert found.dead.all()
+    assert found.constant.all()
     assert "3 constant" in repr(found)
     assert found.summary()
     assert np.isnan(found.layer["icc"]).all()

@@ -112,7 +112,7 @@ def test_auc_needs_both_kinds_of_units(truth: list[bool]) -> None:
 
 def test_same_state_counts_equal_labels() -> None:
     a = np.array([[True, False, True, True], [False] * 4])
-    assert split.same_state(a, np.array([True, True, True, False])).tolist() == [0.5, 0.25]
+    assert split.prop_unchanged(a, np.array([True, True, True, False])).tolist() == [0.5, 0.25]
 
 
 def test_more_iterations_keep_a_well_determined_split_and_move_an_improper_one() -> None:

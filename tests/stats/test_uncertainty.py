@@ -92,7 +92,7 @@ def test_variants_of_stability_are_analyses_of_their_own() -> None:
     reference = split.shared(alone(w, kappa=0.75), tau=0.5)
     for row in table.itertuples():
         other = split.shared(alone(w, **({"kappa": 0.75} | changes[row.value])), tau=0.5)
-        assert row.same_state == pytest.approx(float(split.same_state(reference, other))), row.value
+        assert row.prop_unchanged == pytest.approx(float(split.prop_unchanged(reference, other))), row.value
 
 
 @pytest.mark.parametrize("draw", [resampling.bootstrap, resampling.permutation])
@@ -115,8 +115,8 @@ def test_replicates_do_not_depend_on_the_chunk_or_the_kind_of_array(draw) -> Non
 
 def test_bootstrap_tells_certain_from_doubtful_units() -> None:
     result = fs.bootstrap(weights(), n_factors=2, tau=0.4, n_boot=100)
-    assert (result.p_shared[:6] > 0.95).all()
-    assert (result.p_shared[6:] < 0.05).all()
+    assert (result.prop_shared[:6] > 0.95).all()
+    assert (result.prop_shared[6:] < 0.05).all()
     table = result.tidy()
     assert ((table["conf_low"] <= table["estimate"] + 0.05) & (table["estimate"] <= table["conf_high"] + 0.05)).all()
     assert (table["std_error"] > 0).all()
@@ -204,9 +204,9 @@ def test_a_dead_unit_stays_dead_in_every_replicate() -> None:
     w = weights()
     w[:, 2] = 0
     table = fs.bootstrap(w, n_factors=2, method="pc", n_boot=10).tidy()
-    assert table["group"][2] == "dead"
+    assert table["group"][2] == "constant"
     assert table.loc[2, ["estimate", "std_error", "conf_low"]].isna().all()
-    assert table["p_shared"][2] == 0
+    assert table["prop_shared"][2] == 0
 
 
 @pytest.mark.parametrize("verb", [fs.bootstrap, fs.permutation_test])
@@ -229,7 +229,7 @@ def test_the_permutation_test_finds_units_with_an_identity_and_only_those() -> N
 
 def test_the_permutation_test_gives_no_verdict_that_its_shuffles_do_not_allow() -> None:
     few = fs.permutation_test(weights(), n_factors=2, method="pc", n_permutations=19)
-    assert few.verdict() == "too few permutations for a conclusion at 5%"
+    assert few.conclude() == "too few permutations for a conclusion at 5%"
     assert "smallest possible p = 0.10" in repr(few)
     own = np.random.default_rng(0).normal(size=(8, 6, 30))
     found = fs.permutation_test(own, n_factors=1, n_permutations=99)
@@ -246,7 +246,7 @@ def test_the_permutation_test_says_that_it_does_not_ask_about_agreement() -> Non
     found = fs.permutation_test(agreeing, n_factors=2, method="pc", n_permutations=99)
     assert found.p_value > 0.05
     assert fs.icc(agreeing).agreement.min() > 0.3
-    assert "no evidence against H0, which does not show exchangeability (for agreement see" in found.verdict()
+    assert "no evidence against H0, which does not show exchangeability (for agreement see" in found.conclude()
 
 
 def test_the_permutation_test_keeps_its_level_under_the_null() -> None:
@@ -268,12 +268,12 @@ def test_stability_varies_one_choice_at_a_time() -> None:
     for _, row in table[table["varied"] == "kappa"].iterrows():
         other = fs.split(weights(), kappa=float(row["value"]), method="pc")
         assert row["n_factors"] == other.fit.n_factors
-    assert ((table["adjusted_rand"] <= 1) & (table["same_state"] <= 1)).all()
+    assert ((table["ari"] <= 1) & (table["prop_unchanged"] <= 1)).all()
     assert list(result.glance()) == ["method", "kappa", "start", "max_iter", "tol", "tau"]
     more = table.set_index("varied").loc["max_iter"]
     assert result.reference.factors.converged
     assert more["converged"], "it stops where the reference stopped"
-    assert more["same_state"] == 1
+    assert more["prop_unchanged"] == 1
     said = repr(result)
     for part in (
         "Reference: 5 shared, 5 personal (pa, kappa = 0.5, tau = 0.5,",

@@ -43,7 +43,7 @@ def leaked() -> xr.Dataset:
         data
         | {
             "label_right": (five, np.ones([*size.values()], bool)),
-            "guess": (five[3:], np.full((4, 2), 12.0)),
+            "class_mean_psnr": (five[3:], np.full((4, 2), 12.0)),
             "recovered": ((*five, *image), rng.uniform(size=(*size.values(), 3, 2, 2))),
             "original": ((*five[3:], *image), rng.uniform(size=(4, 2, 3, 2, 2))),
         },

@@ -250,7 +250,7 @@ def _split_by_test(
         w = torch.cat([models[name].flatten(3) for name in masks.incoming(context.net, layer)], dim=3)
         components = variance_components.components(variance_components.parts(w, x))
         outcome = variance_components.classify_units(components, fdr=fdr)
-        flags[layer] = np.isin(outcome, ("shared", "undecided"))
+        flags[layer] = np.isin(outcome, ("shared", "inconclusive"))
         decided[layer] = np.isin(outcome, ("shared", "personal"))
         agreement[layer] = icc.agreement(icc.sums(w.mean(1)))
     mask = masks.units(context.net, flags, context.device, weights_only=weights_only)
