@@ -20,7 +20,7 @@ from fedstat import _cli, store
 from fedstat._utils import check, guard
 from fedstat._utils.lazy import xr
 from fedstat._utils.settings import add_arguments, check_fields, read_arguments, setting
-from fedstat.decompose.stored import COMMAND, table, to_dataset, whole, write_table
+from fedstat.decompose.stored import COMMAND, result_groups, table, to_dataset, write_table
 from fedstat.labelled import bootstrap, permutation_test, sensitivity, split
 from fedstat.labelled.inputs import layers_of
 from fedstat.results import Absolute, LayerResults
@@ -215,7 +215,7 @@ def save(args: argparse.Namespace, settings: Settings, results: dict[str, LayerR
     tables = {
         f"/split/{layer}": to_dataset(result, bootstraps.get(layer)) for layer, result in results["split"].items()
     }
-    tree = xr.DataTree.from_dict(tables | whole(results))
+    tree = xr.DataTree.from_dict(tables | result_groups(results))
     attrs = store.provenance("split of hidden units", {"files": args.files} | options, command=COMMAND)
     store.save(args.out, tree, attrs, overwrite=args.overwrite)
 

@@ -71,18 +71,18 @@ def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> 
     return data
 
 
-def table(found: Mapping[str, LayerResults[Any]]) -> pd.DataFrame:
+def table(results_by_kind: Mapping[str, LayerResults[Any]]) -> pd.DataFrame:
     """One row per layer and unit: the split's table, with standard errors, intervals and p values where they are known.
 
     Parameters
     ----------
-    found : mapping from kind to results by layer
+    results_by_kind : mapping from kind to results by layer
         "split", and "bootstrap" and "permutation" where there are any.
     """
-    parts = [found["split"].tidy()]
+    parts = [results_by_kind["split"].tidy()]
     for kind, columns in _BESIDE.items():
-        if kind in found:
-            parts.append(found[kind].tidy()[list(columns)])
+        if kind in results_by_kind:
+            parts.append(results_by_kind[kind].tidy()[list(columns)])
     return pd.concat(parts, axis=1)
 
 
@@ -172,11 +172,11 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
     check.choice("kind", kind, KINDS)
     require_names("layer", () if layer is None else (layer,))
     run = store.open_run(path)
-    made = run.attrs.get("command", "another program")
-    if made != COMMAND:
+    command = run.attrs.get("command", "another program")
+    if command != COMMAND:
         raise ValueError(
-            f"{path} holds no split: it was made by {made}. If it is a run with weights, fedstat.split({str(path)!r}) "
-            "splits them."
+            f"{path} holds no split: it was made by {command}. If it is a run with weights, "
+            f"fedstat.split({str(path)!r}) splits them."
         )
     if _GROUP not in run.children:
         raise ValueError(
@@ -188,17 +188,17 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
 
 
 def _read(run: xr.DataTree, path: str | Path, layer: str | None, kind: Kind) -> Any:
-    there, noted = run[_GROUP].children, run[_GROUP].attrs
-    order = guard.parsed("layers", noted["layers"].encode())  # that of the network, which folders have not
+    layers, attrs = run[_GROUP].children, run[_GROUP].attrs
+    order = guard.parsed("layers", attrs["layers"].encode())  # that of the network, which folders have not
     names = order if layer is None else match_names([layer], order, str(path))
-    nodes = {name: _node(there[name], kind) for name in names}
+    nodes = {name: _node(layers[name], kind) for name in names}
     if lacking := [name for name, node in nodes.items() if node is None]:
-        has = ", ".join(one for one in KINDS if _node(there[lacking[0]], one) is not None)
+        has = ", ".join(other for other in KINDS if _node(layers[lacking[0]], other) is not None)
         raise ValueError(f"{path} holds no {kind} of layer {lacking[0]!r}, only: {has}. Ask for it when splitting.")
-    found = {name: from_dataset(node.to_dataset(inherit=False)) for name, node in nodes.items() if node is not None}
+    by_layer = {name: from_dataset(node.to_dataset(inherit=False)) for name, node in nodes.items() if node is not None}
     if layer is not None and not is_pattern(layer):
-        return found[names[0]]
-    return LayerResults(found, guard.parsed("left_out", noted["left_out"].encode()))
+        return by_layer[names[0]]
+    return LayerResults(by_layer, guard.parsed("left_out", attrs["left_out"].encode()))
 
 
 def layer_results(run: xr.DataTree, layer: str) -> dict[str, Any]:
@@ -215,12 +215,15 @@ def _node(layer: xr.DataTree, kind: Kind) -> xr.DataTree | None:
     return layer.children[names[0]] if names else None
 
 
-def whole(found: Mapping[str, LayerResults[Any]]) -> dict[str, xr.Dataset]:
+def result_groups(results_by_kind: Mapping[str, LayerResults[Any]]) -> dict[str, xr.Dataset]:
     """Return the groups of a store that :func:`read_split` reads, from results by kind."""
-    noted = {"layers": json.dumps(list(found["split"])), "left_out": json.dumps(found["split"].skipped_layers)}
-    groups = {f"/{_GROUP}": xr.Dataset(attrs=noted)}
-    for kind, by_layer in found.items():
-        groups |= {f"/{_GROUP}/{layer}/{kind}": as_dataset(one) for layer, one in by_layer.items()}
+    attrs = {
+        "layers": json.dumps(list(results_by_kind["split"])),
+        "left_out": json.dumps(results_by_kind["split"].skipped_layers),
+    }
+    groups = {f"/{_GROUP}": xr.Dataset(attrs=attrs)}
+    for kind, by_layer in results_by_kind.items():
+        groups |= {f"/{_GROUP}/{layer}/{kind}": as_dataset(result) for layer, result in by_layer.items()}
     return groups
 
 
@@ -289,5 +292,5 @@ def _put_together(rest: Any, data: xr.Dataset) -> Any:
         dtype = np.dtype(rest["dtype"])
         guard.size("the result", data[value].size * dtype.itemsize, f"{value} as {dtype}")
         return data[value].to_numpy().astype(dtype)
-    found = {name: _put_together(x, data) for name, x in value.items()}
-    return pd.DataFrame(found) if kind == "table" else found
+    entries = {name: _put_together(x, data) for name, x in value.items()}
+    return pd.DataFrame(entries) if kind == "table" else entries

@@ -25,22 +25,22 @@ def _say(*what: Any) -> None:
 
 
 def _machine() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    machine: dict[str, Any] = {}
     if "threadpoolctl" in sys.modules:
         from threadpoolctl import threadpool_info
 
         blas = (pool for pool in threadpool_info() if pool["user_api"] == "blas")
-        said = (f"{one['internal_api']} {one['version']}, {one['num_threads']} thread(s)" for one in blas)
-        found["blas"] = list(dict.fromkeys(said))
+        descriptions = (f"{pool['internal_api']} {pool['version']}, {pool['num_threads']} thread(s)" for pool in blas)
+        machine["blas"] = list(dict.fromkeys(descriptions))
     torch = sys.modules.get("torch")
     if hasattr(torch, "get_num_threads"):  # a broken torch leaves a part of itself
         assert torch is not None  # noqa: S101
-        found["threads"] = torch.get_num_threads()
-        found["gpus"] = [
+        machine["threads"] = torch.get_num_threads()
+        machine["gpus"] = [
             f"{of.name}, {of.total_memory / 2**30:.0f} GiB"
             for of in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
         ]
-    return found
+    return machine
 
 
 if __name__ == "__main__":
