@@ -39,7 +39,7 @@ FEW = 3
 """With fewer seeds an interval of their mean has less than two degrees of freedom, and is not given."""
 
 _LARGEST = 150_000  # characters of an SVG; beyond it, pixels
-_INK, _BAND, _ORANGE = "#1f4e79", "#c5d5e4", "#e69f00"
+_INK, _BAND = "#1f4e79", "#c5d5e4"
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 

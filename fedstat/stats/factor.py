@@ -164,8 +164,8 @@ def fit(
     -------
     Fit
         ``converged`` reports non-convergence; the result is not repaired. With κ >= 0.85 the iteration often takes
-        hundreds of steps, sometimes thousands, as communalities reach and exceed 1. Check the split with
-        :func:`fedstat.stats.split.iteration_stability`.
+        hundreds of steps, sometimes thousands, as communalities reach and exceed 1: compare the split
+        with that of a larger ``max_iter``.
 
     Raises
     ------

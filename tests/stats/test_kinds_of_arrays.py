@@ -131,7 +131,6 @@ KEPT: dict[str, tuple[Any, np.ndarray]] = {
     "split.auc": (lambda nu: split.auc(nu, nu > 0.4), NU),
     "split.same_state": (lambda nu: split.same_state(nu > 0.4, nu > 0.6), NU),
     "split.adjusted_rand": (lambda nu: split.adjusted_rand(nu > 0.4, nu > 0.6), NU),
-    "split.iteration_stability": (lambda r: split.iteration_stability(r, max_iter=(5,)), R),
     "bootstrap.bootstrap": (lambda w: resampling.bootstrap(of_clients(w), replicates=2, n_factors=2), W),
     "bootstrap.permutation": (lambda w: resampling.permutation(of_clients(w), replicates=2, n_factors=2), W),
     "split.adjusted_rand of clusters": (lambda nu: split.adjusted_rand((nu > 0.4) + 1, (nu > 0.6) + 1), NU),
