@@ -104,7 +104,8 @@ COMMAND = "fedstat.decompose"
 _GROUP = "result"
 
 _STORED_SETTINGS = {
-    "minus": "baseline", "bootstrap": "n_boot", "permutation": "n_permutations", "stability": "sensitivity"
+    "minus": "baseline", "bootstrap": "n_boot", "permutation": "n_permutations", "stability": "sensitivity",
+    "start": "init",
 }  # fmt: skip
 _STORED_KINDS = {"sensitivity": "stability"}
 """Names of earlier versions."""
@@ -270,6 +271,10 @@ def _today(values: dict[str, Any]) -> dict[str, Any]:
     values.pop("interval_of", None)
     if values.pop("n_exchanges", 0):
         values["inference"] = "permutation"
+    if "options" in values:
+        values["options"] = settings_of(values["options"])
+    if isinstance(table := values.get("table"), pd.DataFrame) and "varied" in table:
+        values["table"] = table.assign(varied=table["varied"].replace(_STORED_SETTINGS))
     return values
 
 

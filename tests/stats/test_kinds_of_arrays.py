@@ -52,7 +52,7 @@ VERBS: dict[str, tuple[Any, np.ndarray]] = {
     "entropy.knn_entropy": (entropy.knn_entropy, Z),
     "peaks": (lambda x: statistics.peaks(x, 1), Z[:, 0]),
     "mixture": (lambda x: statistics.mixture(x, draws=1), Z[:, 0]),
-    "start": (lambda h: fs.split(W, start=h), np.full(8, 0.5)),
+    "init": (lambda h: fs.split(W, init=h), np.full(8, 0.5)),
 }
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning")
 
@@ -75,7 +75,7 @@ def test_other_dtypes_than_real_numbers_are_refused(verb: str, dtype: type) -> N
         call(data.astype(dtype))
 
 
-@pytest.mark.parametrize("verb", [v for v in VERBS if v not in ("peaks", "mixture", "start")])
+@pytest.mark.parametrize("verb", [v for v in VERBS if v not in ("peaks", "mixture", "init")])
 @pytest.mark.parametrize("kind", [lambda t: t.to(torch.complex64), lambda t: t.bool(), lambda t: t.to_sparse()])
 def test_tensors_of_other_kinds_are_refused(verb: str, kind: Any) -> None:
     call, data = VERBS[verb]
