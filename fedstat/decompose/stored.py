@@ -231,17 +231,17 @@ def result_groups(results_by_kind: Mapping[str, LayerResults[Any]]) -> dict[str,
 def as_dataset(result: Any) -> xr.Dataset:
     """Convert a result to arrays, with its other fields as JSON."""
     arrays: dict[str, NDArray[Any]] = {}
-    rest = _taken_apart(result, "", arrays)
+    rest = _encode(result, "", arrays)
     variables = {name: ([f"axis{i}_{n}" for i, n in enumerate(a.shape)], a) for name, a in arrays.items()}
     return xr.Dataset(variables, attrs={"result": json.dumps(rest)})
 
 
 def from_dataset(data: xr.Dataset) -> Any:
     """Rebuild a result from :func:`as_dataset`; nothing in the data is executed."""
-    return _put_together(guard.parsed("the result", data.attrs["result"].encode()), data)
+    return _decode(guard.parsed("the result", data.attrs["result"].encode()), data)
 
 
-def _taken_apart(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
+def _encode(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
@@ -250,23 +250,23 @@ def _taken_apart(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
     if isinstance(value, Absolute):
         return {"absolute": value.value}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return {"list": [_taken_apart(x, f"{path}.{i}", arrays) for i, x in enumerate(value)]}
+        return {"list": [_encode(x, f"{path}.{i}", arrays) for i, x in enumerate(value)]}
     if isinstance(value, pd.DataFrame):
-        return {"table": {str(k): _taken_apart(list(v), f"{path}.{k}", arrays) for k, v in value.items()}}
+        return {"table": {str(k): _encode(list(v), f"{path}.{k}", arrays) for k, v in value.items()}}
     if isinstance(value, Mapping):
-        return {"dict": {str(k): _taken_apart(v, f"{path}.{k}", arrays) for k, v in value.items()}}
+        return {"dict": {str(k): _encode(v, f"{path}.{k}", arrays) for k, v in value.items()}}
     if (kind := type(value).__name__) in _CLASSES:
         names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
-        return {"of": kind, "with": {x: _taken_apart(getattr(value, x), f"{path}.{x}", arrays) for x in names}}
+        return {"of": kind, "with": {x: _encode(getattr(value, x), f"{path}.{x}", arrays) for x in names}}
     array = np.asarray(value)
     if array.dtype.kind == "O":  # labels of mixed kinds
-        return {"labels": _taken_apart(array.tolist(), path, arrays)}
+        return {"labels": _encode(array.tolist(), path, arrays)}
     name = path.removeprefix(".")
     arrays[name] = array.astype(object) if array.dtype.kind == "U" else array
     return {"array": name, "dtype": array.dtype.str}
 
 
-def _today(values: dict[str, Any]) -> dict[str, Any]:
+def _rename_fields(values: dict[str, Any]) -> dict[str, Any]:
     """Rename the fields of a stored result of any version to their current names."""
     values.pop("interval_of", None)
     if values.pop("n_exchanges", 0):
@@ -278,24 +278,24 @@ def _today(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _put_together(rest: Any, data: xr.Dataset) -> Any:
+def _decode(rest: Any, data: xr.Dataset) -> Any:
     if not isinstance(rest, dict):
         return rest
     if "of" in rest:
         check.choice("the kind of a stored result", rest["of"], list(_CLASSES))
-        return _CLASSES[rest["of"]](**_today({name: _put_together(x, data) for name, x in rest["with"].items()}))
+        return _CLASSES[rest["of"]](**_rename_fields({name: _decode(x, data) for name, x in rest["with"].items()}))
     ((kind, value),) = ((k, v) for k, v in rest.items() if k != "dtype")
     if kind == "float":
         return float(value)
     if kind == "absolute":
         return Absolute(value)
     if kind == "list":
-        return [_put_together(x, data) for x in value]
+        return [_decode(x, data) for x in value]
     if kind == "labels":
-        return np.array(_put_together(value, data), dtype=object)
+        return np.array(_decode(value, data), dtype=object)
     if kind == "array":
         dtype = np.dtype(rest["dtype"])
         guard.size("the result", data[value].size * dtype.itemsize, f"{value} as {dtype}")
         return data[value].to_numpy().astype(dtype)
-    entries = {name: _put_together(x, data) for name, x in value.items()}
+    entries = {name: _decode(x, data) for name, x in value.items()}
     return pd.DataFrame(entries) if kind == "table" else entries

@@ -197,16 +197,16 @@ def compare_runs(
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     finished, unfinished = _read(runs)
     _require_same_data(finished)
-    names = _labels(finished)
+    names = _label_runs(finished)
     if not isinstance(runs, Mapping) or isinstance(runs, xr.DataTree):
-        names = _sorted(finished, names)
+        names = _sort_labels(finished, names)
     labels = list(dict.fromkeys(names.values()))
     if reference is None:
         reference = "fedavg" if "fedavg" in labels else labels[0]
     check.choice("reference", reference, labels)
     table = pd.DataFrame([run.row | {"method": names[i]} for i, run in enumerate(finished)])
     table = table.iloc[sorted(range(len(table)), key=lambda i: (labels.index(names[i]), finished[i].seed))]
-    _require_one_each(table)
+    _require_distinct(table)
     rule = choose(table, rule or ("final" if few(table) else "last10"))
     settings = {
         str(label): against(rows, rule, reference, level=level) for label, rows in table.groupby("label", sort=False)
@@ -249,7 +249,7 @@ def _read(runs: Runs | Mapping[str, Runs]) -> tuple[list[_Run], list[str]]:
     groups: Iterable[tuple[Any, Any]] = runs.items() if labelled else [(None, runs)]  # type: ignore[union-attr]
     finished, unfinished = [], []
     for label, group in groups:
-        for number_, source in enumerate(_each(group), 1):
+        for number_, source in enumerate(_iterate_runs(group), 1):
             where = (
                 str(source) if isinstance(source, str | Path) else f"run {number_}{f' of {label!r}' if label else ''}"
             )
@@ -268,7 +268,7 @@ def _read(runs: Runs | Mapping[str, Runs]) -> tuple[list[_Run], list[str]]:
     return finished, unfinished
 
 
-def _each(group: Any) -> Iterator[str | Path | xr.DataTree]:
+def _iterate_runs(group: Any) -> Iterator[str | Path | xr.DataTree]:
     """Yield runs one by one; runs in a folder are sorted by name."""
     if isinstance(group, xr.DataTree):
         yield group
@@ -277,7 +277,7 @@ def _each(group: Any) -> Iterator[str | Path | xr.DataTree]:
         yield from [group] if single else stores(group)
     elif isinstance(group, Iterable) and not isinstance(group, Mapping | xr.Dataset):
         for member in group:
-            yield from _each(member)
+            yield from _iterate_runs(member)
     else:
         raise ValueError(f"runs must be paths or what fedstat.fl.train returned, but got {type(group).__name__}")
 
@@ -298,11 +298,11 @@ def _require_same_data(runs: list[_Run]) -> None:
             )
 
 
-def _labels(runs: list[_Run]) -> dict[int, str]:
+def _label_runs(runs: list[_Run]) -> dict[int, str]:
     """Label every run by the user's label, or its method and the settings that differ between runs on equal data."""
     alone = [run for run in runs if run.label is None]
     methods = {str(run.row["method"]) for run in runs}
-    differ = {method: _differing([run for run in alone if run.row["method"] == method]) for method in methods}
+    differ = {method: _find_differing([run for run in alone if run.row["method"] == method]) for method in methods}
     names = {}
     for i, run in enumerate(runs):
         settings, method = _settings(run), str(run.row["method"])
@@ -311,7 +311,7 @@ def _labels(runs: list[_Run]) -> dict[int, str]:
     return names
 
 
-def _differing(runs: list[_Run]) -> list[str]:
+def _find_differing(runs: list[_Run]) -> list[str]:
     """Return settings of a method that have several values in one setting of the data."""
     values_by_name: dict[tuple[str, str], set[str]] = {}
     names = list(dict.fromkeys(name for run in runs for name in _settings(run)))
@@ -330,7 +330,7 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _sorted(runs: list[_Run], names: dict[int, str]) -> dict[int, str]:
+def _sort_labels(runs: list[_Run], names: dict[int, str]) -> dict[int, str]:
     """Sort labels as in tables: by method, then by the values of its settings."""
     methods = ordered(run.row["method"] for run in runs)
 
@@ -344,7 +344,7 @@ def _sorted(runs: list[_Run], names: dict[int, str]) -> dict[int, str]:
     return {i: names[i] for i in sorted(names, key=key)}
 
 
-def _require_one_each(table: pd.DataFrame) -> None:
+def _require_distinct(table: pd.DataFrame) -> None:
     twice = table[table.duplicated(["label", "method", "seed"])]
     if len(twice):
         run = twice.iloc[0]
