@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from _within_seeds import OVERALL, SE, TOGETHER, add_overall, compare_settings, difference_notes, table_line
 
 from fedstat import _cli
 from fedstat._utils.lazy import pd
@@ -25,7 +26,6 @@ from fedstat.results.tables import interval, number, p_value
 from fedstat.stats.compare import LEAST_PAIRS
 from fedstat.study import collect, summary
 from fedstat.study.collect import METHODS, Grid, labels, ordered, origin, title_of
-from fedstat.study.compare import OVERALL, SE, TOGETHER, compared, table_line, together, with_all_settings
 from fedstat.study.grid import of_study
 from fedstat.study.summary import Table, make, require_writable
 
@@ -134,8 +134,8 @@ def accuracy(
         Further notes.
     """
     rule = summary.choose(grid.table, rule)
-    values, notes = compared(grid.table, grid, rule, reference)
-    values, notes = with_all_settings(values, notes, grid.table, rule, reference)
+    values, notes = compare_settings(grid.table, grid, rule, reference)
+    values, notes = add_overall(values, notes, grid.table, rule, reference)
     others = grid.table.groupby(["label", "method"])[[*summary.RULES, "optimism", "before"]].mean()
     values = values.join(others, on=["label", "method"])
     values["paper"] = [paper.of(name, r["label"]).get(r["method"]) for r in values.to_dict("records")]
@@ -149,7 +149,7 @@ def accuracy(
         for label, rows in values.groupby("label", sort=False)
     }
     meaning = (
-        f"{rule}: {summary.words(rule, grid.table)}; {SE}", *together(grid, reference), OVERALL,
+        f"{rule}: {summary.words(rule, grid.table)}; {SE}", *difference_notes(grid, reference), OVERALL,
         *(f"{other}: {summary.words(other, grid.table)}" for other in beside),
         "optimism: best10 less the test accuracy of the 10 rounds that are best on validation data",
         "before: active clients' models as they leave local training, last 10 rounds",
@@ -162,7 +162,7 @@ def timing(grid: Grid, paper: Reference, *, name: str, title: str, reference: st
 
     Parameters are those of :func:`accuracy`.
     """
-    values, notes = compared(grid.table.assign(log=np.log(grid.table["seconds"])), grid, "log", reference)
+    values, notes = compare_settings(grid.table.assign(log=np.log(grid.table["seconds"])), grid, "log", reference)
     values["ratio"], values["ratio_low"], values["ratio_high"] = (
         np.exp(values[column]) for column in ("difference", "sim_conf_low", "sim_conf_high")
     )

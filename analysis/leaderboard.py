@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from _within_seeds import OVERALL, TOGETHER, add_overall, compare_settings, table_line
 
 from fedstat import _cli
 from fedstat.results.tables import megabytes, number, p_value, plus_minus
 from fedstat.stats.ranking import Friedman, critical_difference
-from fedstat.study import collect, compare, grid, leaderboard
+from fedstat.study import collect, grid, leaderboard
 from fedstat.study.collect import title_of
 from fedstat.study.summary import Table, require_writable
 
@@ -171,8 +172,8 @@ def pairs(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
         if reference not in set(found["method"]):
             notes.append(f"{title_of(reference)} was not run, so nothing is compared with it")
             continue
-        values, told = compare.compared(found, runs, "accuracy", reference)
-        values, told = compare.with_all_settings(values, told, found, "accuracy", reference)
+        values, told = compare_settings(found, runs, "accuracy", reference)
+        values, told = add_overall(values, told, found, "accuracy", reference)
         parts.append(values.assign(reference=reference))
         notes += [note for note in told if note not in notes]
         over = values["label"] == "all settings"
@@ -181,13 +182,13 @@ def pairs(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
         counts = clear.groupby("method")[["above", "below"]].sum()
         shown = values[over] if over.any() else values
         blocks[f"Less {title_of(reference)}"] = pd.DataFrame(
-            compare.table_line(row, "accuracy", reference)
+            table_line(row, "accuracy", reference)
             | {"above in": str(counts["above"][row["method"]]), "below in": str(counts["below"][row["method"]])}
             for row in shown.to_dict("records")
         )
     n = found["label"].nunique()
     counted = f"above in, below in: of {n} settings, those whose interval for all methods together leaves out 0"
-    meaning = (JUDGED, compare.TOGETHER, compare.OVERALL, counted, said)
+    meaning = (JUDGED, TOGETHER, OVERALL, counted, said)
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     return Table("Differences within seeds, for these settings", table, blocks,
                  (*meaning, *notes, *where(runs)))  # fmt: skip

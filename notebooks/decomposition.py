@@ -119,8 +119,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", AgreementWarning)
     for kappa in (0.2, 0.5, 0.75, 0.85, 0.95):
         for name in ("pa", "pa from smc", "minres", "pc", "leverage"):
-            method, _, start = name.partition(" from ")
-            fit = fs.split(weights, kappa=kappa, method=method, start=start or "pc").fit
+            method, _, init = name.partition(" from ")
+            fit = fs.split(weights, kappa=kappa, method=method, init=init or "pc").fit
             rows.append({
                 "kappa": kappa, "estimator": name, "factors": fit.n_factors, "converged": fit.converged,
                 "heywood": int(fit.heywood.sum()), "auc": float(splitting.auc(fit.communality, shared)),

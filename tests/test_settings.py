@@ -73,7 +73,7 @@ WRONG = {
     ],
     Decompose: [
         ({"n_starts": 0}, "n_starts must be an integer >= 1, but got 0"),
-        ({"sensitivity": True, "n_factors": 1}, "Remove --n-factors, --start and --max-iter"),
+        ({"sensitivity": True, "n_factors": 1}, "Remove --n-factors, --init and --max-iter"),
     ],
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from _tables import Asked
+from _within_seeds import SE
 
 from fedstat import fl
 from fedstat.fl import algorithms, nets
@@ -20,7 +21,6 @@ from fedstat.results.tables import number, plus_minus
 from fedstat.store import open_run
 from fedstat.study import experiment, federation, summary
 from fedstat.study.collect import Grid
-from fedstat.study.compare import SE
 from fedstat.study.experiment import Settings
 from fedstat.study.grid import of_study
 from fedstat.study.summary import Table

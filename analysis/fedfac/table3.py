@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 from _tables import Asked
+from _within_seeds import SE, compare_settings, difference_notes, table_line
 
 from fedstat.results.tables import number
 from fedstat.store import open_run
 from fedstat.study import collect, summary
 from fedstat.study.collect import Grid
-from fedstat.study.compare import SE, compared, table_line, together
 from fedstat.study.summary import Table
 
 
@@ -29,7 +29,7 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
     if not rows:
         raise ValueError("no run held clients out, so nothing is known of new clients: run with new_share > 0")
     table, reference = pd.DataFrame(rows), asked.reference or "fedfac-dynamic, ensemble"
-    values, notes = compared(table, grid, "new", reference)
+    values, notes = compare_settings(table, grid, "new", reference)
     values["paper"] = [asked.paper.of("table3", r["label"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
         str(label): pd.DataFrame(
@@ -38,7 +38,7 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
         for label, part in values.groupby("label")
     }
     said = (
-        f"new clients: accuracy on their test samples, after the last round; {SE}", *together(grid, reference),
+        f"new clients: accuracy on their test samples, after the last round; {SE}", *difference_notes(grid, reference),
         *_ways(grid),
     )  # fmt: skip
     return Table("Table 3. Test accuracy of new clients", values, blocks, (*said, *notes, *asked.paper.notes(grid)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 from _tables import Asked
+from _within_seeds import OVERALL, SE, TOGETHER, add_overall, compare_settings, difference_notes, table_line
 
 from fedstat.labelled import compare
 from fedstat.results.ranks import difference
@@ -11,16 +12,7 @@ from fedstat.results.tables import number, p_value
 from fedstat.store import open_run
 from fedstat.study import collect, summary
 from fedstat.study.collect import Grid
-from fedstat.study.compare import (
-    OVERALL,
-    SE,
-    TOGETHER,
-    against_zero,
-    compared,
-    table_line,
-    together,
-    with_all_settings,
-)
+from fedstat.study.compare import against_zero
 from fedstat.study.summary import Table
 
 
@@ -113,8 +105,8 @@ def random_split(grid: Grid, asked: Asked) -> Table:
         raise ValueError("no run has a random split, so there is nothing to compare with: run the algorithm 'random'")
     grid = grid._replace(table=rows)
     rule = summary.choose(rows, asked.rule)
-    values, notes = compared(rows, grid, rule, "random")
-    values, notes = with_all_settings(values, notes, rows, rule, "random")
+    values, notes = compare_settings(rows, grid, rule, "random")
+    values, notes = add_overall(values, notes, rows, rule, "random")
     values["paper"] = [asked.paper.of("table8", r["label"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
         str(label): pd.DataFrame(
@@ -126,7 +118,7 @@ def random_split(grid: Grid, asked: Asked) -> Table:
     said = (
         f"{rule}: {summary.words(rule, rows)}",
         f"random: units drawn once, as many shared; redrawn: anew in every round; {SE}",
-        *together(grid, "random"), OVERALL,
+        *difference_notes(grid, "random"), OVERALL,
     )  # fmt: skip
     title = "Table 8 B. Factor analysis against random splits"
     return Table(title, values, blocks, (*said, *notes, *asked.paper.notes(grid)))

@@ -7,13 +7,13 @@ from typing import Any
 
 import pandas as pd
 from _tables import Asked, Reference
+from _within_seeds import SE, TOGETHER
 
 from fedstat.labelled import compare
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, plus_minus
 from fedstat.study import collect, summary
 from fedstat.study.collect import METHODS, Grid, labels
-from fedstat.study.compare import SE, TOGETHER
 from fedstat.study.summary import Table
 
 STAGES = {"table4": ("layers", "Λ"), "table5": ("tau", "τ"), "table6": ("kappa", "κ")}

@@ -20,7 +20,7 @@ from fedstat import _cli, store
 from fedstat._utils import check, guard
 from fedstat._utils.lazy import xr
 from fedstat._utils.settings import add_arguments, check_fields, read_arguments, setting
-from fedstat.decompose.stored import COMMAND, table, to_dataset, whole, write_table
+from fedstat.decompose.stored import COMMAND, result_groups, table, to_dataset, write_table
 from fedstat.labelled import bootstrap, permutation_test, sensitivity, split
 from fedstat.labelled.inputs import layers_of
 from fedstat.results import Absolute, LayerResults
@@ -28,7 +28,7 @@ from fedstat.results.base import describe_skipped
 from fedstat.stats.split import Method, Tau
 
 _WEIGHTS, _SPLIT, _UNCERTAINTY = "weights", "split", "uncertainty"  # titles of groups of options
-_FITTING = ("kappa", "n_factors", "method", "start", "max_iter")
+_FITTING = ("kappa", "n_factors", "method", "init", "max_iter")
 
 
 def tau(text: str) -> Tau:
@@ -77,7 +77,7 @@ class Settings:
         _SPLIT,
         "factoring method for the communality (shared: other units explain the unit), or icc (shared: clients agree)",
     )
-    start: Literal["pc", "smc"] = setting("pc", _SPLIT, "initial values of the communalities")
+    init: Literal["pc", "smc"] = setting("pc", _SPLIT, "initial values of the communalities")
     max_iter: int | None = setting(None, _SPLIT, "largest number of iterations", low=1)
     n_starts: int = setting(1, _SPLIT, "number of initial values to try; distinct solutions are counted", low=1)
     n_boot: int = setting(0, _UNCERTAINTY, "number of bootstrap samples of clients", low=0)
@@ -96,10 +96,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.sensitivity and (self.n_factors, self.start, self.max_iter) != (None, "pc", None):
+        if self.sensitivity and (self.n_factors, self.init, self.max_iter) != (None, "pc", None):
             raise ValueError(
                 "--sensitivity varies the number of factors, the initial values and the iterations. Remove "
-                "--n-factors, --start and --max-iter, or run it in another call."
+                "--n-factors, --init and --max-iter, or run it in another call."
             )
 
 
@@ -215,7 +215,7 @@ def save(args: argparse.Namespace, settings: Settings, results: dict[str, LayerR
     tables = {
         f"/split/{layer}": to_dataset(result, bootstraps.get(layer)) for layer, result in results["split"].items()
     }
-    tree = xr.DataTree.from_dict(tables | whole(results))
+    tree = xr.DataTree.from_dict(tables | result_groups(results))
     attrs = store.provenance("split of hidden units", {"files": args.files} | options, command=COMMAND)
     store.save(args.out, tree, attrs, overwrite=args.overwrite)
 

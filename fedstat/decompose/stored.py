@@ -71,18 +71,18 @@ def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> 
     return data
 
 
-def table(found: Mapping[str, LayerResults[Any]]) -> pd.DataFrame:
+def table(results_by_kind: Mapping[str, LayerResults[Any]]) -> pd.DataFrame:
     """One row per layer and unit: the split's table, with standard errors, intervals and p values where they are known.
 
     Parameters
     ----------
-    found : mapping from kind to results by layer
+    results_by_kind : mapping from kind to results by layer
         "split", and "bootstrap" and "permutation" where there are any.
     """
-    parts = [found["split"].tidy()]
+    parts = [results_by_kind["split"].tidy()]
     for kind, columns in _BESIDE.items():
-        if kind in found:
-            parts.append(found[kind].tidy()[list(columns)])
+        if kind in results_by_kind:
+            parts.append(results_by_kind[kind].tidy()[list(columns)])
     return pd.concat(parts, axis=1)
 
 
@@ -106,7 +106,8 @@ COMMAND = "fedstat.decompose"
 _GROUP = "result"
 
 _STORED_SETTINGS = {
-    "minus": "baseline", "bootstrap": "n_boot", "permutation": "n_permutations", "stability": "sensitivity"
+    "minus": "baseline", "bootstrap": "n_boot", "permutation": "n_permutations", "stability": "sensitivity",
+    "start": "init",
 }  # fmt: skip
 _STORED_KINDS = {"sensitivity": "stability"}
 _STORED_FIELDS = {
@@ -179,11 +180,11 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
     check.choice("kind", kind, KINDS)
     require_names("layer", () if layer is None else (layer,))
     run = store.open_run(path)
-    made = run.attrs.get("command", "another program")
-    if made != COMMAND:
+    command = run.attrs.get("command", "another program")
+    if command != COMMAND:
         raise ValueError(
-            f"{path} holds no split: it was made by {made}. If it is a run with weights, fedstat.split({str(path)!r}) "
-            "splits them."
+            f"{path} holds no split: it was made by {command}. If it is a run with weights, "
+            f"fedstat.split({str(path)!r}) splits them."
         )
     if _GROUP not in run.children:
         raise ValueError(
@@ -195,17 +196,17 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
 
 
 def _read(run: xr.DataTree, path: str | Path, layer: str | None, kind: Kind) -> Any:
-    there, noted = run[_GROUP].children, run[_GROUP].attrs
-    order = guard.parsed("layers", noted["layers"].encode())  # that of the network, which folders have not
+    layers, attrs = run[_GROUP].children, run[_GROUP].attrs
+    order = guard.parsed("layers", attrs["layers"].encode())  # that of the network, which folders have not
     names = order if layer is None else match_names([layer], order, str(path))
-    nodes = {name: _node(there[name], kind) for name in names}
+    nodes = {name: _node(layers[name], kind) for name in names}
     if lacking := [name for name, node in nodes.items() if node is None]:
-        has = ", ".join(one for one in KINDS if _node(there[lacking[0]], one) is not None)
+        has = ", ".join(other for other in KINDS if _node(layers[lacking[0]], other) is not None)
         raise ValueError(f"{path} holds no {kind} of layer {lacking[0]!r}, only: {has}. Ask for it when splitting.")
-    found = {name: from_dataset(node.to_dataset(inherit=False)) for name, node in nodes.items() if node is not None}
+    by_layer = {name: from_dataset(node.to_dataset(inherit=False)) for name, node in nodes.items() if node is not None}
     if layer is not None and not is_pattern(layer):
-        return found[names[0]]
-    return LayerResults(found, guard.parsed("left_out", noted["left_out"].encode()))
+        return by_layer[names[0]]
+    return LayerResults(by_layer, guard.parsed("left_out", attrs["left_out"].encode()))
 
 
 def layer_results(run: xr.DataTree, layer: str) -> dict[str, Any]:
@@ -222,29 +223,32 @@ def _node(layer: xr.DataTree, kind: Kind) -> xr.DataTree | None:
     return layer.children[names[0]] if names else None
 
 
-def whole(found: Mapping[str, LayerResults[Any]]) -> dict[str, xr.Dataset]:
+def result_groups(results_by_kind: Mapping[str, LayerResults[Any]]) -> dict[str, xr.Dataset]:
     """Return the groups of a store that :func:`read_split` reads, from results by kind."""
-    noted = {"layers": json.dumps(list(found["split"])), "left_out": json.dumps(found["split"].skipped_layers)}
-    groups = {f"/{_GROUP}": xr.Dataset(attrs=noted)}
-    for kind, by_layer in found.items():
-        groups |= {f"/{_GROUP}/{layer}/{kind}": as_dataset(one) for layer, one in by_layer.items()}
+    attrs = {
+        "layers": json.dumps(list(results_by_kind["split"])),
+        "left_out": json.dumps(results_by_kind["split"].skipped_layers),
+    }
+    groups = {f"/{_GROUP}": xr.Dataset(attrs=attrs)}
+    for kind, by_layer in results_by_kind.items():
+        groups |= {f"/{_GROUP}/{layer}/{kind}": as_dataset(result) for layer, result in by_layer.items()}
     return groups
 
 
 def as_dataset(result: Any) -> xr.Dataset:
     """Convert a result to arrays, with its other fields as JSON."""
     arrays: dict[str, NDArray[Any]] = {}
-    rest = _taken_apart(result, "", arrays)
+    rest = _encode(result, "", arrays)
     variables = {name: ([f"axis{i}_{n}" for i, n in enumerate(a.shape)], a) for name, a in arrays.items()}
     return xr.Dataset(variables, attrs={"result": json.dumps(rest)})
 
 
 def from_dataset(data: xr.Dataset) -> Any:
     """Rebuild a result from :func:`as_dataset`; nothing in the data is executed."""
-    return _put_together(guard.parsed("the result", data.attrs["result"].encode()), data)
+    return _decode(guard.parsed("the result", data.attrs["result"].encode()), data)
 
 
-def _taken_apart(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
+def _encode(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
@@ -253,23 +257,23 @@ def _taken_apart(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
     if isinstance(value, Absolute):
         return {"absolute": value.value}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return {"list": [_taken_apart(x, f"{path}.{i}", arrays) for i, x in enumerate(value)]}
+        return {"list": [_encode(x, f"{path}.{i}", arrays) for i, x in enumerate(value)]}
     if isinstance(value, pd.DataFrame):
-        return {"table": {str(k): _taken_apart(list(v), f"{path}.{k}", arrays) for k, v in value.items()}}
+        return {"table": {str(k): _encode(list(v), f"{path}.{k}", arrays) for k, v in value.items()}}
     if isinstance(value, Mapping):
-        return {"dict": {str(k): _taken_apart(v, f"{path}.{k}", arrays) for k, v in value.items()}}
+        return {"dict": {str(k): _encode(v, f"{path}.{k}", arrays) for k, v in value.items()}}
     if (kind := type(value).__name__) in _CLASSES:
         names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
-        return {"of": kind, "with": {x: _taken_apart(getattr(value, x), f"{path}.{x}", arrays) for x in names}}
+        return {"of": kind, "with": {x: _encode(getattr(value, x), f"{path}.{x}", arrays) for x in names}}
     array = np.asarray(value)
     if array.dtype.kind == "O":  # labels of mixed kinds
-        return {"labels": _taken_apart(array.tolist(), path, arrays)}
+        return {"labels": _encode(array.tolist(), path, arrays)}
     name = path.removeprefix(".")
     arrays[name] = array.astype(object) if array.dtype.kind == "U" else array
     return {"array": name, "dtype": array.dtype.str}
 
 
-def _today(values: dict[str, Any]) -> dict[str, Any]:
+def _rename_fields(values: dict[str, Any]) -> dict[str, Any]:
     """Rename the fields of a stored result of any version to their current names."""
     values.pop("interval_of", None)
     if values.pop("n_exchanges", 0):
@@ -279,27 +283,31 @@ def _today(values: dict[str, Any]) -> dict[str, Any]:
         for earlier, today in _STORED_VALUES.items():
             outcome[outcome == earlier] = today
         values["outcome"] = outcome.astype(str)
+    if "options" in values:
+        values["options"] = settings_of(values["options"])
+    if isinstance(table := values.get("table"), pd.DataFrame) and "varied" in table:
+        values["table"] = table.rename(columns=_STORED_FIELDS).assign(varied=table["varied"].replace(_STORED_SETTINGS))
     return {_STORED_FIELDS.get(name, name): value for name, value in values.items()}
 
 
-def _put_together(rest: Any, data: xr.Dataset) -> Any:
+def _decode(rest: Any, data: xr.Dataset) -> Any:
     if not isinstance(rest, dict):
         return rest
     if "of" in rest:
         check.choice("the kind of a stored result", rest["of"], list(_CLASSES))
-        return _CLASSES[rest["of"]](**_today({name: _put_together(x, data) for name, x in rest["with"].items()}))
+        return _CLASSES[rest["of"]](**_rename_fields({name: _decode(x, data) for name, x in rest["with"].items()}))
     ((kind, value),) = ((k, v) for k, v in rest.items() if k != "dtype")
     if kind == "float":
         return float(value)
     if kind == "absolute":
         return Absolute(value)
     if kind == "list":
-        return [_put_together(x, data) for x in value]
+        return [_decode(x, data) for x in value]
     if kind == "labels":
-        return np.array(_put_together(value, data), dtype=object)
+        return np.array(_decode(value, data), dtype=object)
     if kind == "array":
         dtype = np.dtype(rest["dtype"])
         guard.size("the result", data[value].size * dtype.itemsize, f"{value} as {dtype}")
         return data[value].to_numpy().astype(dtype)
-    content = {name: _put_together(x, data) for name, x in value.items()}
-    return pd.DataFrame(content).rename(columns=_STORED_FIELDS) if kind == "table" else content
+    entries = {name: _decode(x, data) for name, x in value.items()}
+    return pd.DataFrame(entries) if kind == "table" else entries

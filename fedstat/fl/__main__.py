@@ -27,7 +27,7 @@ from fedstat.results.tables import count
 from fedstat.study import experiment, federation, grid, report
 from fedstat.study.compare import compare_runs
 from fedstat.study.experiment import Settings, named
-from fedstat.study.tuning import check, first_runs, takes_of, tune, value_of
+from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, with_selected
 
 _RESERVED = (
     *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "data_dir", "device",
@@ -216,47 +216,33 @@ def _make_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str
 
 def _tune(args: argparse.Namespace, runs: list[Settings], progress: Any) -> None:
     candidates, seeds, together = grid.tuning(args.config, scale=args.scale)
-    tunable = [run for run in runs if all(name in takes_of(run.algorithm) for name in candidates)]
-    if not tunable:
-        raise ValueError(
-            f"no method of {args.config} takes {', '.join(candidates)}. Tune other settings, or add a method that "
-            "takes them, such as fedfac-dynamic."
-        )
-    for run in tunable:
-        check(run, candidates)
+    tunable = tunable_runs(runs, candidates)
+    groups = tuning_groups(tunable, together=together)
     seeds = seeds or list(dict.fromkeys(run.seed for run in tunable))
-    first_by_key = {(run.name, run.algorithm): run for run in reversed(tunable)}
-    tuned_together: dict[tuple[str, str], list[Settings]] = {}
-    for (scenario, algorithm), run in reversed(first_by_key.items()):
-        tuned_together.setdefault(("all data sets" if together else scenario, algorithm), []).append(run)
     compute = _compute_options(args)
-    tuned_values: dict[tuple[str, str], dict[str, Any]] = {}
-    diverged: set[tuple[str, str]] = set()
+    selected: dict[tuple[str, str], Settings | None] = {}
     with _cli.executor(args) as executor:
         options = {"progress": progress, "executor": executor, **compute}
         if executor is not None:
             with suppress(FloatingPointError):  # a candidate that diverges is not selected
-                deque(_train_runs(args, first_runs(tuned_together.values(), candidates, seeds), options), maxlen=0)
-        for (scenario, algorithm), initial in tuned_together.items():
+                deque(_train_runs(args, first_runs(groups.values(), candidates, seeds), options), maxlen=0)
+        for (scenario, algorithm), initial in groups.items():
             try:
                 for step in tune(initial, candidates, args.out, seeds=seeds, **options):
                     heading = f"{scenario}, {algorithm}: {step.name}, seeds {', '.join(map(str, seeds))}"
                     print(f"{heading}\n{step.table.round(4).to_string(index=False)}\n", flush=True)
-                    for run in step.settings:
-                        tuned_values[run.name, run.algorithm] = {name: value_of(name, run) for name in candidates}
+                    selected |= {(run.name, run.algorithm): run for run in step.settings}
             except FloatingPointError as error:
                 if not args.tuned:
                     raise
                 print(f"{scenario}, {algorithm}: skipped, all candidates diverged\n{error}\n", flush=True)
-                diverged |= {(run.name, run.algorithm) for run in initial}
+                selected |= dict.fromkeys((run.name, run.algorithm) for run in initial)
         print(
             "validation, std_error: mean validation accuracy over seeds, which decides, and\n"
             "its SE; accuracy: mean test accuracy in the round chosen on validation samples"
         )
         if args.tuned:
-            tuned = [run.but(**tuned_values.get((run.name, run.algorithm), {})) for run in runs
-                     if (run.name, run.algorithm) not in diverged]  # fmt: skip
-            _make_tuned_runs(args, tuned, options)
+            _make_tuned_runs(args, with_selected(runs, selected, candidates), options)
 
 
 def _make_tuned_runs(args: argparse.Namespace, tuned: list[Settings], options: dict[str, Any]) -> None:

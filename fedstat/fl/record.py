@@ -354,7 +354,7 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
         return array
 
     changing = {name: attrs[name] for name in ("title", "config", "about")}
-    store.extend(path, groups, changing, growth, taken=keep_array)
+    store.extend(path, groups, changing, growth, select=keep_array)
 
 
 def _gather_rows(parts: Sequence[Params], job: Job) -> Params:

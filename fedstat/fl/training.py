@@ -300,7 +300,7 @@ def _attributes(
 ) -> dict[str, Any]:
     """Return the root attributes of a run's store; ``about`` holds the user's values, ``config`` the final ones."""
     title, components = f"{algorithm.name}, {config['rounds']} rounds", (algorithm, job.aggregator)
-    attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=components)
+    attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), user_code=components)
     attrs |= {"about": store.to_json(about), "layout": record.LAYOUT}
     return attrs | ({stored.PIECES: store.to_json(net.pieces)} if net.pieces else {})
 
@@ -382,7 +382,7 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
         store.settle(path)
         if plan.resume and path.exists():
             record.extend(path, plan.config, plan.groups, plan.attrs)
-            return store.resume(path, plan.config, command=COMMAND, own=components)
+            return store.resume(path, plan.config, command=COMMAND, user_code=components)
         return store.create(path, plan.groups, plan.attrs)
 
     writer = job.process_group.first(open_writer)

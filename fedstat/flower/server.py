@@ -295,7 +295,7 @@ class Strategy(FlowerStrategy):
         groups = record.layout({}, rounds, self.plan.clients, layers, metric_names)
         config = self.plan.settings | {"rounds": rounds}
         title = title or f"{job.algorithm.name} on {self.plan.clients} separate clients, {rounds} rounds"
-        attrs = store.provenance(title, config, command=COMMAND, own=(job.algorithm,))
+        attrs = store.provenance(title, config, command=COMMAND, user_code=(job.algorithm,))
         with store.create(path, groups, attrs) as writer:
             buffer = Buffer(writer)
             for state, scores in zip(self.rounds, self.scores, strict=True):

@@ -266,7 +266,7 @@ def _agreement(
     rand = float(adjusted_rand(cluster, groups))
     contrast = float(clustering.contrast(similarity, groups))
     permuted = clustering.permuted(similarity, cluster, groups, permutations=n_permutations, seed=seed)
-    error = clustering.jackknife_error(subsamples.rand, rand, n=len(groups), left=subsamples.left_out)
+    error = clustering.jackknife_error(subsamples.rand, rand, n=len(groups), n_left_out=subsamples.left_out)
     # If the index is equal in all subsamples, its error is unknown, not 0.
     half = float(scipy.special.ndtri((1 + level) / 2)) * error if error > 0 else math.nan
     return {

@@ -28,7 +28,7 @@ class _FitOptions(TypedDict, total=False):
     ----------
     n_factors : int, optional
         Number of factors, instead of the κ rule.
-    start : {"pc", "smc"} or array (unit,)
+    init : {"pc", "smc"} or array (unit,)
         Initial communalities.
     max_iter : int, optional
         Maximum number of eigendecompositions.
@@ -37,7 +37,7 @@ class _FitOptions(TypedDict, total=False):
     """
 
     n_factors: int | None
-    start: factor.Start
+    init: factor.Init
     max_iter: int | None
     tol: float | None
 
@@ -114,10 +114,10 @@ class EntropyOptions(TypedDict, total=False):
 
 Heywood = Literal["allow", "bound", "error"]
 DEFAULTS: dict[str, Any] = {
-    "start": "pc", "n_starts": 1, "seed": 0, "heywood": "allow", "max_iter": None, "tol": None,
+    "init": "pc", "n_starts": 1, "seed": 0, "heywood": "allow", "max_iter": None, "tol": None,
 }  # fmt: skip
 CHOICES: dict[str, Any] = {"n_factors": None, "method": "pa", "rotation": None}
-_ITERATION_OPTIONS = ("start", "n_starts", "heywood", "max_iter", "tol")
+_ITERATION_OPTIONS = ("init", "n_starts", "heywood", "max_iter", "tol")
 KAPPA = 0.85
 
 
@@ -135,7 +135,7 @@ def fa(
     rotation: Rotation | None = None,
     corr: bool = False,
     n_obs: int | None = None,
-    start: factor.Start = "pc",
+    init: factor.Init = "pc",
     n_starts: int = 1,
     seed: int = 0,
     heywood: Heywood = "allow",
@@ -171,7 +171,7 @@ def fa(
         True if ``z`` is a correlation matrix. A unit whose row is NaN is constant.
     n_obs : int, optional
         Number of rows behind a correlation matrix; the fit indices need it.
-    start : {"pc", "smc"}, or array, Series, DataArray (unit,) or mapping from unit
+    init : {"pc", "smc"}, or array, Series, DataArray (unit,) or mapping from unit
         Initial communalities: of principal components (the paper), squared multiple correlations, or these values.
     n_starts : int
         Number of initial values. With more than one, the others are random, and the number of distinct solutions is
@@ -198,7 +198,7 @@ def fa(
     ValueError
         If ``z`` is not a matrix, holds NaN or infinite values (the units are named), or is no correlation matrix with
         ``corr=True``. If an argument is out of range or has no effect: ``kappa`` with ``n_factors``, ``n_obs`` with raw
-        rows, and ``start``, ``n_starts``, ``heywood``, ``max_iter`` and ``tol`` with ``"pc"`` and ``"leverage"``.
+        rows, and ``init``, ``n_starts``, ``heywood``, ``max_iter`` and ``tol`` with ``"pc"`` and ``"leverage"``.
 
     Warns
     -----
@@ -228,7 +228,7 @@ def fa(
       highest: 2 (0.55), 0 (0.50), 1 (0.47), 3 (0.00)
       lowest:  3 (0.00), 1 (0.47), 0 (0.50), 2 (0.55)
     """
-    options = {"start": start, "n_starts": n_starts, "seed": seed, "heywood": heywood, "max_iter": max_iter, "tol": tol}
+    options = {"init": init, "n_starts": n_starts, "seed": seed, "heywood": heywood, "max_iter": max_iter, "tol": tol}
     fitting: dict[str, Any] = {
         "kappa": kappa, "n_factors": n_factors, "method": method, "rotation": rotation, "options": options
     }  # fmt: skip
@@ -249,7 +249,7 @@ def fa(
             f"z must have two dims (row, unit), but got shape {tuple(z.shape)}. "
             "Use fedstat.layer_matrix(weights), or select one round or layer first."
         )
-    require_fit_in_memory(z, len(units), method, n_factors, start)
+    require_fit_in_memory(z, len(units), method, n_factors, init)
     if corr:
         return analyze_correlation(correlation_matrix(z), units, n_obs, None, **fitting)
     m, exponent = row_sums(z, units)
@@ -277,7 +277,7 @@ def analyze_weights(weights: Any, baseline: Any, **fitting: Any) -> FactorResult
     """Fit a factor analysis to clients' weights (client, unit, weight...) minus a baseline; add their agreement."""
     weights = subtract_baseline(weights, baseline)
     n_units = len(labels(weights, "unit", 1))
-    require_fit_in_memory(weights, n_units, fitting["method"], fitting["n_factors"], fitting["options"]["start"])
+    require_fit_in_memory(weights, n_units, fitting["method"], fitting["n_factors"], fitting["options"]["init"])
     layer_sums = sums(weights)
     warn_if_single_client(layer_sums.n_clients)
     return analyze_sums(layer_sums, baseline_subtracted=baseline is not None, **fitting)
@@ -295,9 +295,9 @@ def analyze_sums(layer_sums: LayerSums, *, baseline_subtracted: bool, **fitting:
     )
 
 
-def align_start(start: Any, units: NDArray[Any]) -> Any:
+def align_init(init: Any, units: NDArray[Any]) -> Any:
     """Return initial communalities in the order of the units, if they have labels."""
-    return _labels.matched("start", start, {"unit": units}, gaps=True) if _labels.has_labels(start) else start
+    return _labels.matched("init", init, {"unit": units}, gaps=True) if _labels.has_labels(init) else init
 
 
 def warn_if_single_client(n_clients: int) -> None:
@@ -334,12 +334,12 @@ def require_effect(method: str, n_factors: int | None, kappa: float, options: di
         )
 
 
-def require_fit_in_memory(data: Any, units: int, method: str, n_factors: int | None, start: Any) -> None:
+def require_fit_in_memory(data: Any, units: int, method: str, n_factors: int | None, init: Any) -> None:
     """Raise ValueError if the analysis of this many units does not fit into the machine's memory."""
     if is_torch_array(data) and data.device.type != "cpu":
         return  # torch raises if a device lacks memory
     few_pairs = isinstance(n_factors, int) and eigenvalues.pays(units, n_factors) and method != "minres"
-    require_memory(units, all_pairs=not few_pairs or (isinstance(start, str) and start == "smc"))
+    require_memory(units, all_pairs=not few_pairs or (isinstance(init, str) and init == "smc"))
 
 
 def analyze_correlation(
@@ -356,8 +356,8 @@ def analyze_correlation(
     """Fit a factor analysis to a correlation matrix; warn if its communalities are degenerate or not final."""
     heywood = check.choice("heywood", options["heywood"], ("allow", "bound", "error"))
     n_starts = check.integer("n_starts", options["n_starts"])
-    options = options | {"start": align_start(options["start"], units)}
-    arguments = {k: options[k] for k in ("start", "max_iter", "tol")}
+    options = options | {"init": align_init(options["init"], units)}
+    arguments = {k: options[k] for k in ("init", "max_iter", "tol")}
     arguments |= {"kappa": kappa, "n_factors": n_factors, "method": method}
     arguments["heywood"] = "bound" if heywood == "bound" else "allow"
     if n_starts > 1:

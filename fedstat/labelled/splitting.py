@@ -105,7 +105,7 @@ def split(
         Options of :class:`fedstat.labelled.factor.SplitOptions`:
 
         - ``method``: "pa" (default), "minres", "pc", "leverage" or "icc".
-        - For factor analysis: n_factors, rotation, start, n_starts, seed, heywood, max_iter and tol of :func:`fa`.
+        - For factor analysis: n_factors, rotation, init, n_starts, seed, heywood, max_iter and tol of :func:`fa`.
         - For ``tau="test"``: fdr (false discovery rate, 0.05), margin (0.5) and inconclusive ("shared") as in
           :meth:`ComponentsResult.split`; covariate, such as clients' numbers of samples, as in
           :func:`variance_components`.
@@ -263,7 +263,7 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
         "rotation": fit.rotation,
         "options": {
             **fit.options,
-            "start": _labels.by_label("the previous result", fit.communality, fit.units, units, "unit"),
+            "init": _labels.by_label("the previous result", fit.communality, fit.units, units, "unit"),
             "n_starts": 1,
         },
     }

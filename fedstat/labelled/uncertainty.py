@@ -14,7 +14,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import LayerSums, Weights, client_sums, numpy_of
-from fedstat.labelled.factor import ReplicateOptions, align_start, fa, warn_if_single_client
+from fedstat.labelled.factor import ReplicateOptions, align_init, fa, warn_if_single_client
 from fedstat.labelled.inputs import by_layer, subtract_baseline
 from fedstat.labelled.splitting import split_sums, warn_if_contradicted
 from fedstat.results import ConvergenceWarning, SplitResult
@@ -31,7 +31,7 @@ from fedstat.stats.split import Tau
 
 _N_STARTS = 5
 _FEW_CLIENTS = 4  # least number whose halves can be fitted
-_FIT_OPTIONS = ("n_factors", "method", "start", "max_iter", "tol", "heywood")
+_FIT_OPTIONS = ("n_factors", "method", "init", "max_iter", "tol", "heywood")
 
 
 def _check_repeats(verb: str, **arguments: Any) -> None:
@@ -92,7 +92,7 @@ def bootstrap(
     layer, checkpoint, baseline
         Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
     **options
-        n_factors, method, start, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, listed in
+        n_factors, method, init, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, listed in
         :class:`fedstat.labelled.factor.ReplicateOptions`.
 
     Returns
@@ -212,8 +212,8 @@ def _observed_split(
 ) -> tuple[LayerSums, SplitResult, dict[str, Any]]:
     """Return the sums of each client, the split of all clients, and the arguments of repeated fits."""
     layer_sums = client_sums(subtract_baseline(weights, baseline))
-    if "start" in fitting:
-        fitting["start"] = align_start(fitting["start"], layer_sums.units)
+    if "init" in fitting:
+        fitting["init"] = align_init(fitting["init"], layer_sums.units)
     return layer_sums, split_sums(layer_sums, tau=tau, baseline_subtracted=baseline is not None, **fitting), fitting
 
 
@@ -289,8 +289,8 @@ def sensitivity(
     variants: list[tuple[str, str, dict[str, Any]]] = [
         *(("method", name, {"method": name}) for name in factor.METHODS if name != method),
         *(("kappa", f"{k:g}", {"kappa": k}) for k in kappas if k != kappa),
-        *(("start", "smc", {"start": "smc"}) for _ in range(min(1, n_starts))),
-        *(("start", f"random {i + 1}", {"start": rng.uniform(size=len(layer_sums.units))}) for i in range(n_starts)),
+        *(("init", "smc", {"init": "smc"}) for _ in range(min(1, n_starts))),
+        *(("init", f"random {i + 1}", {"init": rng.uniform(size=len(layer_sums.units))}) for i in range(n_starts)),
         *(("max_iter", "1000", {"max_iter": 1000}) for _ in range(method == "pa")),
         *(("tol", "1e-06", {"max_iter": 1000, "tol": 1e-6}) for _ in range(method == "pa")),
     ]

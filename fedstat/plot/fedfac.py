@@ -28,7 +28,7 @@ _COLOUR = {"iid": "#0072b2", "one-class": "#d55e00"}
 _ESTIMATOR = {"pa": "#0072b2", "pc": "#e69f00", "leverage": "#009e73"}
 
 
-def unit_order(outputs: xr.DataArray) -> np.ndarray:
+def unit_order(outputs: xr.DataArray) -> tuple[np.ndarray, int]:
     """Return the order of units in the heat map: two 2-means clusters, by descending mean output within each.
 
     Parameters
@@ -38,19 +38,16 @@ def unit_order(outputs: xr.DataArray) -> np.ndarray:
 
     Returns
     -------
-    int array (unit,)
+    order : int array (unit,)
         Positions of the units; the cluster with the larger outputs comes first.
+    n_first : int
+        Size of the first cluster.
 
     Examples
     --------
     >>> unit_order(xr.DataArray([[0.0, 3.0, 0.1, 4.0], [0.2, 3.0, 0.0, 5.0]], dims=("client", "unit")))
-    array([3, 1, 0, 2])
+    (array([3, 1, 0, 2]), 2)
     """
-    return _clustered(outputs)[0]
-
-
-def _clustered(outputs: xr.DataArray) -> tuple[np.ndarray, int]:
-    """Return the order of units and the size of the first cluster."""
     x = outputs.transpose("unit", "client").to_numpy()
     cluster = KMeans(2, n_init=10, random_state=0).fit_predict(x)
     mean = x.mean(axis=1)
@@ -84,7 +81,7 @@ def heatmap(
             "heatmap", "a DataArray (client, unit)", outputs, "Draw a run of fedstat.motivation with plot.fig1."
         )
     ax = get_axes(ax)
-    order, first = _clustered(outputs)
+    order, first = unit_order(outputs)
     x = outputs.transpose("unit", "client").to_numpy()[order]
     picture = ax.imshow(
         x, aspect="auto", cmap="viridis", vmin=0, vmax=vmax, interpolation="nearest", extent=(0, x.shape[1], len(x), 0)

@@ -14,7 +14,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,7 +121,7 @@ def probed(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
     while True:
         names = [name for name in modules if name not in broken]
         process = subprocess.run(  # noqa: S603
-            [sys.executable, "-W", "ignore", "-m", "fedstat.reporting.probe", *names],
+            [sys.executable, "-W", "ignore", "-c", _IMPORTS, *names],
             capture_output=True,
             text=True,
             check=False,
@@ -133,6 +133,48 @@ def probed(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
         if not messages or (last := messages[-1][1]) in broken:
             return broken, {}
         broken[last] = f"its import ends Python (status {process.returncode})"
+
+
+_IMPORTS = "import sys; from fedstat.reporting import doctor; doctor.import_packages(sys.argv[1:])"
+
+
+def import_packages(modules: Sequence[str]) -> None:
+    """Import packages in a process that they may end; write JSON lines that :func:`probed` reads.
+
+    A line precedes each import, another follows if it fails; the last line holds what torch and BLAS know of the
+    machine.
+    """
+    for name in modules:
+        _write("begun", name)
+        try:
+            import_module(name)
+        except BaseException as error:  # whatever a package raises is reported
+            _write("broken", name, f"{type(error).__name__}: {error}")
+    _write("machine", _describe_machine())
+
+
+def _write(*message: Any) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _describe_machine() -> dict[str, Any]:
+    machine: dict[str, Any] = {}
+    if "threadpoolctl" in sys.modules:
+        from threadpoolctl import threadpool_info
+
+        blas = (pool for pool in threadpool_info() if pool["user_api"] == "blas")
+        descriptions = (f"{pool['internal_api']} {pool['version']}, {pool['num_threads']} thread(s)" for pool in blas)
+        machine["blas"] = list(dict.fromkeys(descriptions))
+    torch = sys.modules.get("torch")
+    if hasattr(torch, "get_num_threads"):  # a broken torch leaves a part of itself
+        assert torch is not None  # noqa: S101
+        machine["threads"] = torch.get_num_threads()
+        machine["gpus"] = [
+            f"{of.name}, {of.total_memory / 2**30:.0f} GiB"
+            for of in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        ]
+    return machine
 
 
 def _imported(package: Package, modules: dict[str, str], broken: dict[str, str]) -> Package:

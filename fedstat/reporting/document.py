@@ -39,7 +39,7 @@ FEW = 3
 """With fewer seeds an interval of their mean has less than two degrees of freedom, and is not given."""
 
 _LARGEST = 150_000  # characters of an SVG; beyond it, pixels
-_INK, _BAND, _ORANGE = "#1f4e79", "#c5d5e4", "#e69f00"
+_INK, _BAND = "#1f4e79", "#c5d5e4"
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
@@ -55,33 +55,33 @@ def figure(draw: Callable[..., Any], caption: str, *, size: tuple[float, float] 
         Inches.
     """
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        made = matplotlib.figure.Figure(figsize=size, layout="constrained")
-        draw(ax=made.subplots())
-        return image(made, caption)
+        canvas = matplotlib.figure.Figure(figsize=size, layout="constrained")
+        draw(ax=canvas.subplots())
+        return image(canvas, caption)
 
 
-def image(made: matplotlib.figure.Figure, caption: str, *, wide: bool = False) -> Figure:
+def image(canvas: matplotlib.figure.Figure, caption: str, *, wide: bool = False) -> Figure:
     """Convert a figure to an image of the page: SVG, or PNG if the SVG is large."""
     with warnings.catch_warnings(), mpl.rc_context({"svg.hashsalt": "fedstat"}):
         warnings.simplefilter("ignore", UserWarning)  # names in scripts that the font lacks, or too long for the axes
         try:
-            source = _svg(made)
+            source = _svg(canvas)
         except ValueError:  # a name that reads as broken mathematics
-            for text in made.findobj(PlotText):
+            for text in canvas.findobj(PlotText):
                 text.set_parse_math(False)
-            source = _svg(made)
+            source = _svg(canvas)
         if len(source) <= _LARGEST:
             return Figure(f"data:image/svg+xml;base64,{base64.b64encode(source.encode()).decode()}", caption, wide)
         drawn = io.BytesIO()
-        made.savefig(drawn, format="png", dpi=150)
-    plt.close(made)
+        canvas.savefig(drawn, format="png", dpi=150)
+    plt.close(canvas)
     return Figure(f"data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}", caption, wide)
 
 
-def _svg(made: matplotlib.figure.Figure) -> str:
+def _svg(canvas: matplotlib.figure.Figure) -> str:
     drawn = io.StringIO()
-    made.savefig(drawn, format="svg", metadata={"Date": None, "Creator": "fedstat"})
-    plt.close(made)
+    canvas.savefig(drawn, format="svg", metadata={"Date": None, "Creator": "fedstat"})
+    plt.close(canvas)
     return _CONTROL.sub("", drawn.getvalue()).encode("utf-8", "replace").decode()
 
 
@@ -96,9 +96,9 @@ def over_seeds(draw: Callable[..., Axes], curves: pd.DataFrame, ax: Axes) -> Non
 def sorted_clients(accuracy: NDArray[Any], low: NDArray[Any], high: NDArray[Any], mean: float, ax: Axes) -> None:
     """Draw the accuracy of each client in ascending order, with its interval, and the mean."""
     order = np.argsort(accuracy, kind="stable")
-    at = np.arange(1, len(order) + 1)
-    ax.vlines(at, low[order], high[order], color=_BAND, linewidth=max(0.6, min(4.0, 160 / len(order))))
-    ax.plot(at, accuracy[order], "o", color=_INK, markersize=max(1.5, min(4.0, 160 / len(order))))
+    positions = np.arange(1, len(order) + 1)
+    ax.vlines(positions, low[order], high[order], color=_BAND, linewidth=max(0.6, min(4.0, 160 / len(order))))
+    ax.plot(positions, accuracy[order], "o", color=_INK, markersize=max(1.5, min(4.0, 160 / len(order))))
     ax.axhline(mean, color="0.5", linestyle="--", linewidth=1)
     ax.set(xlabel="clients, in ascending order", ylabel="test accuracy", ylim=(min(0.5, low.min()) - 0.03, 1.03))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -232,13 +232,13 @@ class Report:
     title : str
     parts : sequence of Part
         One for each run or study; the runs of a grid are one.
-    made : str
+    created : str
         Time, ISO 8601.
     """
 
     title: str
     parts: Sequence[Part]
-    made: str
+    created: str
 
     @property
     def cautions(self) -> list[Caution]:
@@ -309,8 +309,8 @@ def listed(items: Iterable[object], most: int = 6) -> str:
     >>> listed([1, 2, 3], most=2)
     '1, 2 and 1 more'
     """
-    found = [shown(item) for item in items]
-    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+    texts = [shown(item) for item in items]
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def _environment() -> jinja2.Environment:

@@ -28,21 +28,21 @@ def of_training(runs: Sequence[Stored]) -> tuple[str, list[str]]:
 
     Settings in which runs differ are left to the table of settings.
     """
-    configs = [one.config for one in runs if one.config]
+    configs = [run.config for run in runs if run.config]
     if not configs:
         return "", []
     c = {name: value for name, value in configs[0].items() if all(other.get(name) == value for other in configs)}
-    methods = ordered(str(one.get("algorithm", "")) for one in configs)
-    seeds = sorted({str(one.get("seed")) for one in configs}, key=lambda s: (len(s), s))
+    methods = ordered(str(config.get("algorithm", "")) for config in configs)
+    seeds = sorted({str(config.get("seed")) for config in configs}, key=lambda s: (len(s), s))
     keys = [key for method in methods for key in of_method(method)]
-    keys += [key for one in configs for key in of_data(str(one.get("data", "")))]
+    keys += [key for config in configs for key in of_data(str(config.get("data", "")))]
     clauses = [_data(c, configs), _methods(methods), _schedule(c)]
     clauses += [_splitting(runs)] if any("fedfac" in method for method in methods) else []
     if any("fedfac" in method for method in methods):
         keys += ["harman1976"] if not _by_agreement(runs) else ["shrout1979"]
     if str(c.get("partition", "")).startswith("dirichlet"):
         keys.append("hsu2019")
-    if any("privacy" in one for one in configs):
+    if any("privacy" in config for config in configs):
         keys.append("mcmahan2018")
         clauses.append(f"Updates were clipped and noise was added for differential privacy ({cited('mcmahan2018')}).")
     clauses.append(_seeds(seeds))
@@ -63,20 +63,20 @@ def of_training(runs: Sequence[Stored]) -> tuple[str, list[str]]:
 
 def software(runs: Iterable[Stored]) -> str:
     """Sentence on the versions that made the runs."""
-    sources = list(dict.fromkeys(str(one.attrs.get("source")) for one in runs if one.attrs.get("source")))
-    revisions = list(dict.fromkeys(str(one.attrs.get("revision")) for one in runs if one.attrs.get("revision")))
-    at = (
+    sources = list(dict.fromkeys(str(run.attrs.get("source")) for run in runs if run.attrs.get("source")))
+    revisions = list(dict.fromkeys(str(run.attrs.get("revision")) for run in runs if run.attrs.get("revision")))
+    revision = (
         f" (revision {', '.join(map(shown, revisions[:3]))}{' and others' if len(revisions) > 3 else ''})"
         if revisions
         else ""
     )
-    return f"Computations were made with {', '.join(map(shown, sources)) or 'fedstat'}{at}."
+    return f"Computations were made with {', '.join(map(shown, sources)) or 'fedstat'}{revision}."
 
 
 def cited(key: str) -> str:
     """Return author and year as in brackets, such as "Jeong and Hwang, 2022"."""
-    one = REFERENCES[key]
-    return f"{one.authors}, {one.fields['year']}"
+    entry = REFERENCES[key]
+    return f"{entry.authors}, {entry.fields['year']}"
 
 
 def estimator(name: object) -> str:
@@ -108,7 +108,7 @@ def local_training(c: Mapping[str, Any]) -> str:
 
 
 def _data(c: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> str:
-    names = list(dict.fromkeys(str(one["data"]) for one in configs if one.get("data")))
+    names = list(dict.fromkeys(str(config["data"]) for config in configs if config.get("data")))
     if not names:
         return f"Data of {c.get('clients', 'several')} clients were used."
     keys = list(dict.fromkeys(key for name in names for key in of_data(name)))
@@ -145,26 +145,26 @@ def _schedule(c: Mapping[str, Any]) -> str:
 
 
 def _by_agreement(runs: Sequence[Stored]) -> bool:
-    return any(settings_of_method(one).get("estimator") == "icc" for one in runs)
+    return any(settings_of_method(run).get("estimator") == "icc" for run in runs)
 
 
 def _splitting(runs: Sequence[Stored]) -> str:
     """Describe how FedFac split the units, as far as all its runs agree."""
-    given = [settings_of_method(one) for one in runs if "fedfac" in str(one.config.get("algorithm"))]
-    same = {k: v for k, v in given[0].items() if all(other.get(k) == v for other in given)}
-    if same.get("estimator") == "icc":
+    settings = [settings_of_method(run) for run in runs if "fedfac" in str(run.config.get("algorithm"))]
+    common = {k: v for k, v in settings[0].items() if all(other.get(k) == v for other in settings)}
+    if common.get("estimator") == "icc":
         return (
             "Units were shared where clients agree on them, by the intraclass correlation ICC2 "
-            f"({cited('shrout1979')}), τ = {shown(same.get('tau', 'as in the settings'))}."
+            f"({cited('shrout1979')}), τ = {shown(common.get('tau', 'as in the settings'))}."
         )
     symbols = {"kappa": "κ", "tau": "τ"}
-    values = ", ".join(f"{symbols[k]} = {shown(same[k])}" for k in symbols if same.get(k) is not None)
-    layers = same.get("layers")
+    values = ", ".join(f"{symbols[k]} = {shown(common[k])}" for k in symbols if common.get(k) is not None)
+    layers = common.get("layers")
     where = (
         f" of {', '.join(map(shown, layers))}" if isinstance(layers, list) and layers else " of the last hidden layer"
     )
     return (
-        f"Units{where} were shared by their communality, from {estimator(same.get('estimator'))} "
+        f"Units{where} were shared by their communality, from {estimator(common.get('estimator'))} "
         f"({cited('harman1976')}) of the clients' stacked weights{f', {values}' if values else ''}."
     )
 

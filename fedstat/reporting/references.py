@@ -39,7 +39,7 @@ class Reference(NamedTuple):
     @property
     def families(self) -> list[str]:
         """Family names of the authors."""
-        return [one.partition(",")[0].strip("{}") for one in self.fields["author"].split(" and ")]
+        return [author.partition(",")[0].strip("{}") for author in self.fields["author"].split(" and ")]
 
     @property
     def authors(self) -> str:
@@ -131,8 +131,8 @@ def of_data(name: str) -> tuple[str, ...]:
     >>> of_data("cifar-100:test"), of_data("emnist-balanced"), of_data("my own")
     (('krizhevsky2009',), ('cohen2017',), ())
     """
-    known = [base for base in _DATA if name.partition(":")[0] == base or name.startswith(f"{base}-")]
-    return _DATA[max(known, key=len)] if known else ()
+    bases = [base for base in _DATA if name.partition(":")[0] == base or name.startswith(f"{base}-")]
+    return _DATA[max(bases, key=len)] if bases else ()
 
 
 def bibliography(keys: Iterable[str] | None = None) -> str:

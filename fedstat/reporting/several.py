@@ -43,27 +43,27 @@ _MOST_LABELS = 12  # settings that get figures of their own
 
 def part(runs: Sequence[Stored]) -> Part:
     """Report of several runs: what was run, and methods compared within seeds for every setting."""
-    whole = [one for one in runs if _usable(one)]
-    for one in whole:
-        if one.tree is not None:
-            one.tree["metrics"].load()  # once: what follows reads them many times
+    usable = [run for run in runs if _usable(run)]
+    for run in usable:
+        if run.tree is not None:
+            run.tree["metrics"].load()  # once: what follows reads them many times
     cautions = _grouped(runs)
     methods, cites = prose.of_training(runs)
-    title = f"{len(runs)} runs: {listed(dict.fromkeys(str(one.config.get('label') or '') for one in whole), most=3)}"
+    title = f"{len(runs)} runs: {listed(dict.fromkeys(str(run.config.get('label') or '') for run in usable), most=3)}"
     sections: list[Section] = []
     compared = None
-    if whole:
-        table = _table(whole)
+    if usable:
+        table = _table(usable)
         try:
-            collect.same_scale([dict(one.config) for one in whole], list(table["label"]))
-            compared = compare_runs(_by_method(whole, table), reference=_reference(table))
+            collect.same_scale([dict(run.config) for run in usable], list(table["label"]))
+            compared = compare_runs(_by_method(usable, table), reference=_reference(table))
         except ValueError as error:
             cautions.append(Caution("Not compared", str(error), severe=True))
         else:
             cautions += compared.cautions()
-            for label, found in list(compared.settings.items())[:_MOST_LABELS]:
-                here = table[table["label"] == label]
-                sections.append(Section(shown(label), _figures([whole[i] for i in here.index], here, found)))
+            for label, comparison in list(compared.settings.items())[:_MOST_LABELS]:
+                rows = table[table["label"] == label]
+                sections.append(Section(shown(label), _figures([usable[i] for i in rows.index], rows, comparison)))
         sections.append(_costs(table))
     return Part(
         shown(title), _ran(runs), cautions, shown("" if compared is None else compared.summary(), PRINTED), sections,
@@ -71,18 +71,18 @@ def part(runs: Sequence[Stored]) -> Part:
     )  # fmt: skip
 
 
-def _usable(one: Stored) -> bool:
+def _usable(run: Stored) -> bool:
     """Return True if a run can be compared: finished, undamaged, and of the trainer."""
-    return one.tree is not None and one.finished and not one.damaged and "metrics" in one.tree.children
+    return run.tree is not None and run.finished and not run.damaged and "metrics" in run.tree.children
 
 
 def _table(runs: Sequence[Stored]) -> pd.DataFrame:
     """Return one row per run; variants of a method are named by their settings."""
-    table = pd.DataFrame([summary.row(one.tree) | {"path": one.name} for one in runs if one.tree is not None])
+    table = pd.DataFrame([summary.row(run.tree) | {"path": run.name} for run in runs if run.tree is not None])
     with contextlib.suppress(ValueError, TypeError):  # settings of another fedstat, or of a user's method
-        noted = [experiment.noted(one.attrs) for one in runs]
-        if all("algorithm" in one for one in noted):
-            table["method"] = variants([experiment.Settings(**one) for one in noted])
+        noted = [experiment.noted(run.attrs) for run in runs]
+        if all("algorithm" in settings for settings in noted):
+            table["method"] = variants([experiment.Settings(**settings) for settings in noted])
     if table.duplicated(["label", "method", "seed"]).any():
         again = table.groupby("path").cumcount()
         table["method"] += ", " + table["path"] + again.map(lambda n: f" ({n + 1})" if n else "")
@@ -104,44 +104,44 @@ def _reference(table: pd.DataFrame) -> str:
 def _ran(runs: Sequence[Stored]) -> Table:
     """Tabulate runs by setting and method: seeds, and number of finished runs."""
     rows: dict[tuple[str, str], list[Stored]] = {}
-    for one in runs:
-        label = one.config.get("label") or one.config.get("data") or "run"
-        rows.setdefault((str(label), str(one.config.get("algorithm", "not known"))), []).append(one)
+    for run in runs:
+        label = run.config.get("label") or run.config.get("data") or "run"
+        rows.setdefault((str(label), str(run.config.get("algorithm", "not known"))), []).append(run)
     places = ordered(method for _, method in rows)
     in_order = sorted(rows.items(), key=lambda item: (item[0][0], places.index(item[0][1])))
     lines = [
-        [shown(label), shown(title_of(method)), listed(sorted({str(o.config.get("seed")) for o in own}), most=12),
-         str(len(own)), str(sum(map(_usable, own)))]
-        for (label, method), own in in_order
+        [shown(label), shown(title_of(method)), listed(sorted({str(o.config.get("seed")) for o in group}), most=12),
+         str(len(group)), str(sum(map(_usable, group)))]
+        for (label, method), group in in_order
     ]  # fmt: skip
     return Table("", ["setting", "method", "seeds", "runs", "finished and sound"], lines)
 
 
 def _grouped(runs: Sequence[Stored]) -> list[Caution]:
     """Warnings of all runs: each once, with the runs that it is about."""
-    found: dict[tuple[str, bool], list[tuple[str, str]]] = {}
-    for one in runs:
-        check = partial(training.of_run, one, training.rounds_done(one))
-        checked, lost = one.attempt({"the other warnings": check})
-        own = [*damage_of(one), *lost, *checked.get("the other warnings", []), *stores.cautions(one)]
-        for caution in own:
-            found.setdefault((caution.title, caution.severe), []).append((one.name, caution.text))
-    made = []
-    for (title, severe), lines in found.items():
+    lines_by_title: dict[tuple[str, bool], list[tuple[str, str]]] = {}
+    for run in runs:
+        check = partial(training.of_run, run, training.rounds_done(run))
+        checked, lost = run.attempt({"the other warnings": check})
+        run_cautions = [*damage_of(run), *lost, *checked.get("the other warnings", []), *stores.cautions(run)]
+        for caution in run_cautions:
+            lines_by_title.setdefault((caution.title, caution.severe), []).append((run.name, caution.text))
+    cautions = []
+    for (title, severe), lines in lines_by_title.items():
         names = list(dict.fromkeys(name for name, _ in lines))
         text = f"in {len(names)} of {len(runs)} runs: {listed(names, most=4)}. For example {lines[0][0]}: {lines[0][1]}"
         out = " Unfinished and damaged runs are left out of all that follows." if title in _LEFT_OUT else ""
-        made.append(Caution(title, f"{text}.{out}", severe))
-    return made
+        cautions.append(Caution(title, f"{text}.{out}", severe))
+    return cautions
 
 
 _LEFT_OUT = ("Not finished", "Damaged files")
 
 
-def _figures(runs: Sequence[Stored], table: pd.DataFrame, found: ComparisonResult) -> list[Block]:
+def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: ComparisonResult) -> list[Block]:
     """Learning curves, differences and clients of one setting."""
     methods = ordered(table["method"])
-    trees = [(one.tree, row) for one, row in zip(runs, table.to_dict("records"), strict=True) if one.tree is not None]
+    trees = [(run.tree, row) for run, row in zip(runs, table.to_dict("records"), strict=True) if run.tree is not None]
     band = (
         "Thick lines: means over seeds; thin ones: the seeds; bands: 95 % intervals of the means (Student's t)."
         if table.groupby("method")["seed"].nunique().min() >= document.FEW
@@ -161,15 +161,15 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, found: ComparisonResul
             draw = partial(document.over_seeds, draw_curves, curves)
             caption = f"{axis.capitalize()} over rounds, mean over clients weighted by their samples. {band}"
             blocks.append(document.figure(draw, caption, size=(5.2, 3.6 + 0.1 * len(methods))))
-    others = found.tidy()
-    if others["sim_conf_low"].notna().any():
+    contrasts = comparison.tidy()
+    if contrasts["sim_conf_low"].notna().any():
         differences = (
-            f"Differences from {shown(title_of(found.reference))} within seeds, with simultaneous 95 % intervals"
+            f"Differences from {shown(title_of(comparison.reference))} within seeds, with simultaneous 95 % intervals"
         )
-        size = (5.2, 1.3 + 0.28 * len(others))
-        blocks.append(document.figure(found.plot, f"{differences} (Bonferroni).", size=size))
+        size = (5.2, 1.3 + 0.28 * len(contrasts))
+        blocks.append(document.figure(comparison.plot, f"{differences} (Bonferroni).", size=size))
         columns = ["term", "n", "estimate", "sim_conf_low", "sim_conf_high", "p_holm"]
-        blocks.append(Table.ends(f"{differences}, and p by Holm", others[columns], None))
+        blocks.append(Table.ends(f"{differences}, and p by Holm", contrasts[columns], None))
     every = [summary.clients(tree).assign(method=shown(row["method"])) for tree, row in trees]
     last = f"mean over the last {summary.WINDOW} rounds" if table["rounds"].min() >= summary.WINDOW else "last round"
     blocks.append(
@@ -186,11 +186,12 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, found: ComparisonResul
 def _costs(table: pd.DataFrame) -> Section:
     """Accuracy of clients and communication, mean over seeds."""
     rows = []
-    for (label, method), own in table.groupby(["label", "method"], sort=False):
+    for (label, method), group in table.groupby(["label", "method"], sort=False):
         rows.append(
-            [shown(label), shown(title_of(str(method))), plus_minus(*own["final"].agg(["mean", "sem"])),
-             number(own["spread"].mean(), 3), number(own["q10"].mean(), 3), number(own["before"].mean(), 4),
-             megabytes(own["bytes_up"].mean()), megabytes(own["bytes_down"].mean()), number(own["seconds"].mean(), 2)]
+            [shown(label), shown(title_of(str(method))), plus_minus(*group["final"].agg(["mean", "sem"])),
+             number(group["spread"].mean(), 3), number(group["q10"].mean(), 3), number(group["before"].mean(), 4),
+             megabytes(group["bytes_up"].mean()), megabytes(group["bytes_down"].mean()),
+             number(group["seconds"].mean(), 2)]
         )  # fmt: skip
     columns = ["setting", "method", "last evaluated round ± se", "spread over clients", "10 % of clients below",
                "before aggregation", "up", "down", "s a round"]  # fmt: skip
@@ -203,26 +204,26 @@ def _costs(table: pd.DataFrame) -> Section:
 
 def _common(runs: Sequence[Stored]) -> dict[str, str]:
     """Return the settings that all runs share, and the values of settings that differ."""
-    names = dict.fromkeys(name for one in runs for name in one.config)
+    names = dict.fromkeys(name for run in runs for name in run.config)
     hidden = ("shapes", "data_digest", "algorithm_settings", "label")
-    found = {}
+    common = {}
     for name in names:
-        values = list(dict.fromkeys(json.dumps(one.config.get(name)) for one in runs if one.config))
+        values = list(dict.fromkeys(json.dumps(run.config.get(name)) for run in runs if run.config))
         if name in hidden or values == ["null"]:
             continue
         texts = [value.strip('"') for value in values if value != "null"]
-        found[shown(name)] = texts[0] if len(values) == 1 else f"differs: {listed(texts, most=12)}"
-    return {name: shown(value) for name, value in found.items()}
+        common[shown(name)] = texts[0] if len(values) == 1 else f"differs: {listed(texts, most=12)}"
+    return {name: shown(value) for name, value in common.items()}
 
 
 def _versions(runs: Sequence[Stored]) -> list[Table]:
     """Versions behind the runs, each once."""
-    seen: dict[str, set[str]] = {}
-    for one in runs:
-        made = {k: v for k, v in stores.made(one).items() if k != "time (UTC)"} | versions(one)
-        for name, value in made.items():
-            seen.setdefault(name, set()).add(value)
-    return [Table.pairs("Versions", {name: listed(sorted(values), most=8) for name, values in seen.items()})]
+    values_by_name: dict[str, set[str]] = {}
+    for run in runs:
+        origin = {k: v for k, v in stores.origin(run).items() if k != "time (UTC)"} | versions(run)
+        for name, value in origin.items():
+            values_by_name.setdefault(name, set()).add(value)
+    return [Table.pairs("Versions", {name: listed(sorted(values), most=8) for name, values in values_by_name.items()})]
 
 
 _PARTS: dict[str, Callable[[Stored], Part]] = {
@@ -268,20 +269,24 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
     >>> import fedstat
     >>> small = {"clients": 4, "d": 8, "m": 10, "n_train": 20, "rounds": 2, "threads": 1}
     >>> run = fedstat.sim.study(p=0.5, methods=["true", "fedavg"], **small)
-    >>> made = report(run)
-    >>> made.title, "<script" in made.html
+    >>> page = report(run)
+    >>> page.title, "<script" in page.html
     ('Simulation study on model (8)', False)
     """
     if out is not None:
         require_ours("out", Path(out))
-    found = stored.read(run)
-    trained = [one for one in found if one.command == TRAINING]
-    parts = [part(trained)] if len(trained) > 1 else [training.part(one) for one in trained]
-    parts += [_PARTS.get(one.command, studies.unknown)(one) for one in found if one.command != TRAINING]
-    made = Report(_title(parts), parts, store.now())
+    stored_runs = stored.read(run)
+    trained = [stored_run for stored_run in stored_runs if stored_run.command == TRAINING]
+    parts = [part(trained)] if len(trained) > 1 else [training.part(stored_run) for stored_run in trained]
+    parts += [
+        _PARTS.get(stored_run.command, studies.unknown)(stored_run)
+        for stored_run in stored_runs
+        if stored_run.command != TRAINING
+    ]
+    page = Report(_title(parts), parts, store.now())
     if out is not None:
-        made.save(out)
-    return made
+        page.save(out)
+    return page
 
 
 def _title(parts: Sequence[Part]) -> str:

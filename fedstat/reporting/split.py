@@ -40,22 +40,27 @@ def part(stored: Stored) -> Part:
     """Report of the splits in a store."""
     tree = xr.DataTree() if stored.tree is None else stored.tree
     layers = tree["split"].children if "split" in tree.children else {}
-    found, lost = stored.attempt({layer: partial(layer_results, tree, layer) for layer in layers})
+    kinds_by_layer, lost = stored.attempt({layer: partial(layer_results, tree, layer) for layer in layers})
     sections: dict[str, Callable[[xr.DataTree], Section | None]] = {
-        f"layer {shown(layer)}": partial(_layer, layer, kinds) for layer, kinds in found.items()
+        f"layer {shown(layer)}": partial(_layer, layer, kinds) for layer, kinds in kinds_by_layer.items()
     }
-    n_clients = _n_clients(found)
+    n_clients = _n_clients(kinds_by_layer)
     return assemble(
-        stored, _ran(stored, len(layers), n_clients), sections, checks=lambda _: [*lost, *_cautions(found)],
-        summary=lambda _: "\n".join(f"{layer}: {one!r}" for layer, kinds in found.items() for one in kinds.values()),
+        stored, _ran(stored, len(layers), n_clients), sections, checks=lambda _: [*lost, *_cautions(kinds_by_layer)],
+        summary=lambda _: _summary(kinds_by_layer),
         methods=_methods(stored, n_clients),
     )  # fmt: skip
 
 
-def _n_clients(found: Mapping[str, Kinds]) -> int | None:
+def _summary(kinds_by_layer: Mapping[str, Kinds]) -> str:
+    """Return the prints of all results."""
+    return "\n".join(f"{layer}: {result!r}" for layer, kinds in kinds_by_layer.items() for result in kinds.values())
+
+
+def _n_clients(kinds_by_layer: Mapping[str, Kinds]) -> int | None:
     """Return the number of clients whose weights were split, None if it cannot be read."""
-    splits = (kinds["split"] for kinds in found.values() if "split" in kinds)
-    return next((one.fit.n_clients for one in splits if isinstance(one, SplitResult)), None)
+    splits = (kinds["split"] for kinds in kinds_by_layer.values() if "split" in kinds)
+    return next((split.fit.n_clients for split in splits if isinstance(split, SplitResult)), None)
 
 
 def _ran(stored: Stored, n_layers: int, n_clients: int | None) -> Table:
@@ -70,7 +75,7 @@ def _ran(stored: Stored, n_layers: int, n_clients: int | None) -> Table:
         "method": f"agreement between clients, τ = {c.get('tau')}" if c.get("method") == "icc"
         else f"{c.get('method')}, {_size(c)}, τ = {c.get('tau')}",
         "resampled": f"clients, {c['n_boot']} times, seed {c.get('seed')}" if c.get("n_boot") else "not",
-    } | stores.made(stored)  # fmt: skip
+    } | stores.origin(stored)  # fmt: skip
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
 
 
@@ -79,11 +84,11 @@ def _size(c: Mapping[str, Any]) -> str:
     return f"{c['n_factors']} factors" if c.get("n_factors") else f"κ = {c.get('kappa')}"
 
 
-def _cautions(found: Mapping[str, Kinds]) -> Iterator[Caution]:
+def _cautions(kinds_by_layer: Mapping[str, Kinds]) -> Iterator[Caution]:
     """Cautions of all results, and of splits without any that says how certain they are."""
-    for layer, kinds in found.items():
-        for one in kinds.values():
-            yield from LayerResults({shown(layer): one}).cautions()
+    for layer, kinds in kinds_by_layer.items():
+        for result in kinds.values():
+            yield from LayerResults({shown(layer): result}).cautions()
         split = kinds.get("split")
         if isinstance(split, SplitResult) and "bootstrap" not in kinds:
             how = "fedstat.icc(weights, n_boot=500)" if split.fit.method == "icc" else "--n-boot 500"
@@ -91,14 +96,14 @@ def _cautions(found: Mapping[str, Kinds]) -> Iterator[Caution]:
             yield Caution("Certainty not estimated", text)
 
 
-def _layer(layer: str, found: Kinds, run: xr.DataTree) -> Section:
+def _layer(layer: str, kinds: Kinds, run: xr.DataTree) -> Section:
     """Figure and table of each result of a layer; of an earlier version, which stored none, the table."""
     name = shown(layer)
     blocks: list[Block] = []
-    for kind, one in found.items():
-        blocks.append(document.figure(one.plot, f"{name}: {_CAPTIONS[kind]}."))
-        blocks.append(Table.ends(f"{name}, {kind}. {_COLUMNS[kind]}", *one._by_row()))
-    if not found:
+    for kind, result in kinds.items():
+        blocks.append(document.figure(result.plot, f"{name}: {_CAPTIONS[kind]}."))
+        blocks.append(Table.ends(f"{name}, {kind}. {_COLUMNS[kind]}", *result._by_row()))
+    if not kinds:
         data = run["split"][layer].to_dataset()
         units = data[[variable for variable, values in data.data_vars.items() if values.dims == ("unit",)]]
         by = "icc" if data.attrs.get("method") == "icc" else "communality"
@@ -118,19 +123,19 @@ def _methods(stored: Stored, n_clients: int | None) -> tuple[str, list[str]]:
         )
         keys.append("shrout1979")
     else:
-        given = _size(c) if c.get("n_factors") else f"the number of factors by {_size(c)}"
+        n_factors = _size(c) if c.get("n_factors") else f"the number of factors by {_size(c)}"
         how = (
             f"the communality of each unit, from {prose.estimator(c.get('method'))} ({prose.cited('harman1976')}) of "
-            f"the clients' stacked weights with {given}"
+            f"the clients' stacked weights with {n_factors}"
         )
         keys.append("harman1976")
     tau = str(c.get("tau"))
-    at = f"τ, its {tau} quantile," if tau.replace(".", "", 1).isdigit() else f"τ = {shown(tau)}"
+    threshold = f"τ, its {tau} quantile," if tau.replace(".", "", 1).isdigit() else f"τ = {shown(tau)}"
     whose = "the clients' networks" if n_clients is None else f"{n_clients} clients' networks"
     start = " The weights that all clients started from had been subtracted." if c.get("baseline") else ""
     text = (
         f"Hidden units of {whose} were split into shared and client-specific ones ({prose.cited('wang2023')}) by "
-        f"{how}; units at or above the threshold {at} were called shared.{start}"
+        f"{how}; units at or above the threshold {threshold} were called shared.{start}"
     )
     if c.get("n_boot"):
         keys.append("efron1979")

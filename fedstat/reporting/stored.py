@@ -35,26 +35,26 @@ def command_line(command: str, settings: Mapping[str, Any], *, positional: tuple
         if name in positional or value is None or value is False or value == [] or value == ():
             continue
         option = f"--{name.replace('_', '-')}"
-        given = [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
+        texts = [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
         if value is True:
             words.append(option)
-        elif len(given) == 1 and given[0].startswith("-"):
-            words.append(f"{option}={given[0]}")
+        elif len(texts) == 1 and texts[0].startswith("-"):
+            words.append(f"{option}={texts[0]}")
         else:
-            words += [option, *given]
+            words += [option, *texts]
     return shlex.join(words)
 
 
-def made(stored: Stored) -> dict[str, str]:
+def origin(stored: Stored) -> dict[str, str]:
     """By which code, when, and where a run was made."""
     attrs = stored.attrs
     ended = f" to {attrs['ended']}" if stored.finished else ", not finished"
-    found = {
+    rows = {
         "code": f"{attrs.get('source', 'fedstat, version not known')}, revision {attrs.get('revision') or 'not known'}",
         "time (UTC)": f"{attrs['started']}{ended}" if "started" in attrs else "",
         "device": attrs.get("device", ""),
     }
-    return {name: shown(value) for name, value in found.items() if value}
+    return {name: shown(value) for name, value in rows.items() if value}
 
 
 def details(stored: Stored) -> list[Table]:
@@ -71,15 +71,15 @@ def details(stored: Stored) -> list[Table]:
 
 def settings_of_method(stored: Stored) -> dict[str, Any]:
     """Return the settings of a run's algorithm."""
-    found = stored.config.get("algorithm_settings")
-    return dict(found) if isinstance(found, Mapping) else {}
+    settings = stored.config.get("algorithm_settings")
+    return dict(settings) if isinstance(settings, Mapping) else {}
 
 
 def versions(stored: Stored) -> dict[str, str]:
     """Versions of Python and packages that a run was made with."""
     try:
-        found = json.loads(stored.attrs.get("versions", "{}"))
-        return {shown(name): shown(version) for name, version in dict(found).items()}
+        packages = json.loads(stored.attrs.get("versions", "{}"))
+        return {shown(name): shown(version) for name, version in dict(packages).items()}
     except (ValueError, TypeError):
         return {"versions": "cannot be read"}
 
@@ -100,18 +100,18 @@ def n_parameters(shapes: Mapping[str, Any]) -> int:
 
 def cautions(stored: Stored) -> list[Caution]:
     """Return cautions on the origin of a run."""
-    found = []
+    notes = []
     if stored.attrs and not stored.attrs.get("revision"):
-        found.append(Caution("Revision not known", "the code was no git checkout; its digest is in the last table"))
+        notes.append(Caution("Revision not known", "the code was no git checkout; its digest is in the last table"))
     elif str(stored.attrs.get("revision", "")).endswith("-dirty"):
-        found.append(
+        notes.append(
             Caution(
                 "Changed code", f"the checkout had changes that are in no commit ({shown(stored.attrs['revision'])})"
             )
         )
     if ", " in str(stored.attrs.get("code", "")):
-        found.append(Caution("Several versions of the code", "the run was begun by one and continued by another"))
-    return found
+        notes.append(Caution("Several versions of the code", "the run was begun by one and continued by another"))
+    return notes
 
 
 def _value(value: Any) -> str:
@@ -154,19 +154,19 @@ def assemble(
     methods : (str, list of str)
         Paragraph for a paper, and the keys of the entries that it cites.
     """
-    made: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     lost: list[Caution] = []
     if (tree := stored.tree if run is None else run) is not None:
         makes = {_CHECKS: lambda run: list(checks(run)), _SUMMARY: summary, **sections}
-        made, lost = stored.attempt({name: partial(make, tree) for name, make in makes.items()})
-    warned = [*damage_of(stored), *lost, *made.pop(_CHECKS, []), *cautions(stored)]
-    found = made.pop(_SUMMARY, "")
+        parts, lost = stored.attempt({name: partial(make, tree) for name, make in makes.items()})
+    warned = [*damage_of(stored), *lost, *parts.pop(_CHECKS, []), *cautions(stored)]
+    text = parts.pop(_SUMMARY, "")
     return Part(
         shown(title) or stored.title,
         ran,
         warned,
-        shown(found, PRINTED),
-        list(made.values()),
+        shown(text, PRINTED),
+        list(parts.values()),
         shown(methods[0], PARAGRAPH),
         methods[1],
         details(stored),
@@ -215,27 +215,27 @@ class Stored(NamedTuple):
         return "ended" in self.attrs
 
     def attempt(self, makes: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[Caution]]:
-        """Make what can be made of a run, whose files may hold anything.
+        """Make all parts of a run that can be made; its files may hold anything.
 
         Returns
         -------
-        made : dict
+        parts : dict
             By name, without what is None.
         lost : list of Caution
             Names what could not be made.
         """
-        found, lost = {}, []
+        parts, lost = {}, []
         for name, make in makes.items():
             try:
-                made = make()
+                part = make()
             except Exception as error:  # what damaged and foreign files make the parts raise is of many types
                 lost.append(f"{shown(name)} ({shown(error)})")
                 continue
-            if made is not None:
-                found[name] = made
+            if part is not None:
+                parts[name] = part
         why = "the damage to the files" if self.damaged else "settings or values that fedstat does not write"
         text = f"{why} left out: {'; '.join(lost)}"
-        return found, [Caution("Not in this report", text, severe=True)] if lost else []
+        return parts, [Caution("Not in this report", text, severe=True)] if lost else []
 
 
 def read(runs: Run | Iterable[Run]) -> list[Stored]:
@@ -251,13 +251,13 @@ def read(runs: Run | Iterable[Run]) -> list[Stored]:
     FileNotFoundError
         If there is no store at a path, and none in the folder there.
     """
-    given: list[Run] = [runs] if isinstance(runs, str | Path | xr.DataTree) else list(runs)
-    found: list[Stored] = []
-    for one in given:
-        found += [_of_tree(one)] if isinstance(one, xr.DataTree) else map(_of_path, store.stores(one))
-    if not found:
+    sources: list[Run] = [runs] if isinstance(runs, str | Path | xr.DataTree) else list(runs)
+    stored_runs: list[Stored] = []
+    for source in sources:
+        stored_runs += [_of_tree(source)] if isinstance(source, xr.DataTree) else map(_of_path, store.stores(source))
+    if not stored_runs:
         raise ValueError("a report needs at least one run, but got none")
-    return found
+    return stored_runs
 
 
 def damage_of(stored: Stored) -> list[Caution]:

@@ -51,7 +51,7 @@ def _ran(stored: Stored, positional: tuple[str, ...]) -> Table:
     hidden = ("out", "overwrite", "quiet", "plot", "spectrum")
     options = {name: value for name, value in stored.config.items() if name not in hidden}
     command = stores.command_line(stored.command, options, positional=positional) if stored.command else ""
-    rows = {"command": command, "seed": stored.attrs.get("seed")} | stores.made(stored)
+    rows = {"command": command, "seed": stored.attrs.get("seed")} | stores.origin(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items() if value not in (None, "")})
 
 
@@ -90,20 +90,20 @@ def of_ntk(stored: Stored) -> Part:
         return kind.from_datatree(run)
 
     def drawn(run: xr.DataTree) -> Iterator[Block]:
-        found = result(run)
-        if isinstance(found, GeneralizationResult):
+        theorem = result(run)
+        if isinstance(theorem, GeneralizationResult):
             caption = (
                 "Theorem 2's bound, its complexity term and the observed test loss; above 1 the bound says nothing."
             )
-            yield document.figure(partial(generalization, found), caption, size=(5.2, 4.4))
+            yield document.figure(partial(generalization, theorem), caption, size=(5.2, 4.4))
             return
         caption = (
             "‖y − h(t)‖² relative to its start: mean over replicates, their range, and Theorem 1's bound (dashed)."
         )
-        yield document.figure(partial(convergence, found), caption, size=(5.2, 4.4))
-        if "fedsplit" in found.data["method"].values:
+        yield document.figure(partial(convergence, theorem), caption, size=(5.2, 4.4))
+        if "fedsplit" in theorem.data["method"].values:
             caption = "How far FedSplit's kernels and activation patterns are from standing still, by width."
-            yield document.figure(partial(freezing, found), caption, size=(5.2, 4.4))
+            yield document.figure(partial(freezing, theorem), caption, size=(5.2, 4.4))
 
     methods = (
         f"The theorems of {prose.cited('wang2023')} (§3.3) were compared with training, over replicates of the start."
@@ -149,9 +149,9 @@ def of_recovery(stored: Stored) -> Part:
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         data = result(run)
         for i, j in np.ndindex(data.sizes["alpha"], data.sizes["p"]):
-            one = data.isel(alpha=[i], p=[j])
+            cell = data.isel(alpha=[i], p=[j])
             caption = "Area under the ROC curve against κ by estimator; bars: one standard error over draws."
-            yield document.figure(partial(recovery, one), caption)
+            yield document.figure(partial(recovery, cell), caption)
 
     c = stored.config
     methods = (
@@ -201,7 +201,7 @@ def _ran_simulation(stored: Stored) -> Table:
         "rounds": str(c.get("rounds")),
         "local training": prose.local_training({**c, "optimizer": "sgd"}),
         "replicates": f"{c.get('replicates')}, seeds from {c.get('seed')} on",
-    } | stores.made(stored)
+    } | stores.origin(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
 
 
@@ -224,10 +224,10 @@ def _cautions(stored: Stored, run: xr.DataTree) -> Iterator[Caution]:
         nu = split["communality"].stack(analysis=[d for d in split["communality"].dims if d != "unit"])
         nu = nu.transpose("analysis", "unit")
         values = nu.to_numpy()
-        there = np.isfinite(values).any(axis=1)
-        if there.any():
+        is_analyzed = np.isfinite(values).any(axis=1)
+        if is_analyzed.any():
             converged = split["converged"].stack(analysis=list(nu["analysis"].to_index().names)).to_numpy()
-            yield from training.factors(LAYER, values[there], converged[there], "analyses")
+            yield from training.factors(LAYER, values[is_analyzed], converged[is_analyzed], "analyses")
 
 
 def _figures(run: xr.DataTree) -> Section | None:
@@ -238,18 +238,18 @@ def _figures(run: xr.DataTree) -> Section | None:
     rows = [result] if result.sizes["p"] == 1 else [result.isel(alpha=[i]) for i in range(result.sizes["alpha"])]
     bars = "Points: means over replicates; bars: Student's 95 % intervals."
     blocks: list[Block] = []
-    for one in rows:
-        blocks.append(document.figure(partial(draw_accuracy, one), f"Test accuracy. {bars}", size=(6, 4)))
-        if _REFERENCE in one["method"].values:
-            draw = partial(draw_accuracy, one, relative_to=_REFERENCE)
+    for panel in rows:
+        blocks.append(document.figure(partial(draw_accuracy, panel), f"Test accuracy. {bars}", size=(6, 4)))
+        if _REFERENCE in panel["method"].values:
+            draw = partial(draw_accuracy, panel, relative_to=_REFERENCE)
             caption = f"Difference from the true split within replicates. {bars}"
             blocks.append(document.figure(draw, caption, size=(6, 4)))
-        if "prop_unchanged" in one:
+        if "prop_unchanged" in panel:
             caption = (
                 "Share of neurons that keep their state, dynamic FedFac. Lines: means over replicates; bands: "
                 "Student's 95 % intervals."
             )
-            blocks.append(document.figure(partial(draw_stability, one), caption, size=(6, 4)))
+            blocks.append(document.figure(partial(draw_stability, panel), caption, size=(6, 4)))
     return Section("Figures", blocks)
 
 

@@ -40,22 +40,22 @@ def rounds_done(stored: Stored) -> int:
                 values = metrics[name].to_numpy()
             except Exception:  # noqa: S112 - a damaged array, which is named elsewhere: the next one knows, too
                 continue
-            there = np.isfinite(values.reshape(len(values), -1).astype(float)).any(axis=1)
-            return int(np.flatnonzero(there)[-1]) + 1 if there.any() else 0
+            is_done = np.isfinite(values.reshape(len(values), -1).astype(float)).any(axis=1)
+            return int(np.flatnonzero(is_done)[-1]) + 1 if is_done.any() else 0
     return 0
 
 
 def of_run(stored: Stored, done: int) -> list[Caution]:
     """Warnings of one run."""
-    found = []
-    asked = stored.config.get("rounds")
-    if not stored.finished or (isinstance(asked, int) and done < asked):
-        text = f"{done} of {shown(asked)} rounds are done; all that follows is of these. --resume goes on"
-        found.append(Caution("Not finished", text, severe=True))
+    cautions = []
+    requested = stored.config.get("rounds")
+    if not stored.finished or (isinstance(requested, int) and done < requested):
+        text = f"{done} of {shown(requested)} rounds are done; all that follows is of these. --resume goes on"
+        cautions.append(Caution("Not finished", text, severe=True))
     if stored.tree is None or not done:
-        return found
+        return cautions
     run = stored.tree.isel(round=slice(done), missing_dims="ignore")
-    return [*found, *_of_metrics(run), *_of_split(run), *_of_scale(run)]
+    return [*cautions, *_of_metrics(run), *_of_split(run), *_of_scale(run)]
 
 
 def one_seed(stored: Stored) -> Caution:
@@ -104,9 +104,9 @@ def _of_split(run: xr.DataTree) -> Iterator[Caution]:
         if "communality" not in data or layer not in states.index:
             continue
         nu = data["communality"].transpose("round", "unit").to_numpy()
-        made = np.isfinite(nu).any(axis=1)
-        if made.any():
-            yield from factors(shown(layer), nu[made], data["converged"].to_numpy()[made], "rounds")
+        is_analyzed = np.isfinite(nu).any(axis=1)
+        if is_analyzed.any():
+            yield from factors(shown(layer), nu[is_analyzed], data["converged"].to_numpy()[is_analyzed], "rounds")
         if states.loc[layer, "flat"]:
             text = (
                 f"layer {shown(layer)}: all communalities of the last round are equal; a lower κ may tell units apart"
@@ -188,7 +188,7 @@ def ran(stored: Stored, done: int) -> Table:
         "active clients": prose.participation(c.get("participation")),
         "local training": prose.local_training(c),
         "seed": str(c.get("seed", "")),
-    } | stores.made(stored)
+    } | stores.origin(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items() if value})
 
 
@@ -202,10 +202,10 @@ def command(stored: Stored) -> str:
         return "fedstat.fl.train(...) in Python, with data of its own"
     defaults = experiment.Settings()
     always = ("data", "partition", "net", "algorithm", "clients", "rounds", "seed")
-    given = {k: v for k, v in noted.items() if k in always or _plain(v) != _plain(getattr(defaults, k))}
+    options = {k: v for k, v in noted.items() if k in always or _plain(v) != _plain(getattr(defaults, k))}
     if noted.get("label") == experiment.Settings(data=str(noted["data"]), partition=str(noted["partition"])).name:
-        given.pop("label", None)
-    return command_line("fedstat.fl", given)
+        options.pop("label", None)
+    return command_line("fedstat.fl", options)
 
 
 def _learning(run: xr.DataTree) -> Section | None:

@@ -59,8 +59,8 @@ def prop_unchanged(run: xr.DataTree) -> xr.DataArray:
         From round 2 on; NaN for rounds that are not done.
     """
     shared, done = run["split/fc1/shared"], run["metrics/rounds_done"]
-    same = (shared == shared.shift(round=1, fill_value=False)).mean("unit").isel(round=slice(1, None))
-    return same.where(same["round"] <= done).rename("prop_unchanged")
+    unchanged = (shared == shared.shift(round=1, fill_value=False)).mean("unit").isel(round=slice(1, None))
+    return unchanged.where(unchanged["round"] <= done).rename("prop_unchanged")
 
 
 def summary(run: xr.DataTree) -> pd.DataFrame:
@@ -94,18 +94,18 @@ def summary(run: xr.DataTree) -> pd.DataFrame:
     rows = []
     for p in values["p"].values:
         for alpha in values["alpha"].values:
-            here = {"p": p, "alpha": alpha}
-            recovered = _oracle(run, here)
-            reference = _select(values, done, here, "true") if "true" in values["method"].values else None
+            cell = {"p": p, "alpha": alpha}
+            recovered = _oracle(run, cell)
+            reference = _select(values, done, cell, "true") if "true" in values["method"].values else None
             for method in values["method"].values:
-                x = _select(values, done, here, method)
+                x = _select(values, done, cell, method)
                 row = {"p": p, "alpha": alpha, "method": str(method), "replicates": int(np.isfinite(x).sum())}
-                own = _mean(x)
-                row |= {"accuracy": own.mean, "std_error": own.std_error}
+                estimate = _mean(x)
+                row |= {"accuracy": estimate.mean, "std_error": estimate.std_error}
                 difference = _mean(x - reference if reference is not None else np.full_like(x, np.nan))
                 row |= {"difference": difference.mean, "difference_low": difference.low}
                 row |= {"difference_high": difference.high, "equal": difference.equal}
-                row["stable"] = _mean(_select(stable, done, here, method)).mean
+                row["stable"] = _mean(_select(stable, done, cell, method)).mean
                 rows.append(row | recovered)
     return pd.DataFrame(rows)
 
@@ -160,10 +160,10 @@ def _complete(run: xr.DataTree) -> xr.DataArray:
     return rounds_done == accuracy.sizes["round"]
 
 
-def _select(values: xr.DataArray, done: xr.DataArray, here: dict[str, float], method: str) -> NDArray[np.float64]:
+def _select(values: xr.DataArray, done: xr.DataArray, cell: dict[str, float], method: str) -> NDArray[np.float64]:
     # As a dict: the keyword ``method`` of sel is the way to fill gaps, not a dimension.
-    at = {**here, "method": method}
-    return np.asarray(values.sel(at).where(done.sel(at)), dtype=np.float64)
+    index = {**cell, "method": method}
+    return np.asarray(values.sel(index).where(done.sel(index)), dtype=np.float64)
 
 
 def _mean(x: NDArray[np.float64]) -> resampling.Mean:
@@ -171,17 +171,17 @@ def _mean(x: NDArray[np.float64]) -> resampling.Mean:
     return resampling.mean(x[np.isfinite(x)], rounding=_ROUNDING)
 
 
-def _oracle(run: xr.DataTree, here: dict[str, float]) -> dict[str, float]:
-    truth = run["truth/unit_shared"].sel(p=here["p"]).to_numpy()
-    nu = run["truth/communality"].sel(here).to_numpy()
+def _oracle(run: xr.DataTree, cell: dict[str, float]) -> dict[str, float]:
+    truth = run["truth/unit_shared"].sel(p=cell["p"]).to_numpy()
+    nu = run["truth/communality"].sel(cell).to_numpy()
     nu = nu[np.isfinite(nu).any(-1)]
     share = float(truth.mean())
     if not len(nu) or share in (0.0, 1.0):
         return {"auc": math.nan, "ari": math.nan}
-    found = split.shared(nu, tau=1 - share)
+    shared = split.shared(nu, tau=1 - share)
     return {
         "auc": float(np.mean(split.auc(nu, truth))),
-        "ari": float(split.adjusted_rand(found, truth).mean()),
+        "ari": float(split.adjusted_rand(shared, truth).mean()),
     }
 
 

@@ -181,14 +181,14 @@ def permuted(similarity: Floats, clusters: Ints, groups: Ints, *, permutations: 
     return Permuted(np.concatenate(rands), np.concatenate(contrasts), exact)
 
 
-def p_value(found: float, under: Floats, *, exact: bool) -> float:
-    """Return the one-sided p value: the proportion of permutations with a statistic at least as large as ``found``.
+def p_value(observed: float, under: Floats, *, exact: bool) -> float:
+    """Return the one-sided p value: the proportion of permutations with a statistic at least as large as ``observed``.
 
     The observed statistic is counted among random permutations (Phipson and Smyth 2010, Permutation p-values should
     never be zero, Statistical Applications in Genetics and Molecular Biology 9 (1), 39).
     """
     slack = 1e-10 * max(1.0, float(np.abs(under).max(initial=0)))
-    as_large = int((under >= found - slack).sum())
+    as_large = int((under >= observed - slack).sum())
     return as_large / len(under) if exact else (as_large + 1) / (len(under) + 1)
 
 
@@ -259,8 +259,8 @@ def left_out(
     return Left(rands, subsample_ari, max(n_left_out, 0))
 
 
-def jackknife_error(values: Floats, whole: float, *, n: int, left: int) -> float:
+def jackknife_error(values: Floats, estimate: float, *, n: int, n_left_out: int) -> float:
     """Return the delete-d jackknife SE, ((n − d) / d · mean (θ_s − θ)²)^½ (Shao and Wu 1989, Ann. Statist. 17)."""
-    if not left or not len(values):
+    if not n_left_out or not len(values):
         return math.nan
-    return math.sqrt((n - left) / left * float(np.mean((values - whole) ** 2)))
+    return math.sqrt((n - n_left_out) / n_left_out * float(np.mean((values - estimate) ** 2)))

@@ -19,7 +19,7 @@ from fedstat.stats.eigenvalues import full, leading, pays, with_diagonal
 from fedstat.stats.factor_solvers import minimise, objective
 
 Array = Any
-Start = Literal["pc", "smc"] | Array
+Init = Literal["pc", "smc"] | Array
 Method = Literal["pa", "minres", "pc", "leverage"]
 METHODS: tuple[Method, ...] = ("pa", "minres", "pc", "leverage")
 ITERATE: tuple[Method, ...] = ("pa", "minres")
@@ -123,7 +123,7 @@ def fit(
     kappa: float = 0.85,
     n_factors: int | None = None,
     method: Method = "pa",
-    start: Start = "pc",
+    init: Init = "pc",
     heywood: Literal["allow", "bound"] = "allow",
     max_iter: int | None = None,
     tol: float | None = None,
@@ -146,7 +146,7 @@ def fit(
           ``"pa"`` if none of them is improper, and is well posed where ``"pa"`` exceeds 1.
         - ``"pc"``: the initial values of ``"pa"``, Σ_{m≤G} γ_m u_jm².
         - ``"leverage"``: the rule of the published code of FedFac, Σ_{m≤G−1} u_jm².
-    start : {"pc", "smc"} or array (..., unit)
+    init : {"pc", "smc"} or array (..., unit)
         Initial communalities of ``"pa"`` and ``"minres"``: principal components (all 1, as in FedFac), squared multiple
         correlations, or an array, such as the communalities of the previous round.
     heywood : {"allow", "bound"}
@@ -164,8 +164,8 @@ def fit(
     -------
     Fit
         ``converged`` reports non-convergence; the result is not repaired. With κ >= 0.85 the iteration often takes
-        hundreds of steps, sometimes thousands, as communalities reach and exceed 1. Check the split with
-        :func:`fedstat.stats.split.iteration_stability`.
+        hundreds of steps, sometimes thousands, as communalities reach and exceed 1: compare the split
+        with that of a larger ``max_iter``.
 
     Raises
     ------
@@ -193,14 +193,14 @@ def fit(
     ones = xp.astype(~constant, xp.float64)
     unit = with_diagonal(xp, r, ones)
     g, most = (None, 0) if n_factors is None else _fixed_factors(xp, n_factors, n_varying)
-    values, vectors = _decompose(xp, unit, most, method, start, tol)
+    values, vectors = _decompose(xp, unit, most, method, init, tol)
     g = count_factors(values, kappa=kappa) if g is None else g
     if method == "pa":
-        h, bound = _initial_values(xp, start, values, vectors, ones), heywood == "bound"
-        pairs = (values, vectors) if isinstance(start, str) and start == "pc" else None
+        h, bound = _initial_values(xp, init, values, vectors, ones), heywood == "bound"
+        pairs = (values, vectors) if isinstance(init, str) and init == "pc" else None
         a, h, n_iter, residual = _iterate(xp, r, h, g, pairs, bound, max_iter, tol, needs_loadings=loadings or bound)
     elif method == "minres":
-        h = _initial_values(xp, start, values, vectors, ones)
+        h = _initial_values(xp, init, values, vectors, ones)
         h, n_iter, residual = minimise(r, ones, g, h, max_iter=max_iter, tol=tol)
         a = _loadings(xp, *_pairs(xp, r, h, g, None, tol), g)
     else:
@@ -219,12 +219,12 @@ def fit(
     )
 
 
-def _decompose(xp: Any, r: Array, most: int, method: Method, start: Start, tol: float) -> tuple[Array, Array]:
+def _decompose(xp: Any, r: Array, most: int, method: Method, init: Init, tol: float) -> tuple[Array, Array]:
     """Return all eigenpairs of R, or as many as needed: values without vectors, or ``most`` leading pairs unless 0."""
-    given_start = not isinstance(start, str)
-    if given_start and method in ITERATE:  # the fit uses no vectors
+    has_values = not isinstance(init, str)
+    if has_values and method in ITERATE:  # the fit uses no vectors
         return xp.flip(xp.linalg.eigvalsh(r), axis=-1), r
-    if not most or (not given_start and start == "smc") or not pays(r.shape[-1], most):
+    if not most or (not has_values and init == "smc") or not pays(r.shape[-1], most):
         return full(xp, r)
     return leading(xp, r, most, accuracy=_accuracy(tol))
 
@@ -237,7 +237,7 @@ def starts(r: Array, n_starts: int, *, seed: int, apart: float = 0.01, **options
     r : array (unit, unit)
         One correlation matrix.
     n_starts : int
-        Number of uniform draws of initial communalities, in addition to ``options["start"]``.
+        Number of uniform draws of initial communalities, in addition to ``options["init"]``.
     seed : int
     apart : float
         Solutions are distinct if a communality differs by more than ``apart``.
@@ -248,7 +248,7 @@ def starts(r: Array, n_starts: int, *, seed: int, apart: float = 0.01, **options
     -------
     best : Fit
         For ``"minres"`` the solution with the smallest objective, the first on ties; for ``"pa"``, which has no
-        objective, the solution from ``options["start"]``.
+        objective, the solution from ``options["init"]``.
     n_solutions : int
         Number of distinct solutions, including solutions that did not converge.
     """
@@ -256,7 +256,7 @@ def starts(r: Array, n_starts: int, *, seed: int, apart: float = 0.01, **options
     random = generator(seed, "starts").uniform(size=(n_starts, r.shape[-1]))
     first = fit(r, **options)
     stack = xp.zeros((n_starts, 1, 1), dtype=xp.float64, device=device_of(r)) + r
-    refits = fit(stack, **{**options, "start": xp.asarray(random, device=device_of(r))})
+    refits = fit(stack, **{**options, "init": xp.asarray(random, device=device_of(r))})
     nu = xp.concat([first.communality[None], refits.communality])
     nu = xp.where(xp.isnan(nu), xp.zeros_like(nu), nu)
     distinct: list[Array] = []
@@ -327,19 +327,19 @@ def _accuracy(tol: float) -> float:
     return min(max(1e-4 * tol, 1e-13), 1e-7)
 
 
-def _initial_values(xp: Any, start: Start, values: Array, vectors: Array, ones: Array) -> Array:
-    if isinstance(start, str) and start == "pc":
+def _initial_values(xp: Any, init: Init, values: Array, vectors: Array, ones: Array) -> Array:
+    if isinstance(init, str) and init == "pc":
         return ones
-    if isinstance(start, str) and start == "smc":
+    if isinstance(init, str) and init == "smc":
         inverse = xp.sum(vectors**2 / xp.clip(values, min=1e-12)[..., None, :], axis=-1)
         return ones * xp.clip(1 - 1 / inverse, min=0.0)
-    if isinstance(start, str):
-        check.choice("start", start, ("pc", "smc"))
-    start = check.numbers("start", start)
-    h = xp.astype(xp.asarray(start, device=device_of(ones)), xp.float64)
+    if isinstance(init, str):
+        check.choice("init", init, ("pc", "smc"))
+    init = check.numbers("init", init)
+    h = xp.astype(xp.asarray(init, device=device_of(ones)), xp.float64)
     if h.shape != ones.shape or bool(xp.any(h < 0)):
         raise ValueError(
-            f"start must be 'pc', 'smc' or communalities >= 0 of shape {tuple(ones.shape)}, "
+            f"init must be 'pc', 'smc' or communalities >= 0 of shape {tuple(ones.shape)}, "
             f"but got shape {tuple(h.shape)} with minimum {float(xp.min(h)):g}"
         )
     return ones * xp.where(xp.isfinite(h), h, ones)  # a unit without a value, constant before, gets 1 as in "pc"

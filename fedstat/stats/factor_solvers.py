@@ -30,8 +30,8 @@ Array = Any
 Floats = NDArray[np.float64]
 
 
-def minimise(r: Array, ones: Array, g: Array, start: Array, *, max_iter: int, tol: float) -> tuple[Array, Array, Array]:
-    """Find a local minimum of f near ``start`` for each matrix by bounded L-BFGS (Byrd, Lu, Nocedal, Zhu 1995).
+def minimise(r: Array, ones: Array, g: Array, init: Array, *, max_iter: int, tol: float) -> tuple[Array, Array, Array]:
+    """Find a local minimum of f near ``init`` for each matrix by bounded L-BFGS (Byrd, Lu, Nocedal, Zhu 1995).
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def minimise(r: Array, ones: Array, g: Array, start: Array, *, max_iter: int, to
         0 for constant units, 1 for the others.
     g : int array (...,)
         Number of factors.
-    start : array (..., unit)
+    init : array (..., unit)
         Initial communalities.
     max_iter : int
         Largest number of eigendecompositions.
@@ -61,7 +61,7 @@ def minimise(r: Array, ones: Array, g: Array, start: Array, *, max_iter: int, to
     results = [
         _minimize_matrix(xp, *problem, max_iter=max_iter, tol=tol)
         for problem in zip(
-            xp.reshape(r, (-1, d, d)), xp.reshape(ones, (-1, d)), xp.reshape(g, (-1,)), xp.reshape(start, (-1, d)),
+            xp.reshape(r, (-1, d, d)), xp.reshape(ones, (-1, d)), xp.reshape(g, (-1,)), xp.reshape(init, (-1, d)),
             strict=True,
         )
     ]  # fmt: skip
@@ -87,10 +87,10 @@ class _CappedError(Exception):
 
 
 def _minimize_matrix(
-    xp: Any, r: Array, ones: Array, g: Array, start: Array, *, max_iter: int, tol: float
+    xp: Any, r: Array, ones: Array, g: Array, init: Array, *, max_iter: int, tol: float
 ) -> tuple[Floats, int, float]:
     top = np.asarray(ones.tolist())
-    h = np.clip(np.asarray(start.tolist()), 0, top)
+    h = np.clip(np.asarray(init.tolist()), 0, top)
     steps, best, previous = 0, (np.inf, h, h), np.inf
 
     def value_and_gradient(h: Floats) -> tuple[float, Floats]:

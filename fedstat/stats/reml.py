@@ -97,19 +97,6 @@ def gram(w: Array, sizes: Any = None, covariate: Any = None) -> Gram:
     return Gram(means, within, basis, n, s)
 
 
-def reml(w: Array, sizes: Any = None, *, covariate: Any = None, level: float = 0.95) -> Components:
-    """Estimate the variance components of every unit: :func:`components` of :func:`gram`.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> w = rng.normal(size=(20, 1, 1, 50)) + rng.normal(size=(20, 2, 1, 50))
-    >>> reml(w).reliability.round(6) == moments.components(moments.parts(w)).reliability.round(6)
-    array([ True])
-    """
-    return components(gram(w, sizes, covariate), level=level)
-
-
 def components(g: Gram, *, level: float = 0.95) -> Components:
     """Estimate by restricted maximum likelihood (Patterson and Thompson 1971), with jackknife intervals and test.
 
@@ -132,6 +119,13 @@ def components(g: Gram, *, level: float = 0.95) -> Components:
     References
     ----------
     Patterson, Thompson (1971). Recovery of inter-block information when block sizes are unequal. Biometrika 58.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> w = rng.normal(size=(20, 1, 1, 50)) + rng.normal(size=(20, 2, 1, 50))
+    >>> components(gram(w)).personal.round(6) == moments.components(moments.parts(w)).personal.round(6)
+    array([ True])
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     moments.require_noise(_diagonal(g.means), g.within)

@@ -6,7 +6,6 @@ NumPy arrays or torch tensors in and out; :func:`contradicted` takes NumPy array
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -229,37 +228,3 @@ def _members(xp: Any, labels: Array) -> Array:
     """Return indicators of the units of each group, 0 or 1: array (..., group, unit)."""
     groups = xp.arange(int(xp.max(labels)) + 1, device=device_of(labels))
     return xp.astype(labels[..., None, :] == groups[:, None], xp.float64)
-
-
-def iteration_stability(
-    r: Array, *, kappa: float = 0.85, tau: Tau = 0.5, max_iter: Sequence[int] = (50, 200, 1000), tol: float = 1e-3
-) -> tuple[Array, Array]:
-    """Compare splits after more iterations of principal axis with the split at the default stop.
-
-    Parameters
-    ----------
-    r : array (..., unit, unit)
-        Correlations.
-    kappa, tau
-        As in :func:`fedstat.stats.factor.fit` and :func:`shared`.
-    max_iter : sequence of int
-        Numbers of iterations to compare with the default stop; these fits ignore the tolerance.
-    tol : float
-        Tolerance of the default stop.
-
-    Returns
-    -------
-    unchanged : array (len(max_iter), ...)
-        Proportion of units in the group of the default stop.
-    change : array (len(max_iter), ...)
-        Largest difference of a communality from the default stop.
-    """
-    xp = array_namespace(r)
-    default = factor.fit(r, kappa=kappa, tol=tol).communality
-    unchanged, change = [], []
-    for steps in max_iter:
-        nu = factor.fit(r, kappa=kappa, max_iter=steps, tol=0).communality
-        unchanged.append(prop_unchanged(shared(nu, tau=tau), shared(default, tau=tau)))
-        difference = xp.abs(nu - default)
-        change.append(xp.max(xp.where(xp.isnan(difference), xp.zeros_like(difference), difference), axis=-1))
-    return xp.stack(unchanged), xp.stack(change)

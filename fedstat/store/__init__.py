@@ -19,7 +19,7 @@ from fedstat.store.origin import (
 from fedstat.store.read import Damage, config_of, damage, describe, open_run, reading, require_sound, run_at
 from fedstat.store.write import (
     Group,
-    Taken,
+    Select,
     Target,
     Variable,
     Writer,
@@ -37,7 +37,7 @@ __all__ = [
     "Damage",
     "DamageError",
     "Group",
-    "Taken",
+    "Select",
     "Target",
     "Variable",
     "Writer",

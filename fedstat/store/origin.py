@@ -268,7 +268,7 @@ def provenance(
     command: str,
     device: str = "cpu",
     references: str = "",
-    own: Sequence[object] = (),
+    user_code: Sequence[object] = (),
 ) -> dict[str, Any]:
     """Return the attributes that record the origin of a store.
 
@@ -280,7 +280,7 @@ def provenance(
     command : str
         Command that writes the store, such as ``"fedstat.sim"``; no other command resumes or replaces it.
     device, references : str
-    own : sequence
+    user_code : sequence
         Functions that a user may have written, see :func:`code`.
     """
     return {
@@ -293,7 +293,7 @@ def provenance(
         "device": device,
         "versions": json.dumps({"python": platform.python_version()} | _get_versions()),
         "revision": get_revision(),
-        "code": code(*own),
+        "code": code(*user_code),
         "started": now(),
         "run": uuid.uuid4().hex,
     }

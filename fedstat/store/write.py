@@ -109,7 +109,7 @@ def _build_coordinate(name: str, values: Any) -> xr.Variable:
     return xr.Variable(dims, array.astype(object) if array.dtype.kind == "U" else array, *attrs)
 
 
-Taken = Callable[[str, "xr.DataArray"], "xr.DataArray | None"]
+Select = Callable[[str, "xr.DataArray"], "xr.DataArray | None"]
 """Function that selects, by name, the values of an old array that the new store copies; None copies nothing."""
 
 
@@ -119,7 +119,7 @@ def extend(
     attrs: Mapping[str, Any],
     growth: Mapping[str, tuple[Any, Any]],
     *,
-    taken: Taken = lambda _, array: array,
+    select: Select = lambda _, array: array,
 ) -> None:
     """Extend the layout of a run; keep its content and the state to resume from.
 
@@ -136,8 +136,8 @@ def extend(
         Attributes that change, ``config`` among them. Others stay, except ``ended``; ``history`` gains a line.
     growth : mapping from name to (stored, new)
         Settings that change, as :func:`changed` returns them.
-    taken : callable (name, DataArray), optional
-        See :data:`Taken`; by default, all values are copied.
+    select : callable (name, DataArray), optional
+        See :data:`Select`; by default, all values are copied.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def extend(
             lay_out(folder, groups, {**old_attrs, **attrs, "history": "\n".join(history)})
             journal.start(folder)
             writer = Writer(folder, Journal(folder, lock=lock))
-            _copy_content(path, groups, writer, taken)
+            _copy_content(path, groups, writer, select)
             for name in states(files):
                 with files.path(name).open("rb") as old, writer.journal.stage(name) as new:
                     shutil.copyfileobj(old, new)
@@ -177,7 +177,7 @@ def extend(
             lock.release()
 
 
-def _copy_content(path: Path, groups: Mapping[str, Group], writer: Writer, select: Taken) -> None:
+def _copy_content(path: Path, groups: Mapping[str, Group], writer: Writer, select: Select) -> None:
     """Copy the content of an old store to the cells of a new store that have equal labels."""
     with closing(open_run(path, verify=False)) as run:
         for group, (coords, variables) in groups.items():
@@ -438,7 +438,7 @@ def _create_root(folder: Path) -> Any:
     return root
 
 
-def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Sequence[object] = ()) -> Writer:
+def resume(path: str | Path, config: Mapping[str, Any], *, command: str, user_code: Sequence[object] = ()) -> Writer:
     """Open a run to continue it; a warning names damaged parts, which then read as not written.
 
     Parameters
@@ -446,7 +446,7 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
     path : str or Path
     config : mapping
         Settings; they must equal the settings that the run was started with.
-    command, own
+    command, user_code
         As in :func:`provenance`.
 
     Raises
@@ -483,7 +483,7 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
         writer = Writer(path, files, damaged=damages)
         if ended:
             del writer._root.attrs["ended"]
-        writer.note_code(*own)
+        writer.note_code(*user_code)
         writer.commit()
     except BaseException:
         files.close()

@@ -26,17 +26,17 @@ class Cell(NamedTuple):
     ----------
     name : str
         Name in the progress bar.
-    at : mapping from dim to int
+    indices : mapping from dim to int
         Indices of the cell in the arrays of the study, in the order of the dims of :attr:`Study.done`.
     """
 
     name: str
-    at: Mapping[str, int]
+    indices: Mapping[str, int]
 
     @property
     def where(self) -> tuple[int, ...]:
         """Indices of the cell as a tuple."""
-        return tuple(self.at.values())
+        return tuple(self.indices.values())
 
 
 Make = Callable[[Cell, Callable[[], object]], None]
@@ -166,7 +166,7 @@ def _run_cells(study: Study, machine: ComputeConfig, writer: Writer, progress: b
     missing = [
         cell
         for cell in study.cells
-        if done[cell.where] != study.steps or any(damage.hits(**cell.at) for damage in writer.damaged)
+        if done[cell.where] != study.steps or any(damage.hits(**cell.indices) for damage in writer.damaged)
     ]
     # BLAS threads slow down matrices of a few hundred units.
     with threadpool_limits(1, user_api="blas"), shown(len(study.cells) * study.steps, study.unit, show=progress) as bar:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from fedstat import store
 from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
@@ -18,23 +16,9 @@ from fedstat.labelled import compare
 from fedstat.results import ComparisonResult
 from fedstat.results.base import WIDTH, Caution, aligned, line
 from fedstat.results.ranks import difference
-from fedstat.results.tables import megabytes, number, p_value, plus_minus
-from fedstat.study.collect import OF_METHOD, Grid, labels, ordered, origin, stores, title_of
+from fedstat.results.tables import megabytes, number, plus_minus
+from fedstat.study.collect import OF_METHOD, Grid, ordered, origin, stores
 from fedstat.study.summary import choose, config_of, few, row, words
-
-SE = "±: standard error over seeds"
-TOGETHER = "[95 %]: for all rows of a block together (Bonferroni), each method's own variance; p by Holm; n pairs"
-OVERALL = "all settings: differences are means over these settings within each seed, so that n is the number of seeds"
-
-
-def together(grid: Grid, reference: str) -> list[str]:
-    """Return notes on the meaning of differences, intervals and p values, and on few seeds."""
-    n = int(grid.table.groupby("label")["seed"].nunique().max())
-    return [
-        f"difference: from {title_of(reference)}, within seeds; {TOGETHER}",
-        "in the CSV: each method's paired t test and interval; p_holm and sim_conf_low, sim_conf_high for all methods",
-        *([f"the exact sign-flip p (in the CSV) cannot fall below {2.0 ** (1 - n):g} with {n} seeds"] if n > 1 else []),
-    ]
 
 
 def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
@@ -54,41 +38,10 @@ def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
     """
     zero = data[["label", "seed"]].drop_duplicates()
     zero[name], zero[value] = "zero", 0.0
-    found = compare(
+    table = compare(
         pd.concat([zero, data]), reference="zero", value=value, method=name, block=["label", "seed"], sample="seed"
     ).table.iloc[1:]
-    return found.drop(columns=["mean", "std_error_mean", "n_values"]).rename(columns={"method": name})
-
-
-def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tuple[pd.DataFrame, list[str]]:
-    """Compare methods with the reference within seeds, for every setting; return also notes on missing comparisons."""
-    parts, notes = [], []
-    for label in labels(grid):
-        here = table[table["label"] == label]
-        here = here.assign(place=here["method"].map({m: i for i, m in enumerate(_ordered(here["method"]))}))
-        if not len(here):
-            notes.append(f"{label}: nothing to show")
-            continue
-        found = against(here.sort_values(["place", "seed"]), value, reference)
-        parts.append(found.table.assign(label=label))
-        notes += [f"{label}: {note}" for note in found.notes]
-    values = pd.concat(parts, ignore_index=True)
-    return values[["label", *values.columns.drop("label")]], notes
-
-
-def with_all_settings(
-    values: pd.DataFrame, notes: list[str], rows: pd.DataFrame, value: str, reference: str
-) -> tuple[pd.DataFrame, list[str]]:
-    """Add the comparison over all settings, if there are several: means over them within each seed."""
-    if rows["label"].nunique() < 2 or reference not in set(rows["method"]):
-        return values, notes
-    place = rows["method"].map({m: i for i, m in enumerate(ordered(rows["method"]))})
-    found = compare(
-        rows.assign(place=place).sort_values(["place", "label", "seed"]), reference=reference, value=value,
-        block=["label", "seed"], sample="seed",
-    )  # fmt: skip
-    over = found.table.assign(label="all settings", std_error_mean=np.nan)  # settings differ more than seeds do
-    return pd.concat([values, over], ignore_index=True), [*notes, *(f"all settings: {n}" for n in found.notes)]
+    return table.drop(columns=["mean", "std_error_mean", "n_values"]).rename(columns={"method": name})
 
 
 def against(rows: pd.DataFrame, value: str, reference: str, *, level: float = 0.95) -> ComparisonResult:
@@ -99,23 +52,6 @@ def against(rows: pd.DataFrame, value: str, reference: str, *, level: float = 0.
     table = alone.table[["method", "n_values", "mean", "std_error_mean"]].reindex(columns=alone.table.columns)
     notes = (f"{reference} was not run, so nothing is compared with it",)
     return replace(alone, table=table.assign(n=0, n_pairs=0), reference=reference, notes=notes)
-
-
-def _ordered(names: pd.Series) -> list[str]:
-    """Return methods in the order of tables; each prediction rule for unseen clients follows its method."""
-    first = ordered(name.split(", ")[0] for name in names)
-    return sorted(dict.fromkeys(names), key=lambda n: (first.index(n.split(", ")[0]), n))
-
-
-def table_line(row: Mapping[Any, Any], heading: str, reference: str) -> dict[str, str]:
-    """Return the line of a table: name, mean ± standard error, difference from the reference, p."""
-    return {
-        "method": title_of(str(row["method"])),
-        heading: plus_minus(row["mean"], row["std_error_mean"]),
-        "difference [95 %]": "reference" if row["method"] == reference else difference(row),
-        "p": p_value(row["p_holm"]),
-        "n": str(int(row["n"]) or ""),
-    }
 
 
 OF_TRAINING = (
@@ -129,7 +65,7 @@ _FEW_SEEDS = 5
 COSTS = ("q10", "bytes_up", "bytes_down", "seconds")
 """Columns of :func:`fedstat.study.summary.row` that stand beside the accuracy, means over seeds."""
 
-Some: TypeAlias = "str | Path | xr.DataTree | Iterable[str | Path | xr.DataTree]"
+Runs: TypeAlias = "str | Path | xr.DataTree | Iterable[str | Path | xr.DataTree]"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -161,7 +97,7 @@ class RunsResult(ComparisonResult):
             f"difference from {self.reference} within seeds [{100 * self.level:g} %, all rows of a block together];\n"
             "10 % below: accuracy that a tenth of the clients stay below; sent: up and down, in all rounds"
         )
-        parts = [head, *(self._block(name, found) for name, found in self.settings.items())]
+        parts = [head, *(self._block(name, comparison) for name, comparison in self.settings.items())]
         if len(self.settings) > 1 and self.table["difference"].notna().any():
             rows = [
                 {"": x["method"], "difference": _difference(x, self.reference), "seeds": str(x["n"] or "")}
@@ -173,7 +109,7 @@ class RunsResult(ComparisonResult):
 
     def cautions(self) -> list[Caution]:
         """Return a caution if there are few seeds."""
-        seeds = [int(found.table["n_values"].max()) for found in self.settings.values()]
+        seeds = [int(comparison.table["n_values"].max()) for comparison in self.settings.values()]
         if max(seeds) == 1:
             return [Caution("One seed", "one seed: differences between methods have no interval, and may be chance")]
         if min(seeds) < _FEW_SEEDS:
@@ -181,28 +117,28 @@ class RunsResult(ComparisonResult):
             return [Caution("Few seeds", text)]
         return []
 
-    def _block(self, setting: str, found: ComparisonResult) -> str:
+    def _block(self, setting: str, comparison: ComparisonResult) -> str:
         """Return the print of one setting."""
-        here: dict[Any, Any] = self.costs[self.costs["setting"] == setting].set_index("method").to_dict("index")
-        seeds = dict.fromkeys(found.table["n_values"])
+        costs: dict[Any, Any] = self.costs[self.costs["setting"] == setting].set_index("method").to_dict("index")
+        seeds = dict.fromkeys(comparison.table["n_values"])
         several = len(seeds) > 1
         rows = [
             {
                 "": x["method"],
                 "accuracy": plus_minus(x["mean"], x["std_error_mean"]),
                 "difference": _difference(x, self.reference),
-                "10 % below": number(here[x["method"]]["q10"]),
-                "sent": megabytes(here[x["method"]]["bytes_up"] + here[x["method"]]["bytes_down"]),
-                "s/round": number(here[x["method"]]["seconds"], 3),
+                "10 % below": number(costs[x["method"]]["q10"]),
+                "sent": megabytes(costs[x["method"]]["bytes_up"] + costs[x["method"]]["bytes_down"]),
+                "s/round": number(costs[x["method"]]["seconds"], 3),
             }
             | ({"seeds": str(x["n_values"])} if several else {})
-            for x in found.table.to_dict("records")
+            for x in comparison.table.to_dict("records")
         ]
         n = next(iter(seeds))
         if several:
             setting += "\nmethods lack seeds: each difference is over the seeds of both"
-        said = "" if several else f" ({n} seed{'s' if n > 1 else ''})"
-        return f"{setting}{said}\n{aligned(pd.DataFrame(rows))}"
+        n_seeds = "" if several else f" ({n} seed{'s' if n > 1 else ''})"
+        return f"{setting}{n_seeds}\n{aligned(pd.DataFrame(rows))}"
 
     def summary(self) -> str:
         """Return the comparison, notes on skipped runs, and the origin of the numbers."""
@@ -215,7 +151,7 @@ def _difference(row: Mapping[Any, Any], reference: str) -> str:
 
 
 def compare_runs(
-    runs: Some | Mapping[str, Some], *, reference: str | None = None, rule: str | None = None, level: float = 0.95
+    runs: Runs | Mapping[str, Runs], *, reference: str | None = None, rule: str | None = None, level: float = 0.95
 ) -> RunsResult:
     """Compare runs within seeds: accuracy, its differences from a reference, the worst-off clients, and costs.
 
@@ -259,18 +195,18 @@ def compare_runs(
     {'method': ['fedavg', 'fedprox, mu=0.1', 'fedprox, mu=1.0'], 'n': [0, 3, 3]}
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    found, unfinished = _read(runs)
-    _require_same_data(found)
-    names = _labels(found)
+    finished, unfinished = _read(runs)
+    _require_same_data(finished)
+    names = _label_runs(finished)
     if not isinstance(runs, Mapping) or isinstance(runs, xr.DataTree):
-        names = _sorted(found, names)
+        names = _sort_labels(finished, names)
     labels = list(dict.fromkeys(names.values()))
     if reference is None:
         reference = "fedavg" if "fedavg" in labels else labels[0]
     check.choice("reference", reference, labels)
-    table = pd.DataFrame([one.row | {"method": names[i]} for i, one in enumerate(found)])
-    table = table.iloc[sorted(range(len(table)), key=lambda i: (labels.index(names[i]), found[i].seed))]
-    _require_one_each(table)
+    table = pd.DataFrame([run.row | {"method": names[i]} for i, run in enumerate(finished)])
+    table = table.iloc[sorted(range(len(table)), key=lambda i: (labels.index(names[i]), finished[i].seed))]
+    _require_distinct(table)
     rule = choose(table, rule or ("final" if few(table) else "last10"))
     settings = {
         str(label): against(rows, rule, reference, level=level) for label, rows in table.groupby("label", sort=False)
@@ -280,8 +216,8 @@ def compare_runs(
     else:
         within, sample = ["label", "seed"], "seed"
         over = compare(table, reference=reference, value=rule, block=within, sample=sample, level=level)
-    configs = {label: next(one.config for one in found if one.setting == label) for label in settings}
-    notes = [f"{label}: {note}" for label, one in settings.items() for note in one.notes]
+    configs = {label: next(run.config for run in finished if run.setting == label) for label in settings}
+    notes = [f"{label}: {note}" for label, comparison in settings.items() for note in comparison.notes]
     return RunsResult(
         **vars(over) | {"notes": (*notes, *origin(Grid(table, tuple(unfinished), configs)))},
         accuracy=words(rule, table) or rule,
@@ -307,15 +243,17 @@ class _Run(NamedTuple):
         return int(self.row["seed"])
 
 
-def _read(runs: Some | Mapping[str, Some]) -> tuple[list[_Run], list[str]]:
+def _read(runs: Runs | Mapping[str, Runs]) -> tuple[list[_Run], list[str]]:
     """Read finished runs; return also the places of unfinished ones."""
     labelled = isinstance(runs, Mapping) and not isinstance(runs, xr.DataTree)
-    given: Iterable[tuple[Any, Any]] = runs.items() if labelled else [(None, runs)]  # type: ignore[union-attr]
-    found, unfinished = [], []
-    for label, some in given:
-        for number_, one in enumerate(_each(some), 1):
-            where = str(one) if isinstance(one, str | Path) else f"run {number_}{f' of {label!r}' if label else ''}"
-            run = one if isinstance(one, xr.DataTree) else store.open_run(one)
+    groups: Iterable[tuple[Any, Any]] = runs.items() if labelled else [(None, runs)]  # type: ignore[union-attr]
+    finished, unfinished = [], []
+    for label, group in groups:
+        for number_, source in enumerate(_iterate_runs(group), 1):
+            where = (
+                str(source) if isinstance(source, str | Path) else f"run {number_}{f' of {label!r}' if label else ''}"
+            )
+            run = source if isinstance(source, xr.DataTree) else store.open_run(source)
             if "config" in run.attrs and "ended" not in run.attrs:
                 unfinished.append(where)
                 continue
@@ -324,63 +262,63 @@ def _read(runs: Some | Mapping[str, Some]) -> tuple[list[_Run], list[str]]:
                     numbers, config = row(run), config_of(run)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
-            found.append(_Run(None if label is None else str(label), where, numbers, config))
-    if not found:
+            finished.append(_Run(None if label is None else str(label), where, numbers, config))
+    if not finished:
         raise ValueError(f"no finished run to compare, but {len(unfinished)} unfinished: {', '.join(unfinished)}")
-    return found, unfinished
+    return finished, unfinished
 
 
-def _each(some: Any) -> Iterator[str | Path | xr.DataTree]:
+def _iterate_runs(group: Any) -> Iterator[str | Path | xr.DataTree]:
     """Yield runs one by one; runs in a folder are sorted by name."""
-    if isinstance(some, xr.DataTree):
-        yield some
-    elif isinstance(some, str | Path):
-        single = guard.status(Path(some) / "zarr.json") or not guard.status(some)
-        yield from [some] if single else stores(some)
-    elif isinstance(some, Iterable) and not isinstance(some, Mapping | xr.Dataset):
-        for one in some:
-            yield from _each(one)
+    if isinstance(group, xr.DataTree):
+        yield group
+    elif isinstance(group, str | Path):
+        single = guard.status(Path(group) / "zarr.json") or not guard.status(group)
+        yield from [group] if single else stores(group)
+    elif isinstance(group, Iterable) and not isinstance(group, Mapping | xr.Dataset):
+        for member in group:
+            yield from _iterate_runs(member)
     else:
-        raise ValueError(f"runs must be paths or what fedstat.fl.train returned, but got {type(some).__name__}")
+        raise ValueError(f"runs must be paths or what fedstat.fl.train returned, but got {type(group).__name__}")
 
 
 def _require_same_data(runs: list[_Run]) -> None:
     """Raise ValueError, with the differing settings, if runs of one setting and seed have different samples."""
     first: dict[tuple[str, int], _Run] = {}
-    for one in runs:
-        other = first.setdefault((one.setting, one.seed), one)
-        if one.config.get("data_digest") != other.config.get("data_digest"):
-            noted = {**other.config, **one.config}
+    for run in runs:
+        other = first.setdefault((run.setting, run.seed), run)
+        if run.config.get("data_digest") != other.config.get("data_digest"):
+            noted = {**other.config, **run.config}
             of_data = [k for k in noted if k not in ("algorithm", "algorithm_settings", "data_digest", *OF_TRAINING)]
-            differ = [k for k in of_data if one.config.get(k) != other.config.get(k)]
+            differ = [k for k in of_data if run.config.get(k) != other.config.get(k)]
             raise ValueError(
-                f"{other.where} and {one.where} have the seed {one.seed} but other samples (they differ in "
+                f"{other.where} and {run.where} have the seed {run.seed} but other samples (they differ in "
                 f"{', '.join(differ) or 'no setting that is noted'}), so that differences within seeds would not be "
                 "those of the methods. Compare runs of the same data, or give settings of data labels of their own."
             )
 
 
-def _labels(runs: list[_Run]) -> dict[int, str]:
+def _label_runs(runs: list[_Run]) -> dict[int, str]:
     """Label every run by the user's label, or its method and the settings that differ between runs on equal data."""
-    alone = [one for one in runs if one.label is None]
-    methods = {str(one.row["method"]) for one in runs}
-    differ = {method: _differing([one for one in alone if one.row["method"] == method]) for method in methods}
-    found = {}
-    for i, one in enumerate(runs):
-        own, method = _settings(one), str(one.row["method"])
-        more = [f"{name}={_shown(own[name])}" for name in differ[method] if own.get(name) is not None]
-        found[i] = one.label or ", ".join([method, *more])
-    return found
+    alone = [run for run in runs if run.label is None]
+    methods = {str(run.row["method"]) for run in runs}
+    differ = {method: _find_differing([run for run in alone if run.row["method"] == method]) for method in methods}
+    names = {}
+    for i, run in enumerate(runs):
+        settings, method = _settings(run), str(run.row["method"])
+        more = [f"{name}={_shown(settings[name])}" for name in differ[method] if settings.get(name) is not None]
+        names[i] = run.label or ", ".join([method, *more])
+    return names
 
 
-def _differing(runs: list[_Run]) -> list[str]:
+def _find_differing(runs: list[_Run]) -> list[str]:
     """Return settings of a method that have several values in one setting of the data."""
-    seen: dict[tuple[str, str], set[str]] = {}
-    names = list(dict.fromkeys(name for one in runs for name in _settings(one)))
-    for one in runs:
+    values_by_name: dict[tuple[str, str], set[str]] = {}
+    names = list(dict.fromkeys(name for run in runs for name in _settings(run)))
+    for run in runs:
         for name in names:
-            seen.setdefault((one.setting, name), set()).add(json.dumps(_settings(one).get(name)))
-    return [n for n in names if any(len(values) > 1 for (_, name), values in seen.items() if name == n)]
+            values_by_name.setdefault((run.setting, name), set()).add(json.dumps(_settings(run).get(name)))
+    return [n for n in names if any(len(values) > 1 for (_, name), values in values_by_name.items() if name == n)]
 
 
 def _settings(run: _Run) -> dict[str, Any]:
@@ -392,13 +330,13 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _sorted(runs: list[_Run], names: dict[int, str]) -> dict[int, str]:
+def _sort_labels(runs: list[_Run], names: dict[int, str]) -> dict[int, str]:
     """Sort labels as in tables: by method, then by the values of its settings."""
-    methods = ordered(one.row["method"] for one in runs)
+    methods = ordered(run.row["method"] for run in runs)
 
     def key(i: int) -> tuple[Any, ...]:
-        own = _settings(runs[i])
-        values = (own.get(n) for part in names[i].split(", ")[1:] if (n := part.partition("=")[0]) in own)
+        settings = _settings(runs[i])
+        values = (settings.get(n) for part in names[i].split(", ")[1:] if (n := part.partition("=")[0]) in settings)
         return methods.index(runs[i].row["method"]), [
             (0, v, "") if isinstance(v, int | float) else (1, 0.0, str(v)) for v in values
         ]
@@ -406,18 +344,18 @@ def _sorted(runs: list[_Run], names: dict[int, str]) -> dict[int, str]:
     return {i: names[i] for i in sorted(names, key=key)}
 
 
-def _require_one_each(table: pd.DataFrame) -> None:
+def _require_distinct(table: pd.DataFrame) -> None:
     twice = table[table.duplicated(["label", "method", "seed"])]
     if len(twice):
-        one = twice.iloc[0]
+        run = twice.iloc[0]
         raise ValueError(
-            f"there are several runs of {one['method']}, {one['label']}, seed {one['seed']}, whose settings do not "
+            f"there are several runs of {run['method']}, {run['label']}, seed {run['seed']}, whose settings do not "
             "tell them apart. Give them labels: compare_runs({label: run, ...})"
         )
 
 
 def _costs(table: pd.DataFrame) -> pd.DataFrame:
     by = table.groupby(["label", "method"], sort=False)
-    found = by[list(COSTS)].mean()
-    found.insert(0, "n", by.size())
-    return found.reset_index().rename(columns={"label": "setting"})
+    costs = by[list(COSTS)].mean()
+    costs.insert(0, "n", by.size())
+    return costs.reset_index().rename(columns={"label": "setting"})

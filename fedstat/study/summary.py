@@ -56,18 +56,18 @@ def best_window(mean: NDArray[np.float64], window: int = WINDOW) -> tuple[float,
     n = np.isfinite(windows).sum(axis=1)
     enough = n >= max(1, n.max() - 1)
     means = np.where(enough, np.nansum(windows, axis=1) / np.maximum(n, 1), -np.inf)
-    at = int(means.argmax())
-    return float(means[at]), float(at + window)
+    index = int(means.argmax())
+    return float(means[index]), float(index + window)
 
 
-def choose(table: pd.DataFrame, asked: str | None = None) -> str:
+def choose(table: pd.DataFrame, rule: str | None = None) -> str:
     """Return the rule for the runs of a table.
 
     Parameters
     ----------
     table : DataFrame
         ``label`` and ``rounds`` of every run.
-    asked : str, optional
+    rule : str, optional
         One of ``RULES``. By default best10, as papers report it; final if a run has fewer than 10 rounds.
 
     Raises
@@ -76,12 +76,12 @@ def choose(table: pd.DataFrame, asked: str | None = None) -> str:
         If the rule averages ten rounds and a run has fewer.
     """
     short = few(table)
-    if asked is None:
+    if rule is None:
         return "final" if short else "best10"
-    check.choice("rule", asked, list(RULES))
-    if asked.endswith("10") and short:
-        raise ValueError(f"{asked} averages {WINDOW} rounds, but there are fewer: {short}. Use final or validated.")
-    return asked
+    check.choice("rule", rule, list(RULES))
+    if rule.endswith("10") and short:
+        raise ValueError(f"{rule} averages {WINDOW} rounds, but there are fewer: {short}. Use final or validated.")
+    return rule
 
 
 def few(table: pd.DataFrame) -> str:
@@ -92,9 +92,15 @@ def few(table: pd.DataFrame) -> str:
 
 def words(rule: str, table: pd.DataFrame) -> str:
     """Describe a rule for the runs of a table, with the number of evaluated rounds if it is below ten."""
-    made = sorted(table.loc[table["rounds"] >= WINDOW, "evaluated"].unique())
-    sparse = made and made[0] < WINDOW
-    counts = str(made[0]) if len(made) == 1 else f"{made[0]} to {made[-1]}" if made else ""
+    n_evaluated = sorted(table.loc[table["rounds"] >= WINDOW, "evaluated"].unique())
+    sparse = n_evaluated and n_evaluated[0] < WINDOW
+    counts = (
+        str(n_evaluated[0])
+        if len(n_evaluated) == 1
+        else f"{n_evaluated[0]} to {n_evaluated[-1]}"
+        if n_evaluated
+        else ""
+    )
     return RULES[rule].format(f" (of which {counts} were evaluated)" if sparse else "")
 
 
@@ -165,17 +171,17 @@ def make(builds: Mapping[str, Callable[[], Table]], out: str | Path | None = Non
     ValueError
         If no table can be made.
     """
-    made, missing = {}, []
+    tables, missing = {}, []
     for suffix, build in builds.items():
         try:
-            made[suffix] = build()
+            tables[suffix] = build()
         except ValueError as error:
             missing.append(f"not made: {error}")
-    if not made:
+    if not tables:
         raise ValueError("; ".join(missing))
-    for suffix, table in made.items() if out is not None else ():
+    for suffix, table in tables.items() if out is not None else ():
         table.write(Path(f"{out}{suffix}"))
-    return "\n\n\n".join([*(table.text() for table in made.values()), *missing])
+    return "\n\n\n".join([*(table.text() for table in tables.values()), *missing])
 
 
 def _pipes(block: pd.DataFrame) -> str:
@@ -218,7 +224,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     """
     config, metrics = config_of(run), _metrics(run)
     test, weight = _values(metrics, "accuracy"), _sizes(metrics, "n_test")
-    own = clients(run)["accuracy"].dropna()
+    accuracy = clients(run)["accuracy"].dropna()
     return {
         "label": config.get("label") or config.get("data") or "run",
         "method": config["algorithm"],
@@ -233,9 +239,9 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         "code": run.attrs.get("code", ""),
         **_by_rules(metrics, weighted(test, weight)),
         "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-span(len(test)) :]),
-        "unweighted": own.mean(),
-        "spread": own.std(),
-        "q10": own.quantile(0.1),
+        "unweighted": accuracy.mean(),
+        "spread": accuracy.std(),
+        "q10": accuracy.quantile(0.1),
         "bytes_up": _total(metrics, "bytes_up"),
         "bytes_down": _total(metrics, "bytes_down"),
         "seconds": float(np.nanmedian(metrics["seconds"])) if "seconds" in metrics else math.nan,
@@ -248,17 +254,17 @@ def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64]) -> dict[str, Any]:
     size = "n_validation" if "n_validation" in metrics else "n_train"
     validation = weighted(_values(metrics, "validation_accuracy"), _sizes(metrics, size))
     ends = np.flatnonzero(np.isfinite(mean))
-    found = {"best10": best, "best10_round": best_round, "evaluated": int(np.isfinite(mean[-WINDOW:]).sum())}
-    found["last10"] = _nanmean(mean[-WINDOW:]) if len(mean) >= WINDOW else math.nan
-    found["final"] = mean[ends[-1]] if len(ends) else math.nan
-    found |= dict.fromkeys(("validated", "validated_round", "validation", "optimism"), math.nan)
+    accuracies = {"best10": best, "best10_round": best_round, "evaluated": int(np.isfinite(mean[-WINDOW:]).sum())}
+    accuracies["last10"] = _nanmean(mean[-WINDOW:]) if len(mean) >= WINDOW else math.nan
+    accuracies["final"] = mean[ends[-1]] if len(ends) else math.nan
+    accuracies |= dict.fromkeys(("validated", "validated_round", "validation", "optimism"), math.nan)
     if np.isfinite(validation + mean).any():
-        at = int(np.nanargmax(np.where(np.isfinite(mean), validation, np.nan)))
-        found |= {"validated": mean[at], "validated_round": at + 1, "validation": validation[at]}
+        index = int(np.nanargmax(np.where(np.isfinite(mean), validation, np.nan)))
+        accuracies |= {"validated": mean[index], "validated_round": index + 1, "validation": validation[index]}
         _, last = best_window(np.where(np.isfinite(mean), validation, np.nan))
         if math.isfinite(last):
-            found["optimism"] = best - _nanmean(mean[int(last) - WINDOW : int(last)])
-    return found
+            accuracies["optimism"] = best - _nanmean(mean[int(last) - WINDOW : int(last)])
+    return accuracies
 
 
 def clients(run: xr.DataTree) -> pd.DataFrame:
@@ -316,8 +322,8 @@ def states(run: xr.DataTree) -> pd.DataFrame:
     for layer, node in sorted(split.items(), key=lambda item: place("layers", str(item[0]), config)):
         shared = node["shared"].to_numpy()
         communality = node["communality"].to_numpy()
-        made = np.isfinite(communality).any(axis=-1)
-        decided = made.any() or ("icc" in node and np.isfinite(node["icc"].to_numpy()).any())
+        is_analyzed = np.isfinite(communality).any(axis=-1)
+        decided = is_analyzed.any() or ("icc" in node and np.isfinite(node["icc"].to_numpy()).any())
         if not decided and shared[-1].all() == shared[-1].any():
             continue
         rows.append(
@@ -327,9 +333,9 @@ def states(run: xr.DataTree) -> pd.DataFrame:
                 "units": shared.shape[1],
                 "stable": prop_unchanged(shared[1:], shared[:-1])[-WINDOW:].mean() if len(shared) > 1 else math.nan,
                 "agreement": float(adjusted_rand(shared[len(shared) // 2], shared[-1])),
-                "n_factors": int(node["n_factors"].to_numpy()[-1]) if made[-1] else math.nan,
-                "flat": bool(made[-1] and np.ptp(communality[-1][np.isfinite(communality[-1])]) < _FLAT),
-                "converged": node["converged"].to_numpy()[made].mean() if made.any() else math.nan,
+                "n_factors": int(node["n_factors"].to_numpy()[-1]) if is_analyzed[-1] else math.nan,
+                "flat": bool(is_analyzed[-1] and np.ptp(communality[-1][np.isfinite(communality[-1])]) < _FLAT),
+                "converged": node["converged"].to_numpy()[is_analyzed].mean() if is_analyzed.any() else math.nan,
             }
         )
     names = ["layer", "shared", "units", "stable", "agreement", "n_factors", "flat", "converged"]
@@ -360,9 +366,9 @@ def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
     """
     if name != "layers":
         return (2, value) if isinstance(value, str) else (0,) if math.isnan(value) else (1, value)
-    known = list(dict.fromkeys(map(nets.layer_of, config.get("shapes", {}))))
+    layers = list(dict.fromkeys(map(nets.layer_of, config.get("shapes", {}))))
     return tuple(
-        (int(part), "") if part.isdigit() else (known.index(part) if part in known else len(known), part)
+        (int(part), "") if part.isdigit() else (layers.index(part) if part in layers else len(layers), part)
         for part in value.split(",")
     )
 
@@ -386,10 +392,10 @@ def chosen(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
 
 def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
     """Average over clients with weights, (round, client) to (round,); ignore missing values; NaN if all are missing."""
-    there = np.isfinite(values)
-    total = (there * weight).sum(axis=-1)
+    is_finite = np.isfinite(values)
+    total = (is_finite * weight).sum(axis=-1)
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(there, values * weight, 0).sum(axis=-1) / np.where(total > 0, total, np.nan))
+        return np.asarray(np.where(is_finite, values * weight, 0).sum(axis=-1) / np.where(total > 0, total, np.nan))
 
 
 def config_of(run: xr.DataTree) -> dict[str, Any]:

@@ -109,19 +109,19 @@ def tune(
     (['0.25', '0.75'], True)
     """
     begun = (settings,) if isinstance(settings, Settings) else tuple(settings)
-    for one in begun:
-        check(one, candidates)
+    for base in begun:
+        check(base, candidates)
     for number, name in enumerate(candidates):
-        tried = [tuple(one.but(**{name: value}) for one in begun) for value in candidates[name]]
+        tried = [tuple(base.but(**{name: value}) for base in begun) for value in candidates[name]]
         if number and begun not in tried:
             tried.append(begun)
         runs = runs_of(tried, seeds)
         paths: dict[Settings, Path] = {}
         try:
-            made = grid.run_all(runs, folder, progress=progress, executor=executor, **where)
-            paths.update((one, path) for one, path, _ in made)  # keeps what was made before one diverged
+            finished = grid.run_all(runs, folder, progress=progress, executor=executor, **where)
+            paths.update((run, path) for run, path, _ in finished)  # keeps what was made before one diverged
         except FloatingPointError:
-            if not any(all(one in paths for one in runs_of([candidate], seeds)) for candidate in tried):
+            if not any(all(run in paths for run in runs_of([candidate], seeds)) for candidate in tried):
                 raise
         table = _table(name, tried, seeds, paths)
         begun = tried[int(table["chosen"].to_numpy().argmax())]
@@ -130,7 +130,7 @@ def tune(
 
 def runs_of(tried: Iterable[Iterable[Settings]], seeds: Sequence[int]) -> list[Settings]:
     """Return the runs of candidates, each of which has settings for every data set."""
-    return [one.but(seed=seed) for candidate in tried for one in candidate for seed in seeds]
+    return [settings.but(seed=seed) for candidate in tried for settings in candidate for seed in seeds]
 
 
 def first_runs(
@@ -138,19 +138,83 @@ def first_runs(
 ) -> list[Settings]:
     """Return the runs of the first step of tuning several methods; they do not depend on each other."""
     name, values = next(iter(candidates.items()))
-    return runs_of(([one.but(**{name: value}) for one in settings] for settings in begun for value in values), seeds)
+    return runs_of(([base.but(**{name: value}) for base in settings] for settings in begun for value in values), seeds)
+
+
+def tunable_runs(runs: Iterable[Settings], candidates: Mapping[str, Sequence[Any]]) -> list[Settings]:
+    """Return the runs of a grid whose algorithm takes all settings to tune.
+
+    Raises
+    ------
+    ValueError
+        If no algorithm takes them, or :func:`tune` would raise it.
+    """
+    tunable = [run for run in runs if all(name in takes_of(run.algorithm) for name in candidates)]
+    if not tunable:
+        raise ValueError(
+            f"no method of the grid takes {', '.join(candidates)}. Tune other settings, or add a method that takes "
+            "them, such as fedfac-dynamic."
+        )
+    for run in tunable:
+        check(run, candidates)
+    return tunable
+
+
+def tuning_groups(runs: Iterable[Settings], *, together: bool = False) -> dict[tuple[str, str], list[Settings]]:
+    """Group the runs of a grid that are tuned to the same values: those of an algorithm in a scenario.
+
+    Parameters
+    ----------
+    runs : iterable of Settings
+    together : bool
+        Group the scenarios of an algorithm: one value is selected for all data sets.
+
+    Returns
+    -------
+    dict from (scenario, algorithm) to list of Settings
+        The first run of each scenario, to begin tuning with.
+    """
+    first_by_key: dict[tuple[str, str], Settings] = {}
+    for run in runs:
+        first_by_key.setdefault((run.name, run.algorithm), run)
+    groups: dict[tuple[str, str], list[Settings]] = {}
+    for (scenario, algorithm), run in first_by_key.items():
+        groups.setdefault(("all data sets" if together else scenario, algorithm), []).append(run)
+    return groups
+
+
+def with_selected(
+    runs: Iterable[Settings], selected: Mapping[tuple[str, str], Settings | None], names: Iterable[str]
+) -> list[Settings]:
+    """Return the runs of a grid with tuned values.
+
+    Parameters
+    ----------
+    runs : iterable of Settings
+    selected : mapping from (scenario, algorithm) to Settings or None
+        Settings with the selected values; None if all candidates diverged, which leaves these runs out. Runs of other
+        algorithms stay as they are.
+    names : iterable of str
+        The settings that were tuned.
+    """
+    names, tuned = list(names), []
+    for run in runs:
+        settings = selected.get((run.name, run.algorithm), run)
+        if settings is not None:
+            tuned.append(run.but(**{name: value_of(name, settings) for name in names}) if settings is not run else run)
+    return tuned
 
 
 def _table(
     name: str, tried: Sequence[tuple[Settings, ...]], seeds: Sequence[int], paths: Mapping[Settings, Path]
 ) -> pd.DataFrame:
     """Return the table of :class:`Step`; candidates with a missing run have no values."""
-    whole = [candidate for candidate in tried if all(one in paths for one in runs_of([candidate], seeds))]
-    runs = runs_of(whole, seeds)
-    made = [store.open_run(paths[one]) for one in runs]
-    rows = pd.DataFrame(map(summary.row, made)).assign(value=[_shown(name, one) for one in runs])
+    complete = [candidate for candidate in tried if all(run in paths for run in runs_of([candidate], seeds))]
+    runs = runs_of(complete, seeds)
+    trees = [store.open_run(paths[run]) for run in runs]
+    rows = pd.DataFrame(map(summary.row, trees)).assign(value=[_shown(name, run) for run in runs])
     by = name if name in rows else "value"
-    rows["chosen"] = rows[by] == summary.chosen(rows, by, json.loads(made[0].attrs["config"]))
+    rows["chosen"] = rows[by] == summary.chosen(rows, by, json.loads(trees[0].attrs["config"]))
     means = rows.groupby(["value", "seed"], sort=False)[["validation", "validated", "chosen"]].mean()
     table = means.groupby("value", sort=False).agg(
         validation=("validation", "mean"),
@@ -158,7 +222,7 @@ def _table(
         accuracy=("validated", "mean"),
         chosen=("chosen", "all"),
     )
-    if len(whole) < len(tried):
+    if len(complete) < len(tried):
         table = table.reindex([_shown(name, candidate[0]) for candidate in tried]).rename_axis("value")
         table["chosen"] = table["chosen"].eq(True)
     return table.reset_index()

@@ -89,7 +89,7 @@ def test_bench_eigensolves_of_minres_against_plain_principal_axis(
     h: Any = "pc"
     while steps == 0 or np.abs(h - point.communality).max() > 1e-6:  # plain steps to the common point
         steps += 1
-        h = factor.fit(r, start=h, max_iter=1, tol=0, **options).communality
+        h = factor.fit(r, init=h, max_iter=1, tol=0, **options).communality
     np.testing.assert_allclose(ours.communality, point.communality, atol=1e-6)
     print(f"\n{name}, G = {int(ours.n_factors)}: minres {int(ours.n_iter)} eigensolves, plain {steps}, "
           f"ratio {steps / int(ours.n_iter):.1f}")  # fmt: skip

@@ -269,7 +269,7 @@ def test_limits_and_absolute_thresholds_go_through_the_store(
     files: list[Path], tmp_path: Path, tau: str, shared: int
 ) -> None:
     out = tmp_path / "split.zarr"
-    options = ["--layer", "fc1", "--n-factors", "1", f"--tau={tau}", "--start", "smc", "--out", str(out)]
+    options = ["--layer", "fc1", "--n-factors", "1", f"--tau={tau}", "--init", "smc", "--out", str(out)]
     assert main([*map(str, files), *options]) == 0
     data = xr.open_datatree(out, engine="zarr", consolidated=False)["split/fc1"]
     assert int(data["shared"].sum()) == shared

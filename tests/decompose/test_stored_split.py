@@ -17,7 +17,7 @@ from layers import weights
 
 import fedstat
 from fedstat.decompose.__main__ import main
-from fedstat.decompose.stored import as_dataset, from_dataset, read_split
+from fedstat.decompose.stored import as_dataset, from_dataset, read_split, settings_of
 
 W = weights()
 LABELLED = xr.DataArray(W, dims=("client", "unit", "weight"), coords={"unit": [f"ü{j}" for j in range(8)]})
@@ -60,7 +60,7 @@ def alike(a: Any, b: Any) -> None:
 MADE = {
     "by factor analysis": lambda: fedstat.split(W, n_factors=2, rotation="promax"),
     "with labels": lambda: fedstat.split(LABELLED, kappa=0.6, n_starts=2, tau=fedstat.Absolute(0.3)),
-    "from given communalities": lambda: fedstat.split(W, n_factors=2, start=np.linspace(0.1, 0.8, 8), tau=np.inf),
+    "from given communalities": lambda: fedstat.split(W, n_factors=2, init=np.linspace(0.1, 0.8, 8), tau=np.inf),
     "with a dead unit": lambda: fedstat.split(W * (np.arange(8) > 0)[:, None], n_factors=2),
     "with labels of mixed kinds": lambda: fedstat.split(
         LABELLED.assign_coords(unit=np.array([1, "b", 3, 4, 5, 6, 7, 8], object)), n_factors=2
@@ -115,6 +115,24 @@ def test_a_result_of_an_earlier_version_is_read_by_its_names_of_today(made: str)
     again = from_dataset(data.assign_attrs(result=renamed))
     assert again.summary() == result.summary()
     assert again.tidy().equals(result.tidy())
+
+
+def test_initial_values_of_an_earlier_version_are_read_as_init() -> None:
+    """What init= is called today was start= when the store was written."""
+
+    def earlier(stored: xr.Dataset) -> xr.Dataset:
+        return stored.assign_attrs(result=stored.attrs["result"].replace('"init"', '"start"'))
+
+    split = fedstat.split(W, n_factors=2, init="smc")
+    stored = earlier(as_dataset(split))
+    assert '"start"' in stored.attrs["result"]
+    assert from_dataset(stored).factors.options == split.factors.options
+    assert split.factors.options["init"] == "smc"
+    sensitivity = fedstat.sensitivity(W, kappas=(0.5,), n_starts=1)
+    stored = earlier(as_dataset(sensitivity))
+    assert '"start"' in stored.attrs["result"]
+    pd.testing.assert_frame_equal(from_dataset(stored).tidy(), sensitivity.tidy())
+    assert settings_of({"start": "smc", "minus": "a.npz"}) == {"init": "smc", "baseline": "a.npz"}
 
 
 def test_a_foreign_kind_of_result_is_refused() -> None:

@@ -39,7 +39,7 @@ def test_a_round_starts_from_the_last_ones_communalities(starts):
     fit = FEDFAC._analyze(r, 0.6, "pa", before)
     (given,) = starts
     np.testing.assert_array_equal(given, before.communality)
-    end, cold = (factor.fit(r, kappa=0.6, start=s, tol=1e-10, max_iter=5000) for s in (before.communality, "pc"))
+    end, cold = (factor.fit(r, kappa=0.6, init=s, tol=1e-10, max_iter=5000) for s in (before.communality, "pc"))
     np.testing.assert_allclose(end.communality, cold.communality, atol=1e-8)  # one fixed point
     assert int(fit.n_iter) < int(factor.fit(r, kappa=0.6).n_iter)
 
@@ -73,7 +73,7 @@ def test_otherwise_it_starts_from_the_principal_components(why, starts):
         assert int(factor.fit(r, kappa=kappa).n_factors) == 3
     else:
         r, kappa = correlation(14), 0.97
-        assert not bool(factor.fit(r, kappa=kappa, start=before.communality).converged)
+        assert not bool(factor.fit(r, kappa=kappa, init=before.communality).converged)
         expected = [before.communality, None]
     starts.clear()
     fit = FEDFAC._analyze(r, kappa, method, before)

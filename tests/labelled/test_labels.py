@@ -51,9 +51,9 @@ def baseline(verb: Callable[..., Any], name: str = "baseline", **how: Any) -> Si
     )
 
 
-def start(verb: Callable[..., Any], **how: Any) -> Side:
+def init(verb: Callable[..., Any], **how: Any) -> Side:
     """Communalities to start from; a unit that was dead before has none."""
-    call = lambda h: verb(W, start=h, n_factors=2, max_iter=3, **how)  # noqa: E731
+    call = lambda h: verb(W, init=h, n_factors=2, max_iter=3, **how)  # noqa: E731
     return Side(call, np.linspace(0.1, 0.9, 8), {"unit": UNITS}, gaps=False)
 
 
@@ -83,10 +83,10 @@ SIDE: dict[tuple[str, str], Side] = {
     ("permutation_test", "baseline"): baseline(labelled.permutation_test, n_factors=2, n_permutations=2),
     ("sensitivity", "baseline"): baseline(labelled.sensitivity, kappas=(0.6,), n_starts=0),
     ("split_map", "baseline"): baseline(labelled.split_map, kappas=(0.5,), methods=("pc", "icc")),
-    ("split", "start"): start(labelled.split),
-    ("fa", "start"): start(labelled.fa),
-    ("bootstrap", "start"): start(labelled.bootstrap, n_boot=2),
-    ("permutation_test", "start"): start(labelled.permutation_test, n_permutations=2),
+    ("split", "init"): init(labelled.split),
+    ("fa", "init"): init(labelled.fa),
+    ("bootstrap", "init"): init(labelled.bootstrap, n_boot=2),
+    ("permutation_test", "init"): init(labelled.permutation_test, n_permutations=2),
     ("kernel", "client"): Side(lambda c: ntk.kernel(OF_SAMPLES, c), OF_X, OF_DATA),
     ("violations", "client"): Side(lambda c: ntk.violations(OF_SAMPLES, c), OF_X, OF_DATA),
     ("convergence", "client"): Side(

@@ -6,9 +6,10 @@ import inspect
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -45,9 +46,15 @@ def test_options_that_are_shown_are_those_that_are_taken() -> None:
         said = str(refused.value).partition(" after the weights")[0].partition("takes ")[2].split(", ")
         own = list(inspect.signature(verb).parameters)
         assert [name for name in said if name not in own] == [
-            "n_factors", "method", "start", "max_iter", "tol", "heywood"
+            "n_factors", "method", "init", "max_iter", "tol", "heywood"
         ]  # fmt: skip
         assert set(said) - set(own) == set(get_type_hints(factor.ReplicateOptions))
+
+
+@pytest.mark.parametrize("verb", [fedstat.fa, fedstat.split, fedstat.bootstrap, fedstat.permutation_test])
+def test_initial_values_have_one_name(verb: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="start"):
+        verb(weights(), n_factors=2, start="smc")
 
 
 @pytest.mark.parametrize(

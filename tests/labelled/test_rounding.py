@@ -38,7 +38,7 @@ VERBS: dict[str, tuple[Callable[[Any], Any], torch.Tensor]] = {
     ),
     "effective_rank": (lambda w: labelled.effective_rank(w).rank["rank"], W),
     "fa": (lambda w: labelled.fa(w, n_factors=2).communality, W),
-    "fa start": (lambda h: labelled.fa(W, n_factors=2, start=h, max_iter=3).communality, torch.linspace(0.1, 0.9, 8)),
+    "fa init": (lambda h: labelled.fa(W, n_factors=2, init=h, max_iter=3).communality, torch.linspace(0.1, 0.9, 8)),
     "fa baseline": (lambda s: labelled.fa(W, n_factors=2, baseline=s).communality, W.mean(0)),
     "icc": (lambda w: labelled.icc(w).agreement, W),
     "icc start": (lambda s: labelled.icc(W, baseline=s).agreement, W.mean(0)),

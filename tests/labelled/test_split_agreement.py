@@ -98,7 +98,7 @@ def test_limits_and_dead_units() -> None:
 
 
 @pytest.mark.parametrize("given", [
-    {"kappa": 0.7}, {"n_factors": 2}, {"rotation": "varimax"}, {"start": "smc"}, {"start": np.full(16, 0.5)},
+    {"kappa": 0.7}, {"n_factors": 2}, {"rotation": "varimax"}, {"init": "smc"}, {"init": np.full(16, 0.5)},
     {"n_starts": 2}, {"seed": 1}, {"heywood": "bound"}, {"max_iter": 9}, {"tol": 1e-6},
 ], ids=str)  # fmt: skip
 def test_options_of_factor_analysis_are_refused(given: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ def test_options_of_factor_analysis_are_refused(given: dict[str, Any]) -> None:
 
 
 def test_defaults_of_factor_analysis_are_taken_and_unknown_options_are_not() -> None:
-    fs.split(half_identical(), method="icc", kappa=0.85, n_factors=None, start="pc", max_iter=None, seed=0)
+    fs.split(half_identical(), method="icc", kappa=0.85, n_factors=None, init="pc", max_iter=None, seed=0)
     with pytest.raises(TypeError, match="kapa"):
         fs.split(half_identical(), method="icc", kapa=0.85)
     with pytest.raises(ValueError, match=r"method must be one of .*'icc', but got 'icc2'.*Did you mean 'icc'"):

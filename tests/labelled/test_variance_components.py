@@ -36,7 +36,7 @@ def test_units_and_layer_are_those_of_the_array_functions(method: Any) -> None:
     found = fedstat.variance_components(w, method=method, level=0.9)
     flat = w.values.reshape(9, 2, 6, 20)
     if method == "reml":
-        units, layer = reml.reml(flat, level=0.9), reml.reml(flat.reshape(9, 2, 1, -1), level=0.9)
+        units, layer = (reml.components(reml.gram(w), level=0.9) for w in (flat, flat.reshape(9, 2, 1, -1)))
     else:
         units, layer = (arrays.components(p, level=0.9) for p in (arrays.parts(flat), arrays.parts(flat).pooled()))
     for ours, theirs in ((found.components, units), (found.layer_components, layer)):

@@ -18,7 +18,7 @@ from fedstat.results import LayerResults
 
 LAYER = "layer=None, checkpoint=None"
 ARGUMENTS = {
-    "fa": "z, *, kappa=0.85, n_factors=None, method='pa', rotation=None, corr=False, n_obs=None, start='pc', "
+    "fa": "z, *, kappa=0.85, n_factors=None, method='pa', rotation=None, corr=False, n_obs=None, init='pc', "
     f"n_starts=1, seed=0, heywood='allow', max_iter=None, tol=None, {LAYER}, baseline=None",
     "n_factors": f"z, *, kappa=0.85, corr=False, n_obs=None, draws=100, quantile=0.95, seed=0, {LAYER}, baseline=None",
     "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, baseline=None, **options",

@@ -347,7 +347,7 @@ def test_help_runs_as_a_module():
 def test_figures_show_what_is_stored(run):
     part = run["outputs"].to_dataset().sel(case="one-class", outputs="own")
     ax = plot.heatmap(part["mean_output"], label=part["label"])
-    order = plot.fedfac.unit_order(part["mean_output"])
+    order, _ = plot.fedfac.unit_order(part["mean_output"])
     np.testing.assert_array_equal(ax.images[0].get_array(), part["mean_output"].values.T[order])
     assert [t.get_text() for t in ax.get_xticklabels()] == [str(c) for c in range(10)]
     ax.figure.clear()
@@ -365,8 +365,9 @@ def test_figures_show_what_is_stored(run):
 def test_neurons_stand_by_cluster_and_mean():
     rng = np.random.default_rng(0)
     level = rng.permutation(np.r_[np.linspace(0, 0.5, 15), np.linspace(4, 5, 10)])
-    order = plot.fedfac.unit_order(xr.DataArray(level + np.zeros((8, 1)), dims=("client", "unit")))
+    order, n_first = plot.fedfac.unit_order(xr.DataArray(level + np.zeros((8, 1)), dims=("client", "unit")))
     assert (np.diff(level[order]) <= 0).all()
+    assert n_first == 10
 
 
 def test_labelled_entropy_is_the_array_functions():

@@ -14,8 +14,8 @@ from fedstat.stats import factor, resampling
 from fedstat.stats.moments import moments
 
 OF_ITERATION: list[dict[str, Any]] = [
-    {"max_iter": 7}, {"max_iter": 0}, {"tol": 1e-9}, {"tol": 0}, {"n_starts": 3}, {"start": "smc"},
-    {"start": np.full(8, 0.5)}, {"heywood": "bound"}, {"heywood": "error"},
+    {"max_iter": 7}, {"max_iter": 0}, {"tol": 1e-9}, {"tol": 0}, {"n_starts": 3}, {"init": "smc"},
+    {"init": np.full(8, 0.5)}, {"heywood": "bound"}, {"heywood": "error"},
 ]  # fmt: skip
 VERBS = {
     "fa": lambda **k: fs.fa(R8, corr=True, **k),
@@ -39,7 +39,7 @@ def test_every_verb_refuses_them_and_takes_their_defaults(verb: str) -> None:
         VERBS[verb](method="pc", n_factors=2, max_iter=9)
     with pytest.raises(ValueError, match=r"kappa has no effect with a given n_factors, but got kappa=0\.7 and"):
         VERBS[verb](method="pc", n_factors=2, kappa=0.7)
-    VERBS[verb](method="pc", n_factors=2, kappa=0.85, start="pc", max_iter=None, tol=None, heywood="allow")
+    VERBS[verb](method="pc", n_factors=2, kappa=0.85, init="pc", max_iter=None, tol=None, heywood="allow")
 
 
 def test_the_result_of_an_estimator_without_steps_can_be_updated() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from statsmodels.regression.mixed_linear_model import MixedLM
 
-from fedstat.stats import reml as rm
+from fedstat.stats import reml
 from fedstat.stats import variance_components as moments
+
+
+def estimate(w: np.ndarray, sizes: Any = None, covariate: np.ndarray | None = None) -> moments.Components:
+    return reml.components(reml.gram(w, sizes, covariate))
 
 
 def draw(clients: int, replicates: int, n: int, sizes: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -43,7 +48,7 @@ def test_estimates_are_those_of_statsmodels(shape: tuple[int, int, int], unequal
     sizes = rng.integers(3, 40, size=shape[:2]).astype(float) if unequal else np.ones(shape[:2])
     unit = sizes * np.mean(1 / sizes)  # statsmodels does not find the maximum from far away
     w, x = draw(*shape, unit), rng.normal(size=shape[0]) if covariate else None
-    found = rm.reml(w, sizes, covariate=x)
+    found = estimate(w, sizes, covariate=x)
     between, omega = mixed(w, unit, x)
     assert found.between[0] == pytest.approx(between, rel=1e-6)
     assert found.within[0] == pytest.approx(omega, rel=1e-6)
@@ -53,7 +58,7 @@ def test_estimates_are_those_of_statsmodels(shape: tuple[int, int, int], unequal
 
 def test_balanced_data_have_the_closed_form_of_moments() -> None:
     w = np.concatenate([draw(10, 2, 20, np.ones((10, 2)), seed) for seed in range(4)], axis=2)
-    ours, theirs = rm.reml(w), moments.components(moments.parts(w))
+    ours, theirs = estimate(w), moments.components(moments.parts(w))
     for name in ("between", "within", "reliability", "reliability_replicate", "conf_low", "conf_high", "statistic"):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-6, err_msg=name)
 
@@ -61,7 +66,7 @@ def test_balanced_data_have_the_closed_form_of_moments() -> None:
 def test_estimates_of_moments_below_zero_are_zero_here() -> None:
     rng = np.random.default_rng(0)
     w = rng.normal(size=(6, 2, 40, 3))
-    ours, theirs = rm.reml(w), moments.components(moments.parts(w))
+    ours, theirs = estimate(w), moments.components(moments.parts(w))
     below = theirs.between < 0
     assert below.any()
     assert (ours.between[below] == 0).all()
@@ -74,11 +79,11 @@ def test_uncertainty_is_that_of_leaving_out_clients() -> None:
     """Where no fit without a client is at its bound, the fit of the others alone."""
     sizes = np.random.default_rng(2).integers(5, 30, size=(7, 2)).astype(float)
     w = draw(7, 2, 30, sizes / 5)
-    found = rm.reml(w, sizes)
+    found = estimate(w, sizes)
     inverse = np.mean(1 / sizes.sum(axis=1))
 
     def theta(keep: np.ndarray) -> float:
-        f, mean = rm.reml(w[keep], sizes[keep]), np.mean(1 / sizes[keep])
+        f, mean = estimate(w[keep], sizes[keep]), np.mean(1 / sizes[keep])
         return float(np.log1p(f.between[0] / (f.within[0] / mean) / inverse))
 
     left = np.array([theta(np.delete(np.arange(7), c)) for c in range(7)])
@@ -94,7 +99,7 @@ def test_intervals_hold_the_truth_and_tests_keep_their_level_under_known_unequal
     for share in (0.0, 0.5):
         w = np.sqrt(share / (1 - share)) * rng.normal(size=(10, 1, 400, 3))
         w = w + np.sqrt(2 / sizes)[:, None, None, None] * rng.normal(size=(10, 2, 400, 3))
-        found, plain = rm.reml(w, sizes), moments.components(moments.parts(w))
+        found, plain = estimate(w, sizes), moments.components(moments.parts(w))
         assert np.mean((found.conf_low <= share) & (share <= found.conf_high)) > 0.895
         if share == 0:
             assert np.mean(found.p_value < 0.05) < 0.078
@@ -106,29 +111,29 @@ def test_sums_of_parameters_units_and_tensors_are_those_of_the_layer() -> None:
     sizes = np.random.default_rng(2).integers(5, 30, size=8)
     each = np.repeat(sizes[:, None] / 2, 2, axis=1)
     w = draw(8, 2, 60, each)
-    whole = rm.reml(w, sizes)
-    g = rm.gram(w.reshape(8, 2, 5, 12), sizes)
-    added = rm.gram(w[..., :20], sizes) + rm.gram(torch.tensor(w[..., 20:]), torch.tensor(each))
+    whole = estimate(w, sizes)
+    g = reml.gram(w.reshape(8, 2, 5, 12), sizes)
+    added = reml.gram(w[..., :20], sizes) + reml.gram(torch.tensor(w[..., 20:]), torch.tensor(each))
     for other in (g.pooled(), added):
-        for ours, theirs in zip(rm.components(other), whole, strict=True):
+        for ours, theirs in zip(reml.components(other), whole, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     with pytest.raises(ValueError, match="sums to be added must have equal clients"):
-        g + rm.gram(w.reshape(8, 2, 5, 12))
+        g + reml.gram(w.reshape(8, 2, 5, 12))
 
 
 def test_dead_units_are_undefined_and_bad_input_is_named() -> None:
     w = np.concatenate([draw(6, 2, 5, np.ones((6, 2)), s) for s in range(3)], axis=2)
     w[:, :, 1] = 0.3
-    found = rm.reml(w)
+    found = estimate(w)
     for name in ("reliability", "reliability_replicate", "conf_low", "conf_high", "p_value"):
         np.testing.assert_array_equal(np.isnan(getattr(found, name)), [False, True, False], err_msg=name)
     assert found.between[1] == found.within[1] == 0
     with pytest.raises(ValueError, match=r"\(6,\) or \(6, 2\), but got \(5,\)"):
-        rm.reml(w, np.ones(5))
+        estimate(w, np.ones(5))
     with pytest.raises(ValueError, match="above 0, but got 0"):
-        rm.reml(w, [0, 1, 1, 1, 1, 1])
+        estimate(w, [0, 1, 1, 1, 1, 1])
     with pytest.raises(ValueError, match="identical bit for bit"):
-        rm.reml(np.repeat(w[:, :1], 2, axis=1))
+        estimate(np.repeat(w[:, :1], 2, axis=1))
     w[3, 0, 2, 1] = np.nan
     with pytest.raises(moments.BadWeightsError, match=r"client 3 .* 2"):
-        rm.reml(w)
+        estimate(w)

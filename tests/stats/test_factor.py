@@ -173,10 +173,10 @@ def minres_objective(r: np.ndarray, fit: factor.Fit) -> float:
     return (values**2).sum() - (values[: int(fit.n_factors)].clip(0) ** 2).sum()
 
 
-@pytest.mark.parametrize("start", ["smc", np.full(24, 0.3)])
-def test_the_start_does_not_matter_where_there_is_one_solution(start: Any) -> None:
+@pytest.mark.parametrize("init", ["smc", np.full(24, 0.3)])
+def test_the_start_does_not_matter_where_there_is_one_solution(init: Any) -> None:
     case = CASES["harman24"]
-    fit = factor.fit(np.array(case["r"]), n_factors=4, start=start, max_iter=10_000, tol=1e-13)
+    fit = factor.fit(np.array(case["r"]), n_factors=4, init=init, max_iter=10_000, tol=1e-13)
     np.testing.assert_allclose(fit.communality, case["pa"]["communality"], atol=1e-8)
 
 
@@ -184,16 +184,16 @@ def test_a_warm_start_needs_fewer_steps_and_ends_at_the_same_point() -> None:
     r = np.array(CASES["harman24"]["r"])
     cold = factor.fit(r, n_factors=4, tol=1e-10, max_iter=1000)
     moved = 0.999 * r + 0.001 * np.eye(24)
-    warm = factor.fit(moved, n_factors=4, tol=1e-10, max_iter=1000, start=cold.communality)
+    warm = factor.fit(moved, n_factors=4, tol=1e-10, max_iter=1000, init=cold.communality)
     again = factor.fit(moved, n_factors=4, tol=1e-10, max_iter=1000)
     np.testing.assert_allclose(warm.communality, again.communality, atol=1e-8)
     assert warm.n_iter < again.n_iter
 
 
-@pytest.mark.parametrize("start", ["smcs", np.ones(7), np.full(8, -0.1)])
-def test_a_start_that_is_none_is_an_error(start: Any) -> None:
-    with pytest.raises(ValueError, match="start must be"):
-        factor.fit(R8, n_factors=2, start=start)
+@pytest.mark.parametrize("init", ["smcs", np.ones(7), np.full(8, -0.1)])
+def test_a_start_that_is_none_is_an_error(init: Any) -> None:
+    with pytest.raises(ValueError, match="init must be"):
+        factor.fit(R8, n_factors=2, init=init)
 
 
 def test_heywood_cases_can_be_kept_bounded_or_refused() -> None:

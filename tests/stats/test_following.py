@@ -71,8 +71,8 @@ def followed(monkeypatch):
     {"kappa": 0.9},
     {"kappa": 0.75, "heywood": "bound"},
     {"n_factors": 60, "tol": 1e-4, "max_iter": 400},
-    {"kappa": 0.8, "start": "smc"},
-    {"kappa": 0.8, "start": np.full(200, 0.6)},
+    {"kappa": 0.8, "init": "smc"},
+    {"kappa": 0.8, "init": np.full(200, 0.6)},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("data", [noise, unlike, twins, with_dead])
 def test_steps_are_those_of_the_plain_iteration(data, options, decomposed, followed):

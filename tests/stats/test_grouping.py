@@ -107,5 +107,5 @@ def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     x = np.random.default_rng(4).normal(size=10)
     means = np.array([np.delete(x, pair).mean() for pair in itertools.combinations(range(10), 2)])
     np.testing.assert_allclose(
-        clustering.jackknife_error(means, x.mean(), n=10, left=2), x.std(ddof=1) / np.sqrt(10), rtol=1e-12
+        clustering.jackknife_error(means, x.mean(), n=10, n_left_out=2), x.std(ddof=1) / np.sqrt(10), rtol=1e-12
     )

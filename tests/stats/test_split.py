@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
 from fedstat.stats import split
-from fedstat.stats.moments import correlation, moments
 
 NU = np.array([0.9, 0.1, 0.5, 0.7, 0.3])
 
@@ -113,17 +109,3 @@ def test_auc_needs_both_kinds_of_units(truth: list[bool]) -> None:
 def test_same_state_counts_equal_labels() -> None:
     a = np.array([[True, False, True, True], [False] * 4])
     assert split.prop_unchanged(a, np.array([True, True, True, False])).tolist() == [0.5, 0.25]
-
-
-def test_more_iterations_keep_a_well_determined_split_and_move_an_improper_one() -> None:
-    rng = np.random.default_rng(1)
-    z = rng.normal(size=(400, 2)) @ rng.normal(size=(2, 12)) + rng.normal(size=(400, 12))
-    r = correlation(moments(z))
-    same, change = split.iteration_stability(r, kappa=0.6, max_iter=(60, 120))
-    assert same.shape == change.shape == (2,)
-    assert same.tolist() == [1, 1]
-    assert change.max() < 0.05
-    golden = json.loads((Path(__file__).parents[1] / "golden" / "psych.json").read_text())
-    harman24 = np.array(golden["cases"][0]["r"])
-    _, moved = split.iteration_stability(harman24, kappa=0.85, max_iter=(60, 400))  # 14 factors for 24 tests
-    assert moved[1] > 0.1 > moved[0] > 0.01

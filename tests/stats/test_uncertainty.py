@@ -85,8 +85,8 @@ def test_variants_of_stability_are_analyses_of_their_own() -> None:
     start = generator(1, "stability").uniform(size=(2, 20))
     changes = {
         "minres": {"method": "minres"}, "pc": {"method": "pc"}, "leverage": {"method": "leverage"},
-        "0.5": {"kappa": 0.5}, "0.85": {"kappa": 0.85}, "smc": {"start": "smc"}, "random 1": {"start": start[0]},
-        "random 2": {"start": start[1]}, "1000": {"max_iter": 1000}, "1e-06": {"max_iter": 1000, "tol": 1e-6},
+        "0.5": {"kappa": 0.5}, "0.85": {"kappa": 0.85}, "smc": {"init": "smc"}, "random 1": {"init": start[0]},
+        "random 2": {"init": start[1]}, "1000": {"max_iter": 1000}, "1e-06": {"max_iter": 1000, "tol": 1e-6},
     }  # fmt: skip
     assert set(table["value"]) == set(changes)
     reference = split.shared(alone(w, kappa=0.75), tau=0.5)
@@ -263,13 +263,13 @@ def test_stability_varies_one_choice_at_a_time() -> None:
     result = fs.sensitivity(weights(), kappa=0.5, kappas=(0.5, 0.7), taus=(0.3,), n_starts=2)
     table = result.tidy()
     assert table["varied"].value_counts().to_dict() == {
-        "method": 3, "start": 3, "max_iter": 1, "tol": 1, "kappa": 1, "tau": 1,
+        "method": 3, "init": 3, "max_iter": 1, "tol": 1, "kappa": 1, "tau": 1,
     }  # fmt: skip
     for _, row in table[table["varied"] == "kappa"].iterrows():
         other = fs.split(weights(), kappa=float(row["value"]), method="pc")
         assert row["n_factors"] == other.fit.n_factors
     assert ((table["ari"] <= 1) & (table["prop_unchanged"] <= 1)).all()
-    assert list(result.glance()) == ["method", "kappa", "start", "max_iter", "tol", "tau"]
+    assert list(result.glance()) == ["method", "kappa", "init", "max_iter", "tol", "tau"]
     more = table.set_index("varied").loc["max_iter"]
     assert result.reference.factors.converged
     assert more["converged"], "it stops where the reference stopped"

@@ -15,7 +15,7 @@ from fedstat import store
 from fedstat.fl import loop
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.study import Settings, collect, grid, summary
-from fedstat.study.tuning import tune
+from fedstat.study.tuning import tunable_runs, tune, tuning_groups, with_selected
 
 GRID = """
 clients = 8
@@ -317,6 +317,28 @@ together = true""",
         (chosen,) = (line for line in block.splitlines() if line.endswith("True"))
         assert chosen.split()[0] == str(max(mean, key=mean.__getitem__))
         assert float(chosen.split()[1]) == pytest.approx(max(mean.values()), abs=1e-4)
+
+
+def test_runs_are_grouped_by_what_is_tuned_at_once_and_take_what_their_group_selected():
+    runs = [
+        Settings(data=data, algorithm=algorithm, seed=seed, validation=0.1)
+        for data in ("mnist", "digits")
+        for algorithm in ("fedprox", "fedavg")
+        for seed in (3, 4)
+    ]
+    tunable = tunable_runs(runs, {"mu": [0.1, 1.0]})
+    assert tunable == [run for run in runs if run.algorithm == "fedprox"]
+    mnist, digits = (next(run for run in runs if run.data == data) for data in ("mnist", "digits"))
+    assert tuning_groups(tunable) == {(mnist.name, "fedprox"): [mnist], (digits.name, "fedprox"): [digits]}
+    assert tuning_groups(tunable, together=True) == {("all data sets", "fedprox"): [mnist, digits]}
+    selected = {(mnist.name, "fedprox"): mnist.but(mu=1.0), (digits.name, "fedprox"): None}
+    assert with_selected(runs, selected, ["mu"]) == [
+        run.but(mu=1.0) if run.algorithm == "fedprox" else run
+        for run in runs
+        if run not in tunable or run.data == "mnist"
+    ]
+    with pytest.raises(ValueError, match="no method of the grid takes tau"):
+        tunable_runs(tunable, {"tau": [0.5]})
 
 
 def test_tuned_makes_the_runs_of_all_seeds_with_what_was_chosen_and_none_twice(grid_file, tmp_path, capsys):

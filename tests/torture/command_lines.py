@@ -260,7 +260,7 @@ a.npz b.npz --tau abs: | abs
 a.npz b.npz --tau nan | --tau
 a.npz b.npz --tau x | --tau
 a.npz b.npz --method ml | method must be one of
-a.npz b.npz --start none | start must be one of 'pc', 'smc', but got 'none'
+a.npz b.npz --init none | init must be one of 'pc', 'smc', but got 'none'
 a.npz b.npz --n-starts 0 | n_starts
 a.npz b.npz --n-boot -1 | n_boot must be
 a.npz b.npz --n-permutations -1 | n_permutations must be

@@ -275,7 +275,7 @@ def _analyze(r: factor.Array, kappa: float, method: factor.Method, last_fit: fac
     """Fit the factor model, from last round's communalities if that fit was sound and has nearly as many factors."""
     analysis = partial(factor.fit, r, kappa=kappa, method=method, loadings=False)
     if last_fit is not None and method == "pa" and bool(last_fit.converged) and not bool(last_fit.heywood.any()):
-        fit = analysis(start=last_fit.communality)
+        fit = analysis(init=last_fit.communality)
         g, last_g = int(fit.n_factors), int(last_fit.n_factors)
         if abs(g - last_g) <= _MAX_CHANGE * last_g and bool(fit.converged):
             return fit

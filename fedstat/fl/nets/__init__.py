@@ -35,8 +35,7 @@ from fedstat.fl.nets.base import (
 )
 from fedstat.fl.nets.conv import cnn, lenet, resnet8, resnet10, resnet18, scaled, vgg16
 from fedstat.fl.nets.mlp import mlp
-from fedstat.fl.nets.text import fasttext, lstm
-from fedstat.fl.nets.transformer import transformer
+from fedstat.fl.nets.text import fasttext, lstm, transformer
 
 if TYPE_CHECKING:
     from fedstat.fl.nets.module import from_module
