@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def apportion(supply: np.ndarray, proportion: np.ndarray) -> np.ndarray:
     """Round supply × proportion to integers whose rows add up to the supply.
 

@@ -28,6 +28,12 @@ from fedstat.fl.privacy import Privacy, mean_update
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["Aggregator", "Sent", "chain", "median", "private", "stateless", "trimmed_mean", "uniform", "weighted_mean"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class Sent(NamedTuple):
     """Values that the selected clients sent in a round, or the result of an aggregator.

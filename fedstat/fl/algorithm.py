@@ -35,6 +35,25 @@ from fedstat.stats import factor
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = [
+    "About",
+    "Algorithm",
+    "AlgorithmState",
+    "Choice",
+    "DownloadContext",
+    "InitContext",
+    "Measure",
+    "Phase",
+    "RoundContext",
+    "Samples",
+    "SharedMask",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Mask = dict[str, "Tensor"]
 """For every parameter a bool Tensor that broadcasts against (client, *shape): True where an entry is shared.
 

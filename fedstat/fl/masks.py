@@ -17,6 +17,35 @@ from fedstat.fl import nets
 from fedstat.fl.algorithm import Algorithm, InitContext, Mask, SharedMask
 from fedstat.fl.nets import Net
 
+__all__ = [
+    "by_all",
+    "by_depth",
+    "by_some",
+    "device_of",
+    "given_layers",
+    "incoming",
+    "initial",
+    "keep_layers",
+    "keep_parameters",
+    "last_layers",
+    "of_clients",
+    "of_layers",
+    "private_layers",
+    "require",
+    "require_layer",
+    "resolve",
+    "share_all",
+    "share_none",
+    "shared_units",
+    "units",
+    "without",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Layers = str | int | Sequence[str | int]
 """Names of layers, or the paper's Λ: their numbers from 1."""
 

@@ -9,6 +9,12 @@ from fedstat._utils import check
 from fedstat._utils.lazy import torch
 from fedstat.fl.nets import Params
 
+__all__ = ["OPTIMIZERS", "Optimizer", "adam", "sgd"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class Optimizer(NamedTuple):
     """An optimizer as pure functions, except that ``step`` updates in place.
@@ -128,3 +134,4 @@ def adam(
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam}
+"""Local optimizers by name."""

@@ -13,3 +13,7 @@ from fedstat.flower.secure import SecureGrid, error_bound
 from fedstat.flower.server import Strategy, server_app
 
 __all__ = ["Plan", "SecureGrid", "Strategy", "client_app", "error_bound", "server_app"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -26,3 +26,7 @@ __all__ = [
     "update",
     "variance_components",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -13,6 +13,7 @@ from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
+from fedstat._utils.signatures import show_options
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions
 from fedstat.results.between_clients import FIELDS, IN_NATS, ClientClustersResult, EntropyResult
@@ -20,6 +21,7 @@ from fedstat.stats import clustering, entropy
 from fedstat.stats.split import adjusted_rand
 
 
+@show_options(EntropyOptions, entropy.knn_entropy)
 def knn_entropy(
     x: Any,
     *,

@@ -11,6 +11,7 @@ import numpy as np
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd
+from fedstat._utils.signatures import show_options
 from fedstat.labelled.agreement import icc
 from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, sums
 from fedstat.labelled.components import variance_components
@@ -36,6 +37,7 @@ from fedstat.results import (
     SplitResult,
 )
 from fedstat.results.tables import coefficient
+from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
@@ -43,6 +45,7 @@ from fedstat.stats.split import Tau
 _TEST_OPTIONS = ("fdr", "margin", "inconclusive", "covariate")
 
 
+@show_options(SplitOptions, fa, ComponentsResult.split, variance_components)
 @by_layer()
 def split(
     weights: Weights,

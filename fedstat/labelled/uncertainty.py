@@ -12,6 +12,7 @@ import numpy as np
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
+from fedstat._utils.signatures import show_options
 from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import LayerSums, Weights, client_sums, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, align_init, fa, warn_if_single_client
@@ -52,6 +53,7 @@ def _refuse_agreement(verb: str, method: object, **_: object) -> None:
         )
 
 
+@show_options(ReplicateOptions, fa)
 @by_layer(checks=partial(_check_repeats, "bootstrap"))
 def bootstrap(
     weights: Weights,
@@ -142,6 +144,7 @@ def bootstrap(
     return BootstrapResult(split=observed, level=level, **fields)
 
 
+@show_options(ReplicateOptions, fa)
 @by_layer(checks=partial(_check_repeats, "permutation_test"))
 def permutation_test(
     weights: Weights,

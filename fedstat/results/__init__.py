@@ -33,3 +33,7 @@ __all__ = [
     "SplitResult",
     "personal_from",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

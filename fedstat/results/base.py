@@ -353,6 +353,10 @@ class LayerResults(Mapping[str, R]):
     def __len__(self) -> int:
         return len(self.results)
 
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return the layers, which IPython and Jupyter offer after ``result["``."""
+        return list(self.results)
+
     def __getattr__(self, name: str) -> NoReturn:
         first = next(iter(self.__dict__.get("results", {})), "fc1")
         raise AttributeError(f"results by layer have no {name!r}: choose a layer first, as in result[{first!r}].{name}")

@@ -68,3 +68,7 @@ __all__ = [
     "stores",
     "to_json",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,3 +5,7 @@ from fedstat.study.experiment import Settings, run
 from fedstat.study.tuning import tune
 
 __all__ = ["Settings", "compare_runs", "run", "tune"]
+
+
+def __dir__() -> list[str]:
+    return __all__

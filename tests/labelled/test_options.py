@@ -44,11 +44,8 @@ def test_options_that_are_shown_are_those_that_are_taken() -> None:
         with pytest.raises(TypeError) as refused:
             verb(weights(), nonsense=1)
         said = str(refused.value).partition(" after the weights")[0].partition("takes ")[2].split(", ")
-        own = list(inspect.signature(verb).parameters)
-        assert [name for name in said if name not in own] == [
-            "n_factors", "method", "init", "max_iter", "tol", "heywood"
-        ]  # fmt: skip
-        assert set(said) - set(own) == set(get_type_hints(factor.ReplicateOptions))
+        _, *shown = inspect.signature(verb).parameters
+        assert sorted(said) == sorted(shown)
 
 
 @pytest.mark.parametrize("verb", [fedstat.fa, fedstat.split, fedstat.bootstrap, fedstat.permutation_test])

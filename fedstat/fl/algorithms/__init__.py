@@ -285,3 +285,7 @@ __all__ = [
     "settings_of",
     "shrunken",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -15,6 +15,12 @@ from fedstat.fl.nets import Gradient, Net, Params, dense, layer_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["Part", "composed"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 Pull = Callable[[Params, "Tensor"], "Tensor"]
 PullAll = Callable[[Params, "Tensor", Collection[str]], Params]
