@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from itertools import islice
 from numbers import Integral, Real
@@ -149,6 +149,18 @@ def one_array(name: str, values: Any) -> Any:
     return values
 
 
+def refuse_sources(name: str, values: Any) -> None:
+    """Raise ValueError if values are files, state_dicts or modules, or a list of them, in place of one array."""
+    first = values[0] if isinstance(values, list | tuple) and values else values
+    if (isinstance(first, str | os.PathLike | Mapping) and not hasattr(first, "dims")) or hasattr(first, "state_dict"):
+        kind = type(values).__name__ if first is values else f"list of {type(first).__name__}"
+        raise ValueError(
+            f"{name} must be one array, tensor or DataArray of numbers, but got a {kind}. Choose a layer first: "
+            "fedstat.fl.client_weights(run, 'fc1') of a run, fedstat.read_weights(files)['fc1']['w'] of files and "
+            "state_dicts."
+        )
+
+
 def unmasked(name: str, values: Any) -> None:
     """Raise ValueError if some values of an array are masked."""
     if np.ma.is_masked(values):
@@ -175,6 +187,7 @@ def numbers(name: str, values: Any) -> Any:
         hint = "Pass .to_dense()." if sparse else "Pass .real, .imag or .abs() of complex, .double() of bool values."
         kind = f"{values.layout} {values.dtype}"
     else:
+        refuse_sources(name, values)
         values = one_array(name, values) if hasattr(values, "dims") else np.asarray(values)
         real_numbers, kind = values.dtype.kind in "fiu", f"dtype {values.dtype}"
         hint = "Pass .real, .imag or abs() of complex, .astype(float) of other, .toarray() of sparse values."

@@ -41,37 +41,24 @@ def icc(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
 ) -> IccResult:
-    """Estimate each unit's agreement: its intraclass correlation over clients.
+    """Estimate each unit's agreement: its intraclass correlation over clients, ICC2 = ICC(A,1) [2]_.
 
-    Agreement is the proportion of the variance of a unit's weights that all clients have in common. It compares one
-    unit over clients. FedFac's communality ν (:func:`fedstat.fa`) answers another question: how well do the *other
-    units* explain a unit? A unit that is equal in all clients but resembles no other unit has ν near 0 and agreement 1.
-
-    The result prints and draws **ICC2**, McGraw and Wong's [2]_ ICC(A,1), unless another coefficient is requested.
-    Weights that were averaged over clients agree by construction: their ICC2 is 1.
+    Agreement is the proportion of the variance of a unit's weights that all clients have in common. FedFac's
+    communality (:func:`fedstat.fa`) answers another question: how well do the *other units* explain a unit?
 
     Parameters
     ----------
     weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
-        As in :func:`fedstat.split`: at least 2 clients and 2 weights per unit. A lazy DataArray of more than 64 MB is
-        read twice, with ``inference="F"`` once. Up to 1 GiB, a copy in float32 is held in memory. Larger data are read
-        again for some units at a time.
+        As in :func:`fedstat.split`: at least 2 clients and 2 weights per unit.
     baseline : array, tensor or DataArray (unit, weight...), path or state_dict, optional
-        Initial parameters common to all clients. Agreement is then that of the changes, weights − baseline. Clients
-        that have hardly left common initial parameters agree on their weights for that reason alone.
+        Initial parameters common to all clients. Agreement is then that of the changes, weights − baseline.
     inference : {"sign-flip", "permutation", "F"}
-        Basis of the p values:
-
-        - "sign-flip" flips the signs of whole clients.
-        - "permutation" permutes units within clients. It assumes that all units have equal covariances.
-        - "F" assumes independent, normal weights. P values and intervals are those of R's psych.
-
-        Without "F", intervals are the jackknife over clients.
+        Basis of the p values. "sign-flip" flips the signs of whole clients. "permutation" permutes units within clients
+        and assumes that all units have equal covariances. "F" assumes independent, normal weights, as R's psych does.
     level : float in (0, 1)
-        Confidence level of the intervals.
+        Confidence level of the intervals: the jackknife over clients, or with "F" those of psych.
     n_boot : int
-        Bootstrap samples of clients; 0: no bootstrap. The bootstrap holds the weights of all clients in memory, in
-        their dtype.
+        Bootstrap samples of clients; 0: no bootstrap.
     seed : int
         Seed of the bootstrap, of sign flips with more than 13 clients, and of random permutations.
     layer, checkpoint
@@ -80,50 +67,19 @@ def icc(
     Returns
     -------
     IccResult
-        Coefficients of each unit and of the layer; with several layers, a :class:`fedstat.results.LayerResults` of
-        these results. The targets of the layer are all weights of all units together: differences between the units'
-        means count as agreement. A constant unit is NaN, counted and named.
+        Coefficients of each unit and of the layer, whose targets are all weights of all units together. A constant unit
+        is NaN. With several layers, a :class:`fedstat.results.LayerResults`.
 
     Raises
     ------
     ValueError
         If there are fewer than 2 clients (3 with ``n_boot``) or 2 weights in a unit. If weights are NaN or infinite
-        (the client and the units are named). If ``baseline`` does not have the shape of one client's weights, or is not
-        correlated with them: subtracted from all clients, it would create agreement.
+        (client and units are named). If ``baseline`` has another shape, or is not correlated with the weights.
 
     Notes
     -----
-    **Why ICC2?** The layout is two-way: the weights of a unit are the targets, the clients the raters. The six
-    coefficients are those of Shrout and Fleiss [1]_, under the names of R's ``psych::ICC``. Three questions select one.
-
-    - Are clients crossed with weights? Yes, every client has every weight of the unit. This rules out ICC1.
-    - Do differences between clients' means count as disagreement? Yes: clients stand for others that were not
-      sampled, and a unit whose weights one client has shifted computes something else. This rules out ICC3, which
-      removes these differences.
-    - Are single client models used, or their mean? Single models. This rules out the forms with k, which describe how
-      reliable the *average* model is and come near 1 with many clients.
-
-    **Does a unit agree?** H0 of a unit's p value: clients do not agree on the unit beyond the profile that all units
-    have in common; their deviations from it are independent and symmetric about 0. The layer's p value tests all units
-    together. The common profile has a test and a line for itself. Each client's layer is scaled to norm 1 first. The
-    steps are listed in :func:`fedstat.stats.icc_tests.sign_flips`.
-
-    A unit is tested if it varies in at least 5 clients; otherwise its p value is NaN. With C clients, the layer's p
-    value is at least 2^(1 − C): 0.06 for 5 clients, 0.03 for 6. The same bound holds for a unit if no other unit is
-    pooled with it. If the bound exceeds the level of the test, there is no conclusion.
-
-    The permutation test also works with 2 clients, but is valid only if units have equal covariances. Its H0, units
-    are exchangeable within clients, is false by construction if clients have common initial parameters.
-
-    **How large is agreement?** Intervals refer to other clients, drawn as these were. They are the jackknife over
-    clients (:func:`fedstat.stats.icc_resampling.over_clients`), and need a unit that varies in 5 clients, or in all of
-    3 or 4. Intervals are too short with clients of unequal size, with groups and with copies of clients; the result's
-    ``cautions()`` name such clients.
-
-    **In simulations** without agreement, with synthetic layers and with trained networks, the sign-flip test rejects in
-    .04 to .06 of the units. At a false discovery rate of .05, it finds an agreeing unit in .00 to .07 of the layers.
-    Permutations of units in trained layers reject in .05 to .3 of the units. F tests find an agreeing unit in nearly
-    all layers of smooth weights. ``simulations/inference/agreement.py`` has the table.
+    Weights that were averaged over clients agree by construction: their ICC2 is 1. The coefficients are those of Shrout
+    and Fleiss [1]_. Why ICC2, what the tests assume, and simulations: :doc:`/background/statistics`.
 
     References
     ----------
@@ -132,11 +88,9 @@ def icc(
 
     Examples
     --------
-    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> alike = rng.normal(size=(1, 2, 50)) + 0.5 * rng.normal(size=(10, 2, 50))  # ICC = 1 / (1 + 0.25)
-    >>> independent = rng.normal(size=(10, 2, 50))
-    >>> icc(np.concatenate([alike, independent], axis=1))
+    >>> icc(np.concatenate([alike, rng.normal(size=(10, 2, 50))], axis=1))
     Agreement of 10 clients on 4 units (ICC2 = ICC(A,1)), 50 weights per unit
     Layer: ICC2 = 0.43, 95% CI [0.39, 0.46] (jackknife over clients)
       Sign-flip test over clients, H0: no agreement on units beyond the profile that

@@ -55,7 +55,7 @@ def layer_matrix(weights: Weights) -> Any:
     >>> layer_matrix(np.zeros((10, 8, 3, 5, 5))).shape
     (750, 8)
     """
-    weights = _labels.labelled(weights)
+    weights = weights["w"] if isinstance(weights, xr.Dataset) and "w" in weights else _labels.labelled(weights)
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
         refuse_replicates(weights)

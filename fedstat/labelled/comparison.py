@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,11 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision, refuse_replicates
-from fedstat.labelled.inputs import layers_of_run
+from fedstat.labelled.inputs import holds_layers, layers_of, layers_of_run
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.stats.compare import LEAST_PAIRS, paired_test
 from fedstat.stats.eigenvalues import effective_rank as rank_of
+from fedstat.store import is_store, open_run
 
 
 def compare(
@@ -63,21 +66,10 @@ def compare(
 
     Notes
     -----
-    Pairs that share a seed or a data set are not independent, so the sample size is not the number of pairs.
-
-    Tests and intervals are from the paired t test. ``p_holm`` is Holm's step-down adjustment [1]_. ``sim_conf_low`` and
-    ``sim_conf_high`` are Bonferroni's t intervals at level 1 − (1 − level)/m for m comparisons: they hold
-    simultaneously. They are as wide as Holm's first step: they never exclude 0 if Holm does not reject, but Holm may
-    reject where they contain 0.
-
-    Each method has a separate variance. A pooled variance would give shorter intervals with few blocks, but wrong ones
-    if methods differ in spread. A method that differs by an equal amount in every block has no standard error, but
-    counts among the m. Differences count as equal if they vary by less than the rounding of float32, in which
-    accuracies are stored.
-
-    ``p_sign_flip`` is the proportion of the 2ⁿ sign changes whose mean is at least as far from 0 [2]_. It is exact and
-    assumes only that differences are symmetric about 0. It is at least 2¹⁻ⁿ: 0.25 with three blocks. With more than 16
-    blocks it is NaN.
+    Tests are paired t tests: pairs that share a seed or a data set are not independent. ``p_holm`` is Holm's step-down
+    adjustment [1]_; ``sim_conf_low`` and ``sim_conf_high`` are Bonferroni's t intervals, which hold simultaneously.
+    ``p_sign_flip`` is exact and assumes only symmetric differences [2]_; with n blocks it is at least 2¹⁻ⁿ.
+    :doc:`/background/statistics` says how ties and unequal variances are treated.
 
     References
     ----------
@@ -95,6 +87,11 @@ def compare(
     Paired t tests; CIs simultaneous over 1 comparison (Bonferroni).
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    if not isinstance(data, pd.DataFrame):
+        raise TypeError(
+            "compare takes a DataFrame with one row per method and block, such as a table of accuracies, but got a "
+            f"{type(data).__name__}. Compare stored runs with fedstat.study.compare_runs."
+        )
     within = [block] if isinstance(block, str) else list(block)
     data = complete_rows(data, value, method, *within)
     data[method] = data[method].astype(str)
@@ -260,8 +257,8 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
 
     Parameters
     ----------
-    weights : DataTree, or array, tensor or DataArray (client, unit, weight...)
-        A run: all layers and checkpoints of its ``/weights``. Or the weights of one layer; a DataArray may have a dim
+    weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
+        As in :func:`fedstat.split`, but of all layers; of a run, all checkpoints. A DataArray may have a dim
         ``checkpoint``.
     baseline : {"mean"}, or str, or None
         Shared part, subtracted first so that the personal part remains:
@@ -308,10 +305,12 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
       weights  1.96, 95% CI [1.94, 1.99] (t); maximum 20
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    if isinstance(weights, xr.DataTree):
+    if isinstance(weights, str | PathLike) and is_store(Path(weights)):
+        weights = open_run(Path(weights))
+    if isinstance(weights, xr.DataTree) and "weights" in weights.children:
         layers = _of_run(weights, baseline)
     elif baseline is None or (isinstance(baseline, str) and baseline == "mean"):
-        layers = {"weights": _labelled_layer(weights)}
+        layers = layers_of(weights, "*").layers if holds_layers(weights) else {"weights": _labelled_layer(weights)}
     else:
         raise ValueError(f"baseline={baseline!r} needs a run, but got weights. Use baseline='mean' or None.")
     ranks, most = zip(*(_ranks(w, name, mean=baseline == "mean") for name, w in layers.items()), strict=True)
@@ -322,8 +321,6 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
 
 def _of_run(run: xr.DataTree, baseline: Any) -> dict[str, xr.DataArray]:
     """Return the layers' weights minus the shared factor; the mean over clients is subtracted later."""
-    if "weights" not in run.children:
-        raise ValueError(f"the run must hold weights, but has the groups {', '.join(run.children)}")
     layers = layers_of_run(run)
     if baseline is None or baseline == "mean":
         return layers
@@ -349,6 +346,8 @@ def _of_run(run: xr.DataTree, baseline: Any) -> dict[str, xr.DataArray]:
 
 def _labelled_layer(weights: Any) -> xr.DataArray:
     """Return a layer's weights as a DataArray."""
+    if isinstance(weights, xr.Dataset | xr.DataTree) and "w" in weights.data_vars:
+        weights = weights["w"]
     weights = check.numbers("weights", _labels.labelled(weights))
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
@@ -17,6 +17,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import Weights, labels, need_dims, numpy_of
+from fedstat.labelled.inputs import by_layer
 from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import reml
 from fedstat.stats import variance_components as by_moments
@@ -28,6 +29,7 @@ _BLOCK = 2**26  # bytes read at once
 _DIMS = ("client", "replicate", "unit")
 
 
+@by_layer(initial=False)
 def variance_components(
     weights: Weights,
     *,
@@ -35,46 +37,37 @@ def variance_components(
     sizes: Any = None,
     method: Literal["moments", "reml"] = "moments",
     level: float = 0.95,
+    layer: str | Sequence[str] | None = None,
+    checkpoint: int | None = None,
 ) -> ComponentsResult:
     """Estimate between-client variance and training noise from replicates, and the reliability of client differences.
 
     Every client is trained at least twice from one download, on disjoint parts of its data: these are its replicates.
-    A client's difference from the others that recurs in all replicates is between-client variance; the rest is training
-    noise. For client c, replicate r and weight i of a unit,
-
-        w_cri = m_i + x_c' γ_i + b_ci + e_cri,  Var b = σ_b²,  mean of Var e = σ_e².
-
-    The result is the **reliability** σ_b² / (σ_b² + σ_e²/R) of each unit and of the layer. It is the proportion of
-    between-client variance in the differences between clients that are each trained on all their data.
-
-    - It is the correlation of two halves, stepped up by Spearman and Brown [1]_ [2]_, like the reliability of a test.
-    - If and only if it is above 0.5, a client's weights estimate its true weights better than the average over clients.
-    - It is the factor that shrinks a client's difference towards the mean optimally (BLUP [3]_, empirical Bayes [4]_).
-
-    Reliability is the opposite of agreement (:func:`fedstat.icc`). High agreement means that clients have a unit's
-    weights in common; high reliability means that they truly *differ*.
+    For client c, replicate r and weight i of a unit, w_cri = m_i + x_c' γ_i + b_ci + e_cri with Var b = σ_b² and mean
+    of Var e = σ_e². The result is the **reliability** σ_b² / (σ_b² + σ_e²/R) of each unit and of the layer [1]_ [2]_:
+    the proportion of between-client variance in the differences of clients that are each trained on all their data.
 
     Parameters
     ----------
     weights : DataArray with dims client, replicate, unit, weight..., in any order; or array or tensor in that order
-        At least 3 clients, 4 with a covariate, and 2 replicates. Of a lazy DataArray, one block of units is in memory
-        at a time.
+        At least 3 clients, 4 with a covariate, and 2 replicates. Or an object that holds such layers.
     covariate : array, Series, DataArray (client,) or mapping from client, optional
-        Property that clients are adjusted for first, such as the number of training samples. A client with more samples
-        makes more steps from the initial parameters: this difference is not knowledge of the client.
+        Property that clients are adjusted for first, such as the number of training samples.
     sizes : array, Series, DataFrame or DataArray (client,) or (client, replicate), or mapping from client, optional
         Number of training samples, for "reml" only; equal by default.
     method : {"moments", "reml"}
         "moments" is unbiased even if clients have unequal noise; its estimates are sometimes negative. "reml" is
-        restricted maximum likelihood [5]_ for noise that falls as 1 / samples. If this holds and sizes are unequal, it
-        is more precise; otherwise it is biased.
+        restricted maximum likelihood [3]_ for noise that falls as 1 / samples: more precise if this holds, else biased.
     level : float in (0, 1)
         Confidence level of intervals and conclusions.
+    layer, checkpoint
+        Layers and round to analyze, if there are several: as in :func:`fedstat.split`.
 
     Returns
     -------
     ComponentsResult
-        Variances, reliability, intervals and tests of each unit and of the layer.
+        Variances, reliability, intervals and tests of each unit and of the layer. With several layers, a
+        :class:`fedstat.results.LayerResults`.
 
     Raises
     ------
@@ -89,42 +82,24 @@ def variance_components(
 
     Notes
     -----
-    Clients are the sampling units: tests and intervals leave out one client at a time, since weights of a unit are not
-    independent. :func:`fedstat.stats.variance_components.components` has formulas and the coverage of the intervals.
-
-    Coverage of 95% intervals falls with heavy-tailed weights (Student's t, 3 degrees of freedom: 0.84 to 0.93). It also
-    falls if clients have unequal noise (standard deviations log-normal, σ = 0.7: 0.85 to 0.90). In the latter case, the
-    tests find client differences in some unit with noise alone in up to a quarter of the layers.
-
-    A covariate that belongs to what clients know removes this knowledge, too. An example is a class that only large
-    clients have.
-
-    The step-up from a replicate to all data assumes that noise falls as 1 / samples. Noise common to all replicates of
-    a client counts as between-client variance. An example is an order of batches that is fixed by the client.
+    If and only if reliability is above 0.5, a client's weights estimate its true weights better than the average over
+    clients. High agreement (:func:`fedstat.icc`) means that clients have a unit's weights in common, high reliability
+    that they truly *differ*. Formulas: :func:`fedstat.stats.variance_components.components`. Assumptions and coverage
+    of the intervals: :doc:`/background/statistics`.
 
     References
     ----------
     .. [1] Spearman (1910). Correlation calculated from faulty data. British Journal of Psychology 3, 271-295.
     .. [2] Brown (1910). Some experimental results in the correlation of mental abilities. Brit. J. Psychol. 3, 296-322.
-    .. [3] Robinson (1991). That BLUP is a good thing: the estimation of random effects. Statistical Science 6, 15-32.
-    .. [4] Efron, Morris (1973). Stein's estimation rule and its competitors. JASA 68, 117-130.
-    .. [5] Searle, Casella, McCulloch (1992). Variance Components. Wiley.
+    .. [3] Searle, Casella, McCulloch (1992). Variance Components. Wiley.
 
     Examples
     --------
-    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> differences = rng.normal(size=(20, 1, 4, 50)) * np.array([0, 0, 1, 3])[:, None]
-    >>> variance_components(differences + rng.normal(size=(20, 2, 4, 50)))  # reliabilities 0, 0, 2/3 and 18/19
-    Reliability of client differences: 4 units, 50 weights per unit
-    20 clients x 2 replicates; method of moments
-    Layer: reliability = 0.83, 95% CI [0.82, 0.85] (jackknife over clients)
-      Above 0.5: a client's weights estimate its true weights with lower expected
-        squared error than the average over clients does
-    Units: median 0.33; 2 of 4 differ beyond training noise (one-sided, FDR 0.05)
-      95% CIs for these 20 clients (unadjusted): 2 above 0.5, 2 below, 0 include it
-      highest: 3 (0.95), 2 (0.62), 0 (0.04), 1 (0.02)
-      lowest:  1 (0.02), 0 (0.04), 2 (0.62), 3 (0.95)
+    >>> result = variance_components(differences + rng.normal(size=(20, 2, 4, 50)))
+    >>> result.reliability.round(2).tolist()  # true values 0, 0, 2/3 and 18/19
+    [0.04, 0.02, 0.62, 0.95]
     """
     check.choice("method", method, ("moments", "reml"))
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
@@ -190,6 +165,12 @@ def _unit_blocks(weights: Weights) -> Iterator[tuple[slice, Any]]:
             )
         yield slice(None), w.reshape(*w.shape[:3], -1)
         return
+    if "replicate" not in weights.dims:
+        raise ValueError(
+            "weights must have a dim replicate, of several models of every client, but got the dims "
+            f"{', '.join(map(str, weights.dims))}. Train every client twice, on halves of its data, and join the "
+            "weights by xarray.concat([a, b], 'replicate')."
+        )
     need_dims(weights, *_DIMS)
     check.numbers("weights", weights)
     if 0 in weights.shape:

@@ -158,7 +158,10 @@ class LayerWeights(NamedTuple):
 
 
 def by_layer(
-    *, checks: Callable[..., object] | None = None
+    *,
+    checks: Callable[..., object] | None = None,
+    initial: bool = True,
+    frame: tuple[str, str] = ("row", "unit"),
 ) -> Callable[[Callable[Concatenate[Any, P], R]], _Verb[P, R]]:
     """Extend a verb that is written for one layer to weights in any form that :func:`fedstat.split` takes.
 
@@ -170,6 +173,10 @@ def by_layer(
     ----------
     checks : callable (**arguments), optional
         Checks the verb's other arguments, defaults included; called once, before weights are read.
+    initial : bool
+        True if the verb has an argument ``baseline`` of initial parameters, which differ between layers.
+    frame : (str, str)
+        Dims of the rows and columns of a DataFrame.
     """
 
     def over_layers(verb: Callable[Concatenate[Any, P], R]) -> _Verb[P, R]:
@@ -186,11 +193,14 @@ def by_layer(
                 _, *names = call.arguments
                 checks(**{name: call.arguments[name] for name in names})
             (weights,), settings = call.args, call.kwargs
-            layers, several, skipped_layers = layers_of(weights, settings.pop("layer"), settings.pop("checkpoint"))
-            baselines = _baselines(settings.pop("baseline"), layers)
+            layers, several, skipped_layers = layers_of(
+                weights, settings.pop("layer"), settings.pop("checkpoint"), frame=frame
+            )
+            baselines = _baselines(settings.pop("baseline"), layers) if initial else {}
 
             def analyze(layer: str) -> R:
-                return one_layer(layers[layer], baseline=baselines[layer], **settings)
+                by_name = {"baseline": baselines[layer]} if initial else {}
+                return one_layer(layers[layer], **settings, **by_name)
 
             if not several:
                 return analyze(*layers)
@@ -203,8 +213,38 @@ def by_layer(
     return over_layers
 
 
-def layers_of(weights: Any, layer: str | Sequence[str] | None = None, checkpoint: int | None = None) -> LayerWeights:
-    """Select layers of a user's weights at a checkpoint; arguments as in :func:`fedstat.split`."""
+def holds_layers(weights: Any) -> bool:
+    """Return True for objects that may hold several layers: runs, other trees, mappings, paths, lists of sources."""
+    if isinstance(weights, xr.DataTree) and "w" in weights.data_vars:
+        return False
+    is_list = isinstance(weights, list | tuple) and bool(weights) and all(_is_source(x) for x in weights)
+    is_mapping = isinstance(weights, Mapping) and not isinstance(weights, xr.Dataset)
+    return is_list or is_mapping or isinstance(weights, _PATHS)
+
+
+def single_layer(verb: str, weights: Any) -> Any:
+    """Return the weights of one layer at the last checkpoint; raise ValueError if an object holds several layers."""
+    layers = layers_of(weights).layers
+    if len(layers) != 1:
+        raise ValueError(
+            f"{verb} takes the weights of one layer, (client, unit, weight...), but got a {type(weights).__name__} "
+            f"with the layers {few(layers, 8)}. Choose one: fedstat.fl.client_weights(run, {next(iter(layers))!r}), or "
+            f"fedstat.read_weights(...)[{next(iter(layers))!r}]['w']."
+        )
+    return next(iter(layers.values()))
+
+
+def layers_of(
+    weights: Any,
+    layer: str | Sequence[str] | None = None,
+    checkpoint: int | None = None,
+    *,
+    frame: tuple[str, str] = ("row", "unit"),
+) -> LayerWeights:
+    """Select layers of a user's weights at a checkpoint; arguments as in :func:`fedstat.split`.
+
+    ``frame`` has the dims of the rows and columns of a DataFrame.
+    """
     if not (layer is None or isinstance(layer, str) or (isinstance(layer, Sequence) and layer)):
         raise ValueError(f"layer must be a name, a pattern such as 'conv*', or a list of these, but got {layer!r}")
     requested = [layer] if isinstance(layer, str) else layer if layer is None else list(layer)
@@ -231,7 +271,7 @@ def layers_of(weights: Any, layer: str | Sequence[str] | None = None, checkpoint
             f"weights must be of several clients, but got one {type(weights).__name__}. Pass {{client: model}}."
         )
     else:
-        layers, skipped, several = {"": _labels.labelled(weights, ("row", "unit"))}, {}, False
+        layers, skipped, several = {"": _labels.labelled(weights, frame)}, {}, False
     return LayerWeights({name: _at(w, checkpoint, name) for name, w in layers.items()}, several, skipped)
 
 

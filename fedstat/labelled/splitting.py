@@ -27,12 +27,13 @@ from fedstat.labelled.factor import (
     require_effect,
     warn_if_single_client,
 )
-from fedstat.labelled.inputs import by_layer, subtract_baseline
+from fedstat.labelled.inputs import by_layer, layers_of, single_layer, subtract_baseline
 from fedstat.results import (
     AgreementWarning,
     ConvergenceWarning,
     FactorResult,
     IccResult,
+    LayerResults,
     SplitMapResult,
     SplitResult,
 )
@@ -61,114 +62,59 @@ def split(
 
     The rule depends on ``method`` and ``tau``:
 
-    - By factor analysis (``method`` "pa", "minres", "pc" or "leverage"; FedFac §4.1) a unit is shared if the *other
-      units* explain it: its communality ν is at or above the threshold.
-    - By ``method="icc"`` a unit is shared if *clients agree* on it: its ICC2, the proportion of the variance of its
-      weights that all clients have in common (:func:`icc`), is at or above the threshold.
-    - By ``method="icc", tau="test"`` the reliability of client differences is tested (:func:`variance_components`).
-      Units whose clients truly differ are personal.
+    - By factor analysis ("pa", "minres", "pc", "leverage"; FedFac §4.1) a unit is shared if *other units* explain it.
+    - By "icc" a unit is shared if *clients agree* on it (:func:`icc`).
+    - By "icc" with ``tau="test"`` a unit is personal if its clients truly differ (:func:`variance_components`).
 
-    A unit that is equal in all clients but resembles no other unit has ν near 0 and ICC 1. For every rule, the result
-    also shows the ICC of every unit. Weights that were averaged over clients agree by construction.
+    A unit that is equal in all clients but resembles no other unit has communality ν near 0 and ICC 1.
 
     Parameters
     ----------
     weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
-        One layer as in :func:`layer_matrix`; ``method="icc"`` needs at least 2 clients and 2 weights per unit. Or
-        several layers:
-
-        - a run, from :func:`fedstat.open_run` or as a path;
-        - the DataTree of :func:`fedstat.read_weights`;
-        - files of clients: a list, a folder, or a pattern such as ``"runs/client*.pt"``;
-        - a mapping from client to state_dict or torch module.
+        One layer as in :func:`layer_matrix`. Or several layers: a run (of :func:`fedstat.open_run`, or its path), the
+        DataTree of :func:`fedstat.read_weights`, files of clients (a list, a folder, a pattern such as "client*.pt"), a
+        list of state_dicts or torch modules, or a mapping from client to these.
     kappa : float in (0, 1]
         κ, the proportion of the eigenvalue sum that factors must reach; see :func:`fa`.
     tau : float in (0, 1), inf, -inf, Absolute or "test"
-        Threshold of ν or of the ICC from which a unit is shared:
-
-        - a number in (0, 1): this quantile. It fixes the number of shared units in advance, except for ties. Units that
-          tie with the threshold are all shared: if 12 of 16 units are equal in all clients (ICC 1), ``tau=0.5`` shares
-          these 12.
-        - ``Absolute(x)``: the value x.
-        - ``inf``: the entire layer is personal (FedPer, LG-FedAvg).
-        - ``-inf``: the entire layer is shared (FedAvg). Constant units have neither ν nor ICC; only ``-inf`` shares
-          them.
-        - ``"test"``, with ``method="icc"`` and weights that have a dim ``replicate``: reliability below the margin,
-          shared; above it, personal; neither is shown, inconclusive. The number of shared units is not fixed in
-          advance.
+        Threshold of ν or of the ICC from which a unit is shared: this quantile; with ``Absolute(x)``, x; with inf, all
+        units are personal; with -inf, all are shared. "test" needs "icc" and weights with a dim ``replicate``.
     layer : str or sequence of str, optional
-        Layers to analyze, if ``weights`` hold several: a name, or names and patterns such as ``"conv*"``. By default
-        all but embeddings and the output layer, whose units are not hidden units. The result names skipped layers.
+        Names, or patterns such as ``"conv*"``. By default all layers but embeddings and the output layer.
     checkpoint : int, optional
         Round of a run, or of a DataArray with a dim ``checkpoint``, whose weights are analyzed; by default the last.
     baseline : array, tensor or DataArray (unit, weight...), path, state_dict or module, optional
-        Initial parameters common to all clients, which are subtracted: the changes by training are analyzed. Clients
-        that have hardly left common initial parameters agree on their weights for that reason alone.
-    **options
-        Options of :class:`fedstat.labelled.factor.SplitOptions`:
-
-        - ``method``: "pa" (default), "minres", "pc", "leverage" or "icc".
-        - For factor analysis: n_factors, rotation, init, n_starts, seed, heywood, max_iter and tol of :func:`fa`.
-        - For ``tau="test"``: fdr (false discovery rate, 0.05), margin (0.5) and inconclusive ("shared") as in
-          :meth:`ComponentsResult.split`; covariate, such as clients' numbers of samples, as in
-          :func:`variance_components`.
+        Initial parameters common to all clients, which are subtracted: the changes by training are analyzed.
+    method : {"pa", "minres", "pc", "leverage", "icc"}
+        Statistic of a unit, see above.
+    n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol
+        Settings of the factor analysis, as in :func:`fa`.
+    fdr, margin, inconclusive, covariate
+        Settings of ``tau="test"``, as in :meth:`ComponentsResult.split` and :func:`variance_components`.
 
     Returns
     -------
     SplitResult
-        Groups of units, with the analysis behind them. For a run, files or state_dicts a
-        :class:`fedstat.results.LayerResults` of these results, unless ``layer`` is the name of one layer.
+        Groups of units, and the analysis behind them. With several layers, a :class:`fedstat.results.LayerResults`.
 
     Raises
     ------
     ValueError
-        As :func:`fa` or :func:`icc`. If weights are NaN or infinite (client and unit are named). If an option, or
-        ``kappa``, was changed and has no effect with ``method="icc"``. If a layer or checkpoint does not exist.
-    TypeError
-        If an option does not exist.
-    FileNotFoundError
-        If there is no such file, folder or run.
-
-    Warns
-    -----
-    ConvergenceWarning
-        As :func:`fa`.
-    AgreementWarning
-        If clients agree less on shared than on personal units. The shared unit has the higher ICC in fewer than a third
-        of all pairs of a shared and a personal unit (AUC < 1/3), two-sided p < .01 by Mann and Whitney.
-    UserWarning
-        If there is only one client.
+        As :func:`fa` or :func:`icc`. If a changed option has no effect, or a layer or checkpoint does not exist.
+    TypeError, FileNotFoundError
+        If an option, or a file, folder or run does not exist.
 
     Notes
     -----
-    **Limits.** The default κ = 0.85, the paper's, often gives Heywood cases, non-convergence and splits that depend on
-    initial values: check with :func:`sensitivity`. :func:`bootstrap` estimates sampling error. The test behind
-    AgreementWarning has little power with a dozen units: compare the median ICC of both groups. Without a contradiction
-    it rarely warns: in simulated layers of 16 to 64 units that were all client-specific, or all equally alike, at most
-    1 in 100 did (κ = 0.3 and 0.75, 200 or 400 layers of each kind).
-
-    **Memory and communication.** Factor analysis sums the correlation matrix client by client: the stacked matrix is
-    never built. Agreement needs no unit × unit matrix. For d units with n weights it needs Σ_c w and the sums of
-    squares of the weights and of the clients' means, all additive over clients (:func:`fedstat.stats.icc.sums`).
-
-    A server that gets only sums, as in secure aggregation, needs d·n + 2d + 1 numbers from every client. These are its
-    weights, one sum of squares and one squared mean per unit, and the squared mean of the layer. This is not less than
-    the d·n weights, but the server sees no single client's weights. Factor analysis needs moments of d(d + 3)/2 + 1
-    numbers, fewer if d < 2n. For 512 units × 500 weights, agreement needs 2.06 MB in float64, factor analysis 1.05 MB;
-    the weights have 1.02 MB in float32. ``stats.icc.Sums`` holds d·n + 5d + 6 numbers, since it centers sums to avoid
-    cancellation.
+    Warnings: ConvergenceWarning as :func:`fa`; AgreementWarning if clients agree less on shared than on personal units.
+    Check a split with :func:`sensitivity` and :func:`bootstrap`. More: :doc:`/background/statistics`.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from fedstat import Absolute
     >>> rng = np.random.default_rng(0)
     >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))  # 4 units follow one pattern
-    >>> different = rng.normal(size=(10, 2, 20))  # 2 units differ between clients
-    >>> split(np.concatenate([alike, different], axis=1), n_factors=1, tau=1 / 3).shared.tolist()
-    [True, True, True, True, False, False]
-    >>> equal = np.repeat(rng.normal(size=(1, 4, 20)), 10, axis=0)  # equal in all clients, resembling no other unit
-    >>> split(np.concatenate([equal, different], axis=1), method="icc", tau=Absolute(0.5)).shared.tolist()
+    >>> weights = np.concatenate([alike, rng.normal(size=(10, 2, 20))], axis=1)  # 2 units differ between clients
+    >>> split(weights, n_factors=1, tau=1 / 3).shared.tolist()
     [True, True, True, True, False, False]
     """
     factor_options: dict[str, Any] = {**options}
@@ -215,19 +161,20 @@ def _fitting(kappa: float, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"kappa": kappa, **choices, "options": options}
 
 
-def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
+def update(previous: FactorResult | SplitResult | LayerResults[Any], weights: Weights) -> Any:
     """Repeat an analysis on the next round's weights, with the previous communalities as initial values.
 
     Parameters
     ----------
-    previous : FactorResult or SplitResult
+    previous : FactorResult, SplitResult or LayerResults of these
         Result whose arguments are used again.
-    weights : array, tensor or DataArray (client, unit, weight...)
-        Weights of the next round. If ``previous`` is of weights minus a baseline, subtract the baseline here, too.
+    weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
+        Weights of the next round, as in :func:`split`. If ``previous`` is of weights minus a baseline, subtract the
+        baseline here, too.
 
     Returns
     -------
-    FactorResult or SplitResult
+    FactorResult, SplitResult or LayerResults
         Result of the type of ``previous``.
 
     Raises
@@ -250,8 +197,12 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
     >>> after.fit.n_iter < before.fit.n_iter
     True
     """
+    if isinstance(previous, LayerResults):
+        layers = layers_of(weights, list(previous)).layers
+        results = {layer: update(result, layers[layer]) for layer, result in previous.items()}
+        return LayerResults(results, previous.skipped_layers)
     fit = previous.fit if isinstance(previous, SplitResult) else previous
-    weights = _labels.labelled(weights)
+    weights = single_layer("update", weights)
     units = labels(weights, "unit", 1)
     if len(units) != len(fit.units):
         raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {len(units)}")

@@ -88,14 +88,11 @@ def bootstrap(
         Seed of the bootstrap samples.
     executor : Executor, optional
         Any :class:`concurrent.futures.Executor`: of threads, processes, loky, mpi4py, or Dask's
-        ``Client.get_executor()``. Its workers analyze the bootstrap samples, each on one BLAS thread. Results do not
-        depend on the executor or its workers. They equal results without executor if BLAS has one thread
-        (``OMP_NUM_THREADS=1``). With several BLAS threads and at least 300 units they differ by rounding.
+        ``Client.get_executor()``. Its workers analyze the bootstrap samples, each on one BLAS thread.
     layer, checkpoint, baseline
         Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
-    **options
-        n_factors, method, init, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, listed in
-        :class:`fedstat.labelled.factor.ReplicateOptions`.
+    n_factors, method, init, max_iter, tol, heywood
+        Settings of the factor analysis, as in :func:`fedstat.fa`; ``heywood`` is "allow" or "bound".
 
     Returns
     -------
@@ -112,14 +109,9 @@ def bootstrap(
 
     Notes
     -----
-    Intervals refer to the expected ν in samples of as many clients, not to the population's ν. ν depends on the number
-    of clients, since the factors must reach κ of the eigenvalue sum. A sample's shared units have a lower ν than the
-    population's, and its personal units a higher ν. The result's column ``half_sample`` shows how much ν still changes
-    with the number of clients. There are no intervals for the population's ν: no interval that was tried covered it in
-    simulations.
-
-    The selection frequency of a unit is not the probability that the unit is shared: a group that recurs often may
-    still be wrong.
+    Intervals refer to the expected ν in samples of as many clients, not to the population's ν. The selection frequency
+    of a unit is not the probability that the unit is shared: a group that recurs often may still be wrong. More:
+    :doc:`/background/statistics`.
 
     References
     ----------
@@ -127,7 +119,6 @@ def bootstrap(
 
     Examples
     --------
-    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))
     >>> result = bootstrap(np.concatenate([alike, rng.normal(size=(10, 4, 20))], axis=1), n_factors=1, n_boot=50)
@@ -166,7 +157,7 @@ def permutation_test(
 
     Parameters
     ----------
-    weights, kappa, executor, layer, checkpoint, baseline, **options
+    weights, kappa, executor, layer, checkpoint, baseline, n_factors, method, init, max_iter, tol, heywood
         As in :func:`bootstrap`.
     n_permutations : int
         Number of permutations.

@@ -63,17 +63,8 @@ def read_weights(
     -------
     xarray.DataTree
         One child per layer, with ``w`` (client, unit, weight...): dims weight, weight_1, weight_2 in the order of the
-        layer. Pass a layer to other functions, as in ``fedstat.split(tree["fc1"]["w"])``. Units are rows, except in:
-
-        - Transposed convolutions, (in, out / groups, ...): units are output channels.
-        - Embeddings, (token, feature), and dense layers stored as (in, out): units are columns.
-        - Layers of Keras, Flax and Haiku: units are on the last axis; in transposed convolutions, on the last but one.
-        - LSTM and GRU store their gates side by side. The gates of a hidden unit are combined, as
-          (client, unit, gate, weight).
-        - Fused attention: query, key and value of a feature are combined, as (client, unit, projection, weight).
-
-        Units of grouped convolutions have the weights of their group's inputs. ``attrs["left_out"]`` lists entries of
-        at least 2 dims that are no weights, with the reason.
+        layer. Pass the tree, or a layer such as ``tree["fc1"]["w"]``, to :func:`fedstat.split`. ``attrs["left_out"]``
+        lists entries of at least 2 dims that are no weights, with the reason.
 
     Raises
     ------
@@ -84,30 +75,19 @@ def read_weights(
         - If the axis of the units is ambiguous, as in a kernel without bias.
         - If a tensor is not dense, floating-point and non-empty, or holds codes of a quantized model.
         - If a file is passed twice, there are no sources, or a single source or layer is not in a list.
-        - If a file, its unzipped content or the layers of a client need more than 4 GiB. The environment variable
-          FEDSTAT_MAX_BYTES sets another limit.
-        - If a file holds more than 8,192 entries, or a name of more than 200 characters.
+        - If a file, its unzipped content or the layers of a client need more than 4 GiB (environment variable
+          FEDSTAT_MAX_BYTES), or a file holds more than 8,192 entries or a name of more than 200 characters.
     FileNotFoundError
         If there is no such file.
 
-    Warns
-    -----
-    UserWarning
-        - If a layer has so many units that their correlations would exceed this limit.
-        - If a convolution without bias is followed by a normalization of the size expected after a transposed one.
-        - If a layer is a factor of a low-rank update (LoRA), whose units cannot be compared.
-
     Notes
     -----
-    No content of a file is executed. Torch files are read without torch, NumPy files without pickle, and of NumPy files
-    only the requested layers.
+    Units are rows, except in transposed convolutions, embeddings, recurrent layers, fused attention, and layers of
+    Keras, Flax and Haiku. :doc:`/background/statistics` says which axis is read, and how it is recognized. A
+    UserWarning names layers with too many units, with a doubtful axis, or of a low-rank update (LoRA), whose units
+    cannot be compared.
 
-    In a module, its class determines the axis of the units. In a state_dict, the bias does: it has one number per unit,
-    and its axes are matched with the axes of the weight. Names identify recurrent layers, embeddings without bias and
-    fused attention (``in_proj_weight``, ``qkv``, ``c_attn``). Names also identify transposed convolutions if the bias
-    does not.
-
-    Factors of torch's pruning, weight_norm and spectral_norm become the weight that the network uses.
+    No content of a file is executed. Torch files are read without torch, NumPy files without pickle.
 
     Examples
     --------

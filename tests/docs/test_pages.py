@@ -18,7 +18,7 @@ from fedstat.study import experiment, grid
 
 ROOT = Path(__file__).parents[2]
 README, GRID = ROOT / "README.md", ROOT / "docs/howto/own-grid.md"
-OWN = ("tutorial.md", "releasing.md", "howto/*.md")
+OWN = ("tutorial.md", "releasing.md", "howto/*.md", "background/*.md")
 PAGES = [README, ROOT / "CONTRIBUTING.md", *(page for glob in OWN for page in sorted((ROOT / "docs").glob(glob)))]
 BLOCK = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:python|torchrun --nproc-per-node=\d+) -m (fedstat\S*)(?: (.*))?")

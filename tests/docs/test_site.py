@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from importlib.util import find_spec
 from inspect import signature
@@ -55,6 +56,19 @@ def test_every_plot_has_a_picture_in_the_gallery():
     plots = {name for name, kind in returned.items() if kind in ("Axes", "Figure")}
     assert len(plots) > 30
     assert drawn == plots
+
+
+VERBS = [name for name in public_names.names("fedstat") if name.kind == "function"]
+SECTIONS = ["Parameters", "Returns", "Raises", "Warns", "Notes", "References", "Examples"]  # numpydoc's order
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda name: name.name)
+def test_the_help_of_a_verb_fits_60_lines_in_the_order_of_numpydoc(verb):
+    lines = public_names.docstring(verb).splitlines()
+    heads = [title for title, rule in itertools.pairwise(lines) if rule and set(rule) == {"-"}]
+    assert len(lines) <= 60
+    assert {"Parameters", "Returns"} <= set(heads)
+    assert heads == [section for section in SECTIONS if section in heads]
 
 
 def test_docstrings_say_arguments_shapes_and_sources():

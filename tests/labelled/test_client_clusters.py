@@ -57,10 +57,14 @@ def test_what_is_shared_whole_is_not_clustered(baseline):
         fedstat.client_clusters(equal, baseline=baseline, **QUICK)
 
 
-def test_a_run_in_place_of_weights_says_what_to_choose():
-    run = xr.DataTree.from_dict({"weights/fc1": xr.Dataset({"w": V})})
-    with pytest.raises(ValueError, match=r"must be one array, but got a DataTree\. .*client_weights\(run, 'fc1'\)"):
-        fedstat.client_clusters(run, **QUICK)
+def test_clients_of_a_run_are_clustered_by_layer():
+    run = xr.DataTree.from_dict(
+        {"weights/fc1": xr.Dataset({"w": V}), "weights/fc2": xr.Dataset({"w": V[:, ::-1] ** 3})}
+    )
+    found = fedstat.client_clusters(run, groups=DOMAIN, layer="*", **QUICK)
+    assert list(found) == ["fc1", "fc2"]
+    assert repr(found["fc2"]) == repr(fedstat.client_clusters(V[:, ::-1] ** 3, groups=DOMAIN, **QUICK))
+    assert repr(fedstat.client_clusters(run, layer="fc1", **QUICK)) == repr(fedstat.client_clusters(V, **QUICK))
 
 
 def test_what_it_prints_and_its_tables():
@@ -108,7 +112,7 @@ def changed(client, value):
         (V, {"groups": [*[0.0, 1.0] * 5, 1.0, np.nan]}, "a value for each client, but it is missing for 111"),
         (V, {"groups": ["a"] * 12}, "at least 2, and one must have at least 2 clients, but got 1 group.s. of 12"),
         (V, {"groups": list(range(12))}, "but got 12 group.s. of 12 clients"),
-        (V.expand_dims(checkpoint=2), {}, r"one vector per client, but .*Select one checkpoint, as in .isel\(ch"),
+        (V.expand_dims(replicate=2), {}, r"one vector per client, but .*Select one replicate, as in .isel\(rep"),
         (V.rename(client="k"), {}, r"must have dim\(s\) \['client'\]"),
         (V, {"baseline": "v"}, "baseline must be one of 'mean', None, but got 'v'"),
         (V[:1], {}, r"at least 2 clients, but got shape \(1, 5, 4\)"),

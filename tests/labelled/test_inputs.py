@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,13 @@ VERBS: dict[str, Callable[..., Any]] = {
     "sensitivity": lambda w, **which: fedstat.sensitivity(w, kappas=(0.6,), n_starts=1, **which).table["ari"],
     "icc": lambda w, **which: fedstat.icc(w, **which).agreement,
     "split_map": lambda w, **which: fedstat.split_map(w, kappas=(0.5, 0.75), methods=("pc", "icc"), **which).shared,
+    "client_clusters": lambda w, **which: fedstat.client_clusters(w, n_clusters=2, n_subsamples=3, **which).similarity,
+}
+REFUSED = {  # what verbs say of objects that hold layers, which they do not take
+    "layer_matrix": r"weights must be one array",
+    "knn_entropy": r"x must be one array",
+    "variance_components": r"weights must have a dim replicate, of several models of every client",
+    "compare": r"compare takes a DataFrame with one row per method and block",
 }
 
 
@@ -68,6 +76,12 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "files by client": {name: folder / f"{name}.pt" for name in NAMES},
         "state_dicts by client": STATES,
         "list of state_dicts": list(STATES.values()),
+        "array": W,
+        "tensor": torch.asarray(W),
+        "DataArray": xr.DataArray(W, dims=("client", "unit", "weight")),
+        "list of arrays": list(W),
+        "Dataset of a layer": run["weights/fc1"].to_dataset(),
+        "node of a layer": run["weights/fc1"],
     }
 
 
@@ -75,6 +89,7 @@ FORMS = [
     "run", "weights of a run", "path of a run", "read weights", "files", "names of files", "folder", "pattern",
     "files by client", "state_dicts by client", "list of state_dicts",
 ]  # fmt: skip
+ARRAYS = ["array", "tensor", "DataArray", "list of arrays", "Dataset of a layer", "node of a layer"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -91,12 +106,49 @@ def test_a_split_is_the_same_to_the_bit_in_whatever_form_the_weights_come(held: 
     assert "\nSkipped: head (output layer" in text
 
 
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    """What verbs make of the array of layer fc1."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {verb: np.asarray(call(W)) for verb, call in VERBS.items()}
+
+
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("form", ["run", "files", "state_dicts by client"])
+@pytest.mark.parametrize("form", [*FORMS, *ARRAYS])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_every_verb_takes_every_form(held: dict[str, Any], form: str, verb: str) -> None:
-    expected = VERBS[verb](W)
-    np.testing.assert_array_equal(VERBS[verb](held[form], layer="fc1"), expected)
+def test_every_verb_takes_every_form(held: dict[str, Any], expected: dict[str, Any], form: str, verb: str) -> None:
+    found = VERBS[verb](held[form], **({"layer": "fc1"} if form in FORMS else {}))
+    np.testing.assert_allclose(np.asarray(found, expected[verb].dtype), expected[verb], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", [*FORMS, *ARRAYS])
+def test_ranks_and_updates_take_every_form(held: dict[str, Any], form: str) -> None:
+    ranks = fedstat.effective_rank(held[form]).rank["rank"]
+    last = ranks.isel(checkpoint=-1) if "checkpoint" in ranks.dims else ranks
+    layer = last.sel(layer="fc1") if form in FORMS else last.isel(layer=0)
+    np.testing.assert_allclose(layer, fedstat.effective_rank(W).rank["rank"][0], atol=1e-5)
+    previous = fedstat.split(held[form], n_factors=2)
+    updated = fedstat.update(previous, held[form])
+    assert type(updated) is type(previous)
+    layer = updated["fc1"] if form in FORMS else updated
+    again = fedstat.update(fedstat.split(W, n_factors=2), W)
+    np.testing.assert_allclose(layer.communality, again.communality, atol=1e-6)
+
+
+@pytest.mark.parametrize("verb", REFUSED)
+@pytest.mark.parametrize("form", FORMS)
+def test_verbs_of_one_array_or_of_replicates_say_what_they_take(held: dict[str, Any], form: str, verb: str) -> None:
+    options = {"reference": "a"} if verb == "compare" else {}
+    with pytest.raises(TypeError if verb == "compare" else ValueError, match=REFUSED[verb]):
+        getattr(fedstat, verb)(held[form], **options)
+
+
+def test_one_update_of_several_layers_names_them(held: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match=r"update takes the weights of one layer, .* with the layers conv, fc1\. Choose"
+    ):
+        fedstat.update(fedstat.split(W, n_factors=2), held["run"])
 
 
 @pytest.mark.parametrize("kind", ["tensor", "DataArray", "layer of a run", "rounds of a layer"])

@@ -97,7 +97,7 @@ def test_icc_points_to_the_verb_for_replicates() -> None:
 
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     (weights()[0], {}, r"must have dim\(s\) \['client'\]"),
-    (weights()[:, 0], {}, r"must have dim\(s\) \['replicate'\]"),
+    (weights()[:, 0], {}, "must have a dim replicate, of several models of every client"),
     (weights()[:1], {}, "at least 3 clients, but got 1"),
     (weights()[:, :1], {}, "at least 2 per client, but got 1"),
     (weights()[:, :, :0], {}, "at least one of each dim"),
