@@ -59,6 +59,37 @@ CALLS: dict[str, Callable[[], Any]] = {
 }
 
 
+MANAGER = """
+from contextlib import contextmanager
+from fedstat._utils import check
+
+@contextmanager
+def manager():
+    check.warn("at the start")
+    yield
+    check.warn("at the end")
+
+def use():
+    with manager():
+        check.warn("inside")
+"""
+
+
+def test_a_warning_of_a_context_manager_points_to_the_with_of_the_user() -> None:
+    package: dict[str, Any] = {}
+    exec(compile(MANAGER, str(Path(fedstat.__file__).parent / "manager.py"), "exec"), package)  # noqa: S102
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with package["manager"]():
+            fedstat.fa(W, max_iter=1)
+        package["use"]()
+    assert [str(one.message)[:12] for one in said[:1]] == ["at the start"]
+    assert len(said) == 6
+    assert {Path(one.filename) for one in said} == {Path(__file__)}
+    lines = Path(__file__).read_text().splitlines()
+    assert ["with package" in lines[one.lineno - 1] for one in said] == [True, False, True, False, False, False]
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_warning_points_to_the_line_that_called_the_package(name: str) -> None:
     with warnings.catch_warnings(record=True) as said:

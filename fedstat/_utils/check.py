@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -132,9 +133,12 @@ def distinct(name: str, values: Collection[Any]) -> Any:
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line that called the package: the first line up the stack that is outside of it."""
+    """Warn at the line that called the package: the first line up the stack that is outside of it.
+
+    Lines of contextlib are no user's: they stand between a context manager of the package and the ``with`` of its user.
+    """
     frame, level = sys._getframe(), 1
-    while frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back and frame.f_code.co_filename.startswith((_PACKAGE, contextlib.__file__)):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, category, stacklevel=level)
 

@@ -1,7 +1,14 @@
 """Figures: pure functions (result or Dataset, ax=None) -> Axes."""
 
 from fedstat.plot._figure import caption, one_legend, style_of
-from fedstat.plot.client_plots import client_lines, client_similarity, partition, profile, similarity_over_rounds
+from fedstat.plot.client_plots import (
+    client_lines,
+    client_similarity,
+    partition,
+    profile,
+    similarity_over_rounds,
+    weights,
+)
 from fedstat.plot.factor import communality, loadings, rounds, scree, sensitivity, split_map
 from fedstat.plot.fedfac import (
     convergence,
@@ -95,6 +102,7 @@ __all__ = [
     "study_grid",
     "style_of",
     "trade_off",
+    "weights",
 ]
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import textwrap
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -22,6 +24,7 @@ from numpy.typing import ArrayLike
 from fedstat._utils import check
 from fedstat.results import BootstrapResult, LayerResults, PermutationResult, SensitivityResult, SplitResult
 from fedstat.stats import resampling
+from fedstat.store import open_run
 from fedstat.study import summary
 from fedstat.study.collect import METHODS
 
@@ -136,6 +139,16 @@ def refusal(figure: str, takes: str, got: object, hint: str = "") -> TypeError:
     return TypeError(f"plot.{figure} takes {takes}, but got {type(got).__name__}.{end}")
 
 
+def sole(result: Any) -> Any:
+    """Return the result of the only layer of a LayerResults; return everything else unchanged."""
+    return next(iter(result.values())) if isinstance(result, LayerResults) and len(result) == 1 else result
+
+
+def as_run(data: Any) -> Any:
+    """Return the run stored at a path; return everything else unchanged."""
+    return open_run(Path(data)) if isinstance(data, str | PathLike) else data
+
+
 def split_behind(result: object) -> SplitResult | None:
     """Return the split of a result: itself, or the split whose uncertainty it measures; else None."""
     if isinstance(result, BootstrapResult | PermutationResult):
@@ -175,13 +188,14 @@ def measure_of_run(run: xr.DataTree, dims: set[str]) -> xr.DataArray:
     return next(iter(arrays.values()))
 
 
-def concat_runs(data: object, table: Callable[[xr.DataTree], pd.DataFrame]) -> pd.DataFrame | None:
-    """Concatenate the tables of one run, a list of runs or a dict of them, with method and seed; else return None."""
+def concat_runs(data: Any, table: Callable[[xr.DataTree], pd.DataFrame]) -> pd.DataFrame | None:
+    """Concatenate the tables of one run or path, a list or a dict of them, with method and seed; else return None."""
     runs: list[tuple[str | None, Any]]
     if isinstance(data, Mapping) and not isinstance(data, xr.DataTree | pd.DataFrame | xr.Dataset):
-        runs = [(str(name), run) for name, run in data.items()]
+        runs = [(str(name), as_run(run)) for name, run in data.items()]
     else:
-        runs = [(None, run) for run in (data if isinstance(data, Sequence) else [data])]
+        is_list = isinstance(data, Sequence) and not isinstance(data, str)
+        runs = [(None, as_run(run)) for run in (data if is_list else [data])]
     if not runs or not all(isinstance(run, xr.DataTree) for _, run in runs):
         return None
     parts = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -19,9 +19,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedstat import fl
-from fedstat._utils import check, labels
-from fedstat.plot._figure import get_axes, literal, measure_of_run, plain, refusal
-from fedstat.results import ComponentsResult
+from fedstat._utils import check
+from fedstat._utils.labels import classes as classes_of
+from fedstat.labelled.arrays import group_blocks, labels, numpy_of
+from fedstat.labelled.inputs import layers_of
+from fedstat.plot._figure import as_run, get_axes, literal, measure_of_run, name_rows, plain, refusal, sole
+from fedstat.results import ComponentsResult, LayerResults
+from fedstat.results.base import Result
 from fedstat.results.between_clients import ClientClustersResult
 
 _MAP = "viridis"
@@ -44,7 +48,7 @@ def client_similarity(result: ClientClustersResult, *, ax: Axes | None = None) -
         Frames mark the clusters, a strip on the left the known groups. The colors span the similarities of different
         clients; the diagonal, which is 1, is white.
     """
-    if not isinstance(result, ClientClustersResult):
+    if not isinstance(result := sole(result), ClientClustersResult):
         raise refusal("client_similarity", "the result of client_clusters", result)
     ax, order = get_axes(ax), result.order
     n = len(order)
@@ -107,7 +111,7 @@ def similarity_over_rounds(
     ValueError
         If the dims differ, no round has a value, a round is missing, or ``order`` is no permutation of the clients.
     """
-    if isinstance(similarity, xr.DataTree):
+    if isinstance(similarity := as_run(similarity), xr.DataTree):
         similarity = measure_of_run(similarity, {"round", "client", "other"})
     if not isinstance(similarity, xr.DataArray):
         raise refusal("similarity_over_rounds", "a DataArray (round, client, other) or a run", similarity)
@@ -167,6 +171,7 @@ def client_lines(measure: xr.DataArray | xr.DataTree, *, ax: Axes | None = None)
     ValueError
         If the dims differ, or all values are NaN.
     """
+    measure = as_run(measure)
     if isinstance(measure, xr.DataTree) and "metrics" in measure.children and "accuracy" in measure["metrics"]:
         measure = measure["metrics/accuracy"].assign_attrs(long_name="test accuracy of a client")
     if not isinstance(measure, xr.DataArray):
@@ -206,6 +211,72 @@ def _label(values: xr.DataArray) -> str:
     return str(values.attrs.get("long_name", values.name or "")) + (f" ({units})" if units not in ("", "1") else "")
 
 
+def weights(
+    weights: Any,
+    *,
+    baseline: Literal["mean"] | None = "mean",
+    layer: str | None = None,
+    checkpoint: int | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw a heat map of how far the weights of each unit lie from the mean over clients, in every client.
+
+    A color is the root mean square, over the weights of a unit, of a client's weight minus the mean over clients. A
+    unit that is equal in all clients is a dark column, a client that differs in all units a light row. Norms alone
+    would hide this: two clients may have equal norms and opposite weights.
+
+    Parameters
+    ----------
+    weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
+        As in :func:`fedstat.split`.
+    baseline : {"mean"}, optional
+        What is subtracted first: the mean over clients, or with None nothing; colors are then the sizes of weights.
+    layer : str, optional
+        Layer to draw; required if there are several.
+    checkpoint : int, optional
+        Round of a run; by default the last.
+    ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib Axes
+        Clients are rows and units columns, in their order. Clients without weights, as those that were not selected,
+        are white.
+
+    Raises
+    ------
+    TypeError
+        If ``weights`` are a result or a table.
+    ValueError
+        If there are several layers and ``layer`` is None, or as :func:`fedstat.split`.
+    """
+    if isinstance(weights, Result | LayerResults | pd.DataFrame):
+        raise refusal("weights", "weights (client, unit, weight...), a run, files or state_dicts", weights)
+    check.choice("baseline", baseline, ("mean", None))
+    layers = layers_of(weights, layer, checkpoint).layers
+    if len(layers) != 1:
+        raise ValueError(f"layer must be one of {', '.join(layers)}, but got {layer!r}. Pass one as layer=.")
+    (w,) = layers.values()
+    clients, units = labels(w, "client", 0), labels(w, "unit", 1)
+    mean: Any = 0.0
+    if baseline is not None:
+        sums = [np.nansum(numpy_of(block), axis=0, dtype=float) for _, block in group_blocks(w)]
+        counts = [np.isfinite(numpy_of(block)).sum(axis=0) for _, block in group_blocks(w)]
+        mean = np.sum(sums, axis=0) / np.maximum(np.sum(counts, axis=0), 1)
+    size = np.concatenate([np.sqrt(np.square(numpy_of(block) - mean).mean(axis=2)) for _, block in group_blocks(w)])
+    width, height = (float(np.clip(1.6 + 0.16 * n, 3.2, 13.0)) for n in (len(units) + 8, len(clients)))
+    ax = get_axes(ax, (width, height))
+    picture = ax.imshow(size, cmap=_MAP, vmin=0, aspect="auto", interpolation="nearest")
+    kind = "weight minus the mean over clients" if baseline else "weight"
+    ax.figure.colorbar(picture, ax=ax, label=f"root mean square {kind}", pad=0.02)
+    if len(units) <= _NAMED:
+        ax.set_xticks(range(len(units)), [plain(unit) for unit in units], rotation=90, fontsize="small")
+    name_rows(ax, range(len(clients)), clients, height=len(clients))
+    ax.set(xlabel="unit", ylabel="client", title=literal(next(iter(layers))))
+    return ax
+
+
 _COLUMNS = ("layer", "round", "reliability", "conf_low", "conf_high")
 _LOWEST = -0.5
 
@@ -234,7 +305,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
     ValueError
         If the table lacks a column.
     """
-    if isinstance(table, xr.DataTree):
+    if isinstance(table := as_run(table), xr.DataTree):
         table = fl.profile(table)
     elif isinstance(table, Mapping) and all(isinstance(result, ComponentsResult) for result in table.values()):
         table = pd.concat([result.layer.assign(layer=name, round=0) for name, result in table.items()])
@@ -299,7 +370,7 @@ def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Ax
     >>> partition(fed).get_ylabel()
     'client'
     """
-    clients, classes, count = _count_samples(fed, split)
+    clients, classes, count = _count_samples(as_run(fed), split)
     cells = np.flatnonzero(count)
     ax = get_axes(ax, (min(max(4.0, 0.15 * len(classes)), 20.0), min(max(4.0, 0.15 * len(clients)), 20.0)))
     # The largest dot fills its cell, so that dots never hide one another.
@@ -337,12 +408,12 @@ def _count_samples(fed: object, split: str | None) -> tuple[NDArray[Any], NDArra
         raise refusal("partition", takes, fed, "A run stores the counts of training samples only." if split else "")
     if "y" in fed and "client" in fed["y"].dims:
         numbers = fed["client"].to_numpy() if "client" in fed.coords else np.arange(fed.sizes["client"])
-        y = labels.classes("y", fed["y"], ("client", "sample"))
+        y = classes_of("y", fed["y"], ("client", "sample"))
         client = np.broadcast_to(numbers[:, None], y.shape).ravel()
         splits = np.tile(fed["split"].to_numpy(), len(numbers)) if "split" in fed else None
         y = y.ravel()
     elif "client" in fed.coords:
-        client, y = fed["client"].to_numpy(), labels.classes("y", fed["y"])
+        client, y = fed["client"].to_numpy(), classes_of("y", fed["y"])
         splits = fed["split"].to_numpy() if "split" in fed else None
     else:
         raise ValueError("fed must have the coordinate client, but lacks it. Partition it first: data.partition.iid.")

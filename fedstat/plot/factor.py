@@ -16,7 +16,19 @@ from numpy.typing import NDArray
 
 from fedstat._utils import labels
 from fedstat.labelled import split_map as _split_map
-from fedstat.plot._figure import DEAD, PERSONAL, SHARED, get_axes, name_rows, plain, refusal, split_behind, split_of_run
+from fedstat.plot._figure import (
+    DEAD,
+    PERSONAL,
+    SHARED,
+    as_run,
+    get_axes,
+    name_rows,
+    plain,
+    refusal,
+    sole,
+    split_behind,
+    split_of_run,
+)
 from fedstat.results import (
     BootstrapResult,
     FactorResult,
@@ -62,7 +74,7 @@ def scree(result: Any, *, ax: Axes | None = None, most: int = 60) -> Axes:
     ValueError
         If the split is by agreement, which has no eigenvalues.
     """
-    if isinstance(result, NFactorsResult):
+    if isinstance(result := sole(result), NFactorsResult):
         values, marks = result.curves["eigenvalues"], result.numbers
     else:
         fit = _factors(result, "scree", "NFactorsResult, ")
@@ -125,6 +137,7 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
     ValueError
         If a run has no split, or has several split layers and ``layer`` is None.
     """
+    result = sole(result)
     units = _units(result, layer)
     ax = get_axes(ax)
     table = units.table.dropna(subset="value")
@@ -191,6 +204,7 @@ def _intervals(ax: Axes, result: BootstrapResult) -> None:
 
 def _units(result: object, layer: str | None) -> _Units:
     """Return the units of a result, or of the last split of a run."""
+    result = as_run(result)
     if isinstance(result, xr.DataTree | xr.Dataset):
         return _last_split(result, layer)
     if isinstance(result, FactorResult | IccResult):
@@ -308,7 +322,7 @@ def _splits_by_round(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_],
     """Return splits (round, unit) and the numbers of the rounds."""
     if isinstance(shared, Result | LayerResults):
         raise refusal("rounds", "splits (round, unit) of bool, or a run with such splits", shared)
-    shared = labels.labelled(shared, ("round", "unit"))
+    shared = labels.labelled(as_run(shared), ("round", "unit"))
     if isinstance(shared, xr.DataTree):
         shared = split_of_run(shared, layer)
     if isinstance(shared, xr.Dataset) and "shared" in shared:
@@ -326,6 +340,7 @@ def _splits_by_round(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_],
 
 def _factors(result: object, figure: str, also: str = "") -> FactorResult:
     """Return the factor analysis of a result or of its split; ``also`` names further types that the figure takes."""
+    result = sole(result)
     if isinstance(result, FactorResult):
         return result
     split = split_behind(result)
@@ -364,9 +379,9 @@ def split_map(result: Any, *, ax: Axes | None = None, **options: Any) -> Axes:
     TypeError
         If ``result`` is another result or one of several layers, or a result comes with options.
     """
-    if not isinstance(result, SplitMapResult):
+    if not isinstance(result := sole(result), SplitMapResult):
         if not isinstance(result, Result | pd.DataFrame | LayerResults):
-            result = _split_map(result, **options)
+            result = sole(_split_map(result, **options))
         if not isinstance(result, SplitMapResult):
             raise refusal("split_map", "the result of split_map, or weights of one layer", result)
     elif options:
@@ -422,7 +437,7 @@ def sensitivity(result: SensitivityResult, *, ax: Axes | None = None) -> Axes:
     TypeError
         If ``result`` is something else.
     """
-    if not isinstance(result, SensitivityResult):
+    if not isinstance(result := sole(result), SensitivityResult):
         raise refusal("sensitivity", "the result of fedstat.sensitivity", result)
     table = result.tidy()
     new = (table["varied"] != table["varied"].shift()).to_numpy()

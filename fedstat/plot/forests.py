@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat.ntk.results import ExtremeEigenvalues
-from fedstat.plot._figure import get_axes, literal, name_rows, refusal
+from fedstat.plot._figure import get_axes, literal, name_rows, refusal, sole
 from fedstat.results import (
     BootstrapResult,
     ComparisonResult,
@@ -249,7 +249,8 @@ def forest(
         - the result of :func:`fedstat.icc` (with bootstrap samples, the intervals are those of the bootstrap),
           :func:`fedstat.variance_components` (reliability), :func:`fedstat.bootstrap` (communality),
           :func:`fedstat.compare` (differences with simultaneous CIs), ``effective_rank``, ``knn_entropy``,
-          ``attack.leakage`` (PSNR minus PSNR of the class-mean image) or ``ntk.extreme_eigenvalues``;
+          ``attack.leakage`` (PSNR minus PSNR of the class-mean image) or ``ntk.extreme_eigenvalues``; of several
+          layers, choose one;
         - a split by agreement or by a test;
         - a table with the columns estimate, conf_low and conf_high, and a column term, unit, method, layer, label, run
           or client for the names.
@@ -274,7 +275,7 @@ def forest(
     TypeError
         If the result has no intervals, such as a split by factor analysis.
     """
-    forest_rows = rows(result, check.choice("type", type, TYPES))
+    forest_rows = rows(sole(result), check.choice("type", type, TYPES))
     check.integer("units", units)
     table, y, notes = _select_rows(forest_rows, units)
     bottom = (y[-1] if len(y) else 0.0) + 1.5

@@ -38,6 +38,7 @@ MEANT = {
     "split_map": {"SplitMapResult"},
     "sensitivity": {"SensitivityResult"},
 }  # fmt: skip
+OF_LAYERS = (*OF_FACTORS, "IccResult", "ComponentsResult", "ClientClustersResult", "NFactorsResult", "SplitMapResult")
 # What takes no result at all: names, figures, text, tables, and maps of filters.
 OTHERS = {"by_setting", "caption", "motivation_origin", "one_legend", "origin", "study_dataset", "style_of"}
 
@@ -71,6 +72,16 @@ def test_results_of_several_layers_are_answered_with_their_names(figure):
     )
     with pytest.raises(TypeError, match=message):
         getattr(plot, figure)(several, **({"case": "iid"} if figure == "relation" else {}))
+
+
+@pytest.mark.parametrize("figure", sorted(name for name, meant in MEANT.items() if {*meant} & {*OF_LAYERS}))
+def test_a_figure_draws_the_result_of_the_only_layer(figure):
+    for name in sorted(MEANT[figure] & {*OF_LAYERS}):
+        only = fedstat.results.LayerResults({"fc1": made(name)})
+        drawn, expected = getattr(plot, figure)(only), getattr(plot, figure)(made(name))
+        assert drawn.get_xlabel() == expected.get_xlabel()
+        for one, other in zip(drawn.lines, expected.lines, strict=True):
+            np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
 
 
 def test_no_figure_draws_on_the_current_axes():
@@ -203,3 +214,56 @@ def test_the_map_shows_the_labels_of_every_analysis():
     assert (np.diff(result.prop_shared[order]) <= 0).all()
     with pytest.raises(TypeError, match="options kappas need weights, but got a result"):
         plot.split_map(result, kappas=(0.5,))
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        "accuracy_curves",
+        "client_boxplot",
+        "client_lines",
+        "communality",
+        "loss_curves",
+        "partition",
+        "profile",
+        "rounds",
+    ],
+)
+def test_the_path_of_a_run_is_drawn_as_the_run(trained, tmp_path, figure):
+    run, _ = trained
+    run.to_zarr(tmp_path / "run.zarr", consolidated=False, zarr_format=3)
+    draw = getattr(plot, figure)
+    expected = draw(run)
+    paths = [tmp_path / "run.zarr", str(tmp_path / "run.zarr")]
+    if figure in ("accuracy_curves", "client_boxplot", "loss_curves"):
+        paths += [[paths[0]], {"fedfac": paths[0]}]
+    for path in paths:
+        drawn = draw(path)
+        assert drawn.get_ylabel() == expected.get_ylabel()
+        for one, other in zip(drawn.lines, expected.lines, strict=True):
+            np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
+
+
+def test_the_heat_map_of_weights_is_that_of_a_loop_over_clients_and_units():
+    w = np.random.default_rng(0).normal(size=(5, 3, 2, 2))
+    w[:, 1] = w[:1, 1]  # equal in all clients
+    w[4] = np.nan  # not selected
+    drawn = plot.weights(w).images[0].get_array()
+    for client in range(4):
+        for unit in range(3):
+            deviation = w[client, unit] - np.mean([w[c, unit] for c in range(4)], axis=0)
+            assert drawn[client, unit] == pytest.approx(np.sqrt(np.mean(deviation**2)), abs=1e-12)
+    assert np.isnan(np.ma.filled(drawn, np.nan)[4]).all()
+    size = plot.weights(w, baseline=None).images[0].get_array()
+    np.testing.assert_allclose(size[:4], np.sqrt((w[:4] ** 2).mean((2, 3))))
+
+
+def test_the_heat_map_of_weights_needs_one_layer(trained):
+    run, _ = trained
+    ax = plot.weights(run)  # of the layers, all but the output layer
+    assert ax.get_title() == "fc1"
+    assert ax.images[0].get_array().shape == (4, 10)
+    with pytest.raises(ValueError, match=r"layer must be one of fc1, fc2, but got '\*'\. Pass one as layer="):
+        plot.weights(run, layer="*")
+    with pytest.raises(ValueError, match="baseline must be one of 'mean', None"):
+        plot.weights(run, baseline="median")

@@ -78,6 +78,9 @@ OTHERS: dict[str, Callable[[Sequence[str]], Any]] = {
         layers(names, rounds=1).rename(columns={"conf_low": "low", "conf_high": "high"})
         .assign(label="a", place=range(len(names)))
     ),
+    "clients and units of weights": lambda names: plot.weights(
+        xr.DataArray(RNG.normal(size=(7, 7, 3)), {"client": [*names], "unit": [*names]}, ("client", "unit", "weight"))
+    ),
     "groups of client_similarity": lambda names: plot.client_similarity(
         fedstat.client_clusters(RNG.normal(size=(14, 9)), n_clusters=2, groups=[*names, *names], n_subsamples=2,
                                 n_permutations=9)
@@ -90,6 +93,7 @@ WITHOUT = {
     "heatmap", "entropies", "relation", "fig1", "fig2", "motivation_grid", "motivation_origin",
     "caption", "one_legend", "style_of", "partition", "rounds", "scree", "communality", "loadings", "split_map",
     "client_lines", "similarity_over_rounds", "leakage", "leakage_grid", "profile", "shares", "client_similarity",
+    "weights",
 }  # fmt: skip
 """Figures whose names are fedstat's own, or whose users' names (runs, layers, groups) have a row of their own."""
 
