@@ -28,3 +28,11 @@ def test_a_notebook_is_its_script_and_begins_with_what_one_will_know(script):
     stored = json.loads(script.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]
     assert [(cell["cell_type"], "".join(cell["source"])) for cell in stored] == list(cells(script))
     assert "**At the end you will know**" in "".join(stored[0]["source"])
+
+
+@pytest.mark.parametrize("script", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_name_of_axes_stands_above_a_picture(script):
+    stored = json.loads(script.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]
+    results = [o for cell in stored for o in cell.get("outputs", ()) if o["output_type"] == "execute_result"]
+    texts = ["".join(result["data"].get("text/plain", "")) for result in results]
+    assert not [text for text in texts if re.search(r"<Axes|<Figure|matplotlib", text)]
