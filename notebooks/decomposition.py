@@ -59,7 +59,7 @@ advice = fs.n_factors(z, kappa=0.85)
 advice
 
 # %%
-plot.scree(advice);
+plot.scree(advice)
 # %% [markdown]
 # ## 3. The split
 #
@@ -90,7 +90,7 @@ sure = fs.bootstrap(weights, kappa=0.75, tau=0.5, method="pc", n_boot=200, seed=
 sure
 
 # %%
-plot.communality(sure);
+plot.communality(sure)
 # %% [markdown]
 # Do units carry an identity across clients at all? Shuffling the units within each client answers.
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 TERMINAL = 80
 """Columns of a print that is wrapped, not cut."""
+_MOST_COLUMNS = 8  # of a table in a notebook, which is 1,050 pixels wide or less
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Result(ABC):
     # Name of the function in fedstat.plot that draws this result. Plot knows results, not the other way round;
     # matplotlib and seaborn, a second to import, are loaded by the first figure only.
     _figure: ClassVar[str]
+    # Columns that readers ask for most; by default the first eight. Notebooks show the others behind a click.
+    _main: ClassVar[tuple[str, ...]] = ()
 
     def __repr__(self) -> str:
         return "\n".join(map(wrapped, [*self._lines(), *map(str, self.cautions())]))
@@ -178,9 +181,14 @@ class Result(ABC):
         """Return the table that notebooks show, and the column by which it is sorted, from high to low."""
         return self.tidy(), None
 
+    def _main_columns(self, table: pd.DataFrame, by: str | None) -> pd.DataFrame:
+        """Return the columns of the table that readers ask for most, and the column by which it is sorted."""
+        names = self._main or tuple(map(str, table.columns[:_MOST_COLUMNS]))
+        return table[[name for name in map(str, table.columns) if name in names or name == by]]
+
     def _repr_html_(self) -> str:
         table, by = self._by_row()
-        return f"<pre>{html.escape(repr(self))}</pre>{tables.ends_html(table, by=by)}"
+        return f"<pre>{html.escape(repr(self))}</pre>{tables.folded_html(self._main_columns(table, by), table, by=by)}"
 
 
 class UnitStatistics(Protocol):

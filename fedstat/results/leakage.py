@@ -91,6 +91,9 @@ class LeakageResult(Result):
 
     data: xr.Dataset
     level: float = 0.95
+    _main: ClassVar[tuple[str, ...]] = (
+        "run", "labels", "round", "estimate", "gain", "gain_low", "gain_high", "conclusion"
+    )  # fmt: skip
     _figure: ClassVar[str] = "leakage"
 
     def to_dataset(self) -> xr.Dataset:

@@ -185,12 +185,11 @@ class ComparisonResult(Result):
         }
         return pd.DataFrame([row])
 
-    def __repr__(self) -> str:
-        comparisons = self.table[self.table["method"] != self.reference]
-        digits = decimals(comparisons["std_error"])
-        methods = f"{count(len(comparisons), 'method')} compared with {self.reference}"
+    def _cells(self) -> list[tuple[str, ...]]:
+        """Return the head and the rows of the printed table: means, differences with intervals, p values."""
+        digits = decimals(self.table.loc[self.table["method"] != self.reference, "std_error"])
         n = "pairs" if len(self.block) == 1 else "n"
-        rows = [("method", "mean (SE)", f"difference [{100 * self.level:g}% CI]", "p (Holm)", n)]
+        rows: list[tuple[str, ...]] = [("method", "mean (SE)", f"difference [{100 * self.level:g}% CI]", "p (Holm)", n)]
         for x in self.table.to_dict("records"):
             mean = f"{number(x['mean'], digits)} ({number(x['std_error_mean'], digits)})"
             compared = ("reference", "", "")
@@ -201,12 +200,21 @@ class ComparisonResult(Result):
                     str(x["n"]),
                 )
             rows.append((x["method"], mean, *compared))
+        return rows
+
+    def _main_columns(self, table: pd.DataFrame, by: str | None) -> pd.DataFrame:  # noqa: ARG002
+        head, *rows = self._cells()
+        return pd.DataFrame(rows, columns=list(head))
+
+    def __repr__(self) -> str:
+        n_comparisons = int((self.table["method"] != self.reference).sum())
+        methods = f"{count(n_comparisons, 'method')} compared with {self.reference}"
         return "\n".join(
             [
                 wrapped(f"{self.value}: {methods}, paired by {' and '.join(self.block)}"),
                 *self._describe_sample(),
-                *columns(rows, n_right=2),
-                f"Paired t tests; CIs simultaneous over {count(len(comparisons), 'comparison')} (Bonferroni).",
+                *columns(self._cells(), n_right=2),
+                f"Paired t tests; CIs simultaneous over {count(n_comparisons, 'comparison')} (Bonferroni).",
             ]
         )
 

@@ -248,6 +248,23 @@ def ends_html(table: pd.DataFrame, *, by: str | None = None) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody><tr>{'</tr><tr>'.join(rows)}</tr></tbody></table>"
 
 
+def folded_html(main: pd.DataFrame, table: pd.DataFrame, *, by: str | None = None) -> str:
+    """Format the main columns as HTML, and the complete table behind a click if it has more columns.
+
+    Colors are those of the page, so that the table follows light and dark themes. A table that is wider than the page
+    scrolls.
+    """
+    by_main = by if by in main else None
+    text = _SCROLL.format(ends_html(main, by=by_main))
+    if main.shape[1] >= table.shape[1]:
+        return text
+    summary = f"<summary>All {table.shape[1]} columns</summary>"
+    return f"{text}<details>{summary}{_SCROLL.format(ends_html(table, by=by))}</details>"
+
+
+_SCROLL = '<div style="overflow-x: auto; color: var(--jp-content-font-color1, inherit)">{}</div>'
+
+
 def _in_markdown(text: str) -> str:
     """Escape text for Markdown: HTML as entities, other markup with backslashes."""
     flat = html.escape(" ".join(text.split()), quote=False)

@@ -102,7 +102,7 @@ class Tags(HTMLParser):
 def test_names_are_shown_and_not_executed(name: str) -> None:
     result = made(name)
     shown = Tags(result._repr_html_())
-    assert set(shown.tags) <= {"pre", "table", "thead", "tbody", "tr", "th", "td", "h4"}
+    assert set(shown.tags) <= {"pre", "table", "thead", "tbody", "tr", "th", "td", "h4", "div", "details", "summary"}
     assert repr(result).splitlines()[0].split(",")[0] in shown.text
     text = result.to_markdown()
     assert not re.search("<[a-z]", text)
