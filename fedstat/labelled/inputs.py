@@ -206,7 +206,7 @@ def by_layer(
                 return analyze(*layers)
             is_named = len(layers) > 1
             results = {layer: _name_layer(layer, partial(analyze, layer), in_errors=is_named) for layer in layers}
-            return LayerResults(results, skipped_layers)
+            return LayerResults(results, skipped_layers, _modules(layers))
 
         return cast("_Verb[P, R]", over)
 
@@ -414,6 +414,12 @@ def _common(w: xr.DataArray, layer: str) -> Any:
             "Pass one model, or subtract each client's baseline from its weights."
         )
     return values[0]
+
+
+def _modules(layers: Mapping[str, Any]) -> dict[str, str]:
+    """Return class and shape of the layers that are torch modules with an index for a name."""
+    kinds = {name: getattr(w, "attrs", {}).get("module") for name, w in layers.items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, str)}
 
 
 def _name_layer(layer: str, analyze: Callable[[], R], *, in_errors: bool) -> R:

@@ -200,7 +200,7 @@ def update(previous: FactorResult | SplitResult | LayerResults[Any], weights: We
     if isinstance(previous, LayerResults):
         layers = layers_of(weights, list(previous)).layers
         results = {layer: update(result, layers[layer]) for layer, result in previous.items()}
-        return LayerResults(results, previous.skipped_layers)
+        return LayerResults(results, previous.skipped_layers, previous.modules)
     fit = previous.fit if isinstance(previous, SplitResult) else previous
     weights = single_layer("update", weights)
     units = labels(weights, "unit", 1)

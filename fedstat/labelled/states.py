@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -418,3 +418,21 @@ def key_of(state: State, name: str, layer: str) -> str | None:
     """Return the key of a layer, by its name or the requested name; None if it does not exist."""
     direct = next((key for key in (layer, f"{name}.weight", name) if key in state), None)
     return direct or next((key for key in state if stem(key) == name), None)
+
+
+def indexed_modules(module: Any, layers: Iterable[str]) -> dict[str, str]:
+    """Return class and shape of the weight of layers whose name ends in an index, as those of a torch Sequential.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> indexed_modules(nn.Sequential(nn.Conv2d(1, 16, 5), nn.ReLU()), ["0"])
+    {'0': 'Conv2d 16×1×5×5'}
+    """
+    kinds = {}
+    for layer in layers:
+        if layer.rpartition(".")[2].isdigit():
+            matches = [m for name, m in module.named_modules() if name == layer or name.endswith(f".{layer}")]
+            if len(matches) == 1 and hasattr(matches[0], "weight"):
+                kinds[layer] = f"{type(matches[0]).__name__} {'×'.join(map(str, matches[0].weight.shape))}"
+    return kinds

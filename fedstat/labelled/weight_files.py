@@ -139,14 +139,17 @@ def read_layers(
             states.fill(stacks, selected, state, c, names, module, unit_axis)
             del state
     states.warn_about_layers(stacks)
-    tree = xr.DataTree.from_dict({name: xr.Dataset({"w": _labelled(stack, names)}) for name, stack in stacks.items()})
+    kinds = {} if module is None else states.indexed_modules(module, stacks)
+    arrays = {name: _labelled(stack, names, kinds.get(name)) for name, stack in stacks.items()}
+    tree = xr.DataTree.from_dict({name: xr.Dataset({"w": w}) for name, w in arrays.items()})
     tree.attrs = {"left_out": ignored} if ignored else {}
     return tree, skipped
 
 
-def _labelled(stack: Stack, clients: Sequence[Any]) -> xr.DataArray:
+def _labelled(stack: Stack, clients: Sequence[Any], module: str | None) -> xr.DataArray:
     dims = ["client", *stack.layout.dims(stack.w.ndim - 1)]
-    return xr.DataArray(stack.w, {"client": clients}, dims, attrs={"layout": str(stack.layout)})
+    attrs = {"layout": str(stack.layout)} | ({"module": module} if module else {})
+    return xr.DataArray(stack.w, {"client": clients}, dims, attrs=attrs)
 
 
 def _compared(state: State, layers: Sequence[str] | None) -> list[str]:

@@ -327,6 +327,8 @@ class LayerResults(Mapping[str, R]):
         In the order of the network.
     skipped_layers : dict from layer to reason
         Layers that are skipped unless named, because their units are not hidden units: embeddings, the output layer.
+    modules : dict from layer to str
+        Class and shape of layers whose name is an index, such as "Conv2d 16×1×5×5", where the torch module is known.
 
     Examples
     --------
@@ -344,6 +346,7 @@ class LayerResults(Mapping[str, R]):
 
     results: dict[str, R]
     skipped_layers: dict[str, str] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, layer: str) -> R:
         if layer in self.results:
@@ -401,15 +404,19 @@ class LayerResults(Mapping[str, R]):
         columns = list(dict.fromkeys(column for table in layer_tables for column in table))
         return pd.concat(parts, ignore_index=True).reindex(columns=columns)
 
+    def _head(self, layer: str) -> str:
+        """Return the name of a layer, and class and shape where its name is an index."""
+        return f"{layer} · {self.modules[layer]}" if layer in self.modules else layer
+
     def _text(self, texts: list[str]) -> str:
-        parts = [f"{layer}: {text}" for layer, text in zip(self, texts, strict=True)]
+        parts = [f"{self._head(layer)}: {text}" for layer, text in zip(self, texts, strict=True)]
         return "\n".join(parts + ([describe_skipped(self.skipped_layers)] if self.skipped_layers else []))
 
     def __repr__(self) -> str:
         return self._text([repr(result) for result in self.values()])
 
     def _repr_html_(self) -> str:
-        parts = [f"<h4>{html.escape(layer)}</h4>{result._repr_html_()}" for layer, result in self.items()]
+        parts = [f"<h4>{html.escape(self._head(layer))}</h4>{result._repr_html_()}" for layer, result in self.items()]
         return "".join(parts) + (
             f"<p>{html.escape(describe_skipped(self.skipped_layers))}</p>" if self.skipped_layers else ""
         )

@@ -324,3 +324,21 @@ def test_a_recurrent_unit_has_the_weights_of_its_gates(make: Any, gates: int, ke
                     np.testing.assert_array_equal(w[c, unit, gate], rows[gate * hidden + unit])
     result = fedstat.icc([module.state_dict() for module in modules], layer=keys[0])
     assert len(result.units) == modules[0].hidden_size
+
+
+def test_layers_of_a_sequential_are_headed_by_class_and_shape() -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 5), nn.ReLU(), nn.Linear(5, 2))
+
+    networks = [network() for _ in range(3)]
+    for form in (networks, dict(enumerate(networks)), fedstat.read_weights(networks)):
+        found = fedstat.split(form, method="icc")
+        assert found.modules == {"0": "Conv2d 6×1×3×3", "3": "Linear 5×24"}
+        assert repr(found).startswith("0 · Conv2d 6×1×3×3: Split of 6 units")
+        assert "\n3 · Linear 5×24: Split of 5 units" in repr(found)
+        assert "<h4>3 · Linear 5×24</h4>" in found._repr_html_()
+        assert repr(fedstat.update(found, form)).startswith("0 · Conv2d")
+    states = [net.state_dict() for net in networks]
+    assert repr(fedstat.split(states, method="icc")).startswith("0: Split of 6 units")  # the class is not known
+    inner = [nn.ModuleDict({"body": net}) for net in networks]
+    assert repr(fedstat.split(inner, method="icc")).startswith("body.0 · Conv2d 6×1×3×3: Split")
