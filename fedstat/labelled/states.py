@@ -421,7 +421,7 @@ def key_of(state: State, name: str, layer: str) -> str | None:
 
 
 def indexed_modules(module: Any, layers: Iterable[str]) -> dict[str, str]:
-    """Return class and shape of the weight of layers whose name ends in an index, as those of a torch Sequential.
+    """Return class and shape of the weight of layers whose name ends in an index, as in a torch Sequential.
 
     Examples
     --------
