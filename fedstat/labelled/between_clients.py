@@ -16,10 +16,12 @@ from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions
 from fedstat.results.between_clients import FIELDS, IN_NATS, ClientClustersResult, EntropyResult
+from fedstat.results.origin import recorded
 from fedstat.stats import clustering, entropy
 from fedstat.stats.split import adjusted_rand
 
 
+@recorded
 def knn_entropy(
     x: Any,
     *,
@@ -142,6 +144,7 @@ _FRACTION_OMITTED = 0.5  # of the clients, in every subsample
 _EXTRA_DIMS = ("checkpoint", "round", "stage", "replicate", "other", "layer")
 
 
+@recorded
 def client_clusters(
     vectors: Any,
     *,
