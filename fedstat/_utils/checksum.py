@@ -31,7 +31,7 @@ def checksum(data: Any) -> str | None:
     Examples
     --------
     >>> checksum(np.arange(3.0))
-    'sums-sha256:8b15c8f4a7d1'
+    'sums-sha256:ab858309f4eb44964e3bdb3fad63102d51f350ff355205ad7361d5d707e06a81'
     >>> checksum(np.array(["a"])) is None
     True
     """
@@ -60,7 +60,7 @@ def _numbers(data: Any) -> NDArray[Any] | None:
         data = data.values if data.variable._in_memory else None
     elif is_torch_array(data):
         data = data.detach()
-        if data.device.type != "cpu" or data.layout.__repr__() != "torch.strided":
+        if data.device.type != "cpu" or data.is_sparse:
             return None
         try:
             data = data.numpy()

@@ -248,6 +248,33 @@ def lock(at: Path) -> Made:
     return path / "journal" / "lock", lambda: store.resume(path, store.config_of(path), command=command)
 
 
+def saved(at: Path, name: str) -> Path:
+    """A result that was saved."""
+    path = at / name
+    fedstat.icc(np.random.default_rng(0).normal(size=(4, 3, 9)), inference="F").save(path)
+    return path
+
+
+@reader("result, JSON")
+def saved_json(at: Path) -> Made:
+    path = saved(at, "icc.json")
+    return path, lambda: fedstat.load(path)
+
+
+def of_saved(file: str, *fine: str) -> None:
+    @reader(f"result, {file}", *fine)
+    def make(at: Path) -> Made:
+        path = saved(at, "icc.zarr")
+        return path / file, lambda: fedstat.load(path)
+
+
+of_saved("zarr.json")
+of_saved("result/zarr.json")
+of_saved("result/units/zarr.json")
+of_saved("result/coefficients.icc/c/0/0")
+of_saved("journal/log")
+
+
 @reader("report of a run", *SPOILS)
 def reported(at: Path) -> Made:
     path = run(at)
