@@ -117,7 +117,7 @@ def mixed() -> xr.DataArray:
     return W.assign_coords(unit=("unit", UNITS))
 
 
-WHOLE: dict[str, Callable[[], Any]] = {
+SPECIAL: dict[str, Callable[[], Any]] = {
     "a split with labels of mixed kinds": lambda: fedstat.split(W.values, n_factors=2, tau=fedstat.Absolute(0.3)),
     "a test with conclusions": lambda: fedstat.split(
         np.stack([W.values, W.values[::-1]], axis=1), method="icc", tau="test"
@@ -133,15 +133,15 @@ WHOLE: dict[str, Callable[[], Any]] = {
 
 
 @cache
-def whole(name: str) -> Any:
+def special(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return WHOLE[name]()
+        return SPECIAL[name]()
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", SPECIAL)
 def test_results_of_special_input_come_back(name: str, tmp_path: Path) -> None:
-    require_returned(whole(name), tmp_path)
+    require_returned(special(name), tmp_path)
 
 
 def test_labels_of_mixed_kinds_come_back(tmp_path: Path) -> None:
