@@ -7,7 +7,7 @@ fedstat estimates which hidden units of a federated network are shared by all cl
     uncertainty        bootstrap, permutation_test, sensitivity
     clients            icc, variance_components, personal_from, client_clusters
     compare methods    compare
-    files              open_run, read_weights, read_split, report
+    files              load, open_run, read_weights, read_split, report
 
 Packages: data (data sets, partitions), fl (training), study (grids of runs), results (classes of results), plot, sim,
 motivation, ntk, attack, decompose.
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from fedstat.results import personal_from as personal_from
     from fedstat.stats.split import Absolute as Absolute
     from fedstat.store import open_run as open_run
+    from fedstat.store.results import load as load
 
 __version__ = version("fedstat")
 
@@ -69,6 +70,7 @@ _VERBS = {
     "fedstat.results": ("personal_from",),
     "fedstat.stats.split": ("Absolute",),
     "fedstat.store": ("open_run",),
+    "fedstat.store.results": ("load",),
     "fedstat.decompose": ("read_weights", "read_split"),
     "fedstat.reporting": ("report",),
 }  # fmt: skip
@@ -81,3 +83,4 @@ __getattr__, __dir__ = lazy.attach(
     | {name: f"fedstat.{name}" for name in _PACKAGES},
 )
 lazy.figures = partial(import_module, "fedstat.plot")
+lazy.saved_results = partial(import_module, "fedstat.store.results")

@@ -19,6 +19,8 @@ from typing import Any, NoReturn
 
 from fedstat import store
 from fedstat._utils import check, guard, lazy
+from fedstat._utils.drafts import draft_of
+from fedstat._utils.drafts import replace_file as replace_file
 from fedstat._utils.lazy import xr
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -282,7 +284,7 @@ def require_figure(option: str, path: Path | None) -> None:
 
 def require_file(option: str, path: Path) -> None:
     """Raise ValueError, before any work, if a file cannot be written."""
-    for file in (path, _draft(path)):
+    for file in (path, draft_of(path)):
         guard.status(file)
     if path.is_dir():
         raise ValueError(f"{option} must be a file, but {path} is a folder.")
@@ -298,28 +300,6 @@ def save_figure(figure: Any, path: Path, **options: Any) -> None:
     with replace_file(path) as draft:
         figure.savefig(draft, format=path.suffix[1:].lower(), metadata=metadata, **options)
     print(f"Drawn: {path}")
-
-
-@contextlib.contextmanager
-def replace_file(path: Path) -> Iterator[Path]:
-    """Yield the path of a draft, which replaces the file when the context ends, or is removed after an error."""
-    if path.exists() and not path.is_file():  # /dev/stdout
-        yield path
-        return
-    target = path.resolve()
-    draft = _draft(target)
-    try:
-        with guard.written(path):
-            yield draft
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _draft(path: Path) -> Path:
-    return path.parent / f".{path.name}.{os.getpid()}.draft"
 
 
 def _end(cli: Parser, status: int, message: str) -> int:

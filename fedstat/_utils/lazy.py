@@ -62,6 +62,10 @@ figures: Callable[[], ModuleType]
 """Import ``fedstat.plot``. The package sets this function, so that results, a layer below plot, can draw figures."""
 
 
+saved_results: Callable[[], ModuleType]
+"""Import ``fedstat.store.results``. The package sets this function, so that results, a layer below, can be saved."""
+
+
 def leave_while_loading() -> None:
     """Let Ctrl-C end this process with one line and exit status 130, until :func:`raise_again`.
 

@@ -24,6 +24,7 @@ from fedstat.fl.prepare import prepare
 from fedstat.fl.state import State
 from fedstat.fl.training import COMMAND
 from fedstat.results.leakage import LeakageResult, psnr
+from fedstat.results.origin import recorded
 from fedstat.study import experiment
 from fedstat.study.experiment import Settings
 from fedstat.study.federation import TEXTS, network, source_of
@@ -145,6 +146,7 @@ class Attack:
         check_fields(self)
 
 
+@recorded
 def leakage(
     runs: str | Path | Sequence[str | Path],
     *,
@@ -209,6 +211,7 @@ def leakage(
     return LeakageResult(data.assign_coords(method=("run", np.array(methods, object)), seed=("run", seeds)))
 
 
+@recorded
 def leakage_of(
     job: Job, *, rounds: Sequence[int], scale: tuple[Sequence[float], Sequence[float]] = ((0.0,), (1.0,)), **attack: Any
 ) -> LeakageResult:

@@ -20,12 +20,14 @@ from fedstat import _cli, store
 from fedstat._utils import check, guard
 from fedstat._utils.lazy import xr
 from fedstat._utils.settings import add_arguments, check_fields, read_arguments, setting
-from fedstat.decompose.stored import COMMAND, result_groups, table, to_dataset, write_table
+from fedstat.decompose.stored import table, to_dataset, write_table
 from fedstat.labelled import bootstrap, permutation_test, sensitivity, split
 from fedstat.labelled.inputs import layers_of
 from fedstat.results import Absolute, LayerResults
 from fedstat.results.base import describe_skipped
 from fedstat.stats.split import Method, Tau
+from fedstat.store.results import DECOMPOSE as COMMAND
+from fedstat.store.results import result_groups
 
 _WEIGHTS, _SPLIT, _UNCERTAINTY = "weights", "split", "uncertainty"  # titles of groups of options
 _FITTING = ("kappa", "n_factors", "method", "init", "max_iter")

@@ -170,6 +170,12 @@ def _add(a: _Scaled, b: _Scaled) -> _Scaled:
     return rescaled(a[0], a[1] - top) + rescaled(b[0], b[1] - top), top
 
 
+def load_small(weights: Any) -> Any:
+    """Load a lazy array that :func:`group_blocks` reads in one block, so that it is read once; return others as is."""
+    is_lazy = isinstance(weights, xr.DataArray) and not weights.variable._in_memory
+    return weights.compute() if is_lazy and weights.nbytes <= _BLOCK else weights
+
+
 def group_blocks(weights: Weights, *, at_once: bool = False) -> Iterator[tuple[NDArray[Any], Any]]:
     """Yield (labels, (client, unit, weight)) per block of clients; one block if in memory, or if ``at_once``."""
     names = labels(weights, "client", 0)

@@ -19,11 +19,13 @@ from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, prec
 from fedstat.labelled.factor import EntropyOptions
 from fedstat.labelled.inputs import by_layer
 from fedstat.results.between_clients import FIELDS, IN_NATS, ClientClustersResult, EntropyResult
+from fedstat.results.origin import recorded
 from fedstat.stats import clustering, entropy
 from fedstat.stats.split import adjusted_rand
 
 
 @show_options(EntropyOptions, entropy.knn_entropy)
+@recorded
 def knn_entropy(
     x: Any,
     *,

@@ -18,12 +18,14 @@ from fedstat._utils.check import few
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision, refuse_replicates
 from fedstat.labelled.inputs import holds_layers, layers_of, layers_of_run
+from fedstat.results.origin import recorded
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.stats.compare import LEAST_PAIRS, paired_test
 from fedstat.stats.eigenvalues import effective_rank as rank_of
 from fedstat.store import is_store, open_run
 
 
+@recorded
 def compare(
     data: pd.DataFrame,
     *,
@@ -248,6 +250,7 @@ def _name(block: Hashable) -> str:
     return ", ".join(map(str, block)) if isinstance(block, tuple) else f"block {block}"
 
 
+@recorded
 def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95) -> EffectiveRankResult:
     """Compute the effective rank of the personal part of clients' weights, by layer, client and checkpoint.
 

@@ -21,10 +21,12 @@ from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
-from fedstat.labelled.arrays import Weights, labels, need_dims, numpy_of
+from fedstat.labelled.arrays import Weights, labels, load_small, need_dims, numpy_of
 from fedstat.labelled.layer_names import find_skipped_layers, is_pattern, match_names, require_names
 from fedstat.labelled.states import SUFFIXES
 from fedstat.results import LayerResults
+from fedstat.results.base import Result
+from fedstat.results.origin import origin_of, with_origin
 from fedstat.store import is_store, open_run
 
 _FEW = 8  # clients whose mean is compared with the baseline
@@ -193,14 +195,17 @@ def by_layer(
                 _, *names = call.arguments
                 checks(**{name: call.arguments[name] for name in names})
             (weights,), settings = call.args, call.kwargs
+            arguments = dict(call.arguments)
             layers, several, skipped_layers = layers_of(
                 weights, settings.pop("layer"), settings.pop("checkpoint"), frame=frame
             )
             baselines = _baselines(settings.pop("baseline"), layers) if initial else {}
 
             def analyze(layer: str) -> R:
+                w = load_small(layers[layer])
                 by_name = {"baseline": baselines[layer]} if initial else {}
-                return one_layer(layers[layer], **settings, **by_name)
+                result = one_layer(w, **settings, **by_name)
+                return cast("R", with_origin(cast("Result", result), origin_of(verb, arguments, w)))
 
             if not several:
                 return analyze(*layers)

@@ -11,6 +11,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import xr
 from fedstat.ntk import gram
 from fedstat.ntk.results import ExtremeEigenvalues
+from fedstat.results.origin import recorded
 
 
 class Samples(NamedTuple):
@@ -333,6 +334,7 @@ def kernel(x: Any, client: Any = None, *, normalize: bool = False) -> xr.DataArr
     )
 
 
+@recorded
 def extreme_eigenvalues(h: Any) -> ExtremeEigenvalues:
     """Compute λ_min and λ_max of a kernel, with bounds on their errors.
 

@@ -18,8 +18,10 @@ from fedstat.ntk import gram as stats
 from fedstat.ntk.descent import METHODS, Method, Network, descent, diverged, factor_rule, network
 from fedstat.ntk.results import ConvergenceResult
 from fedstat.ntk.samples import Constants, Samples, TheoryWarning, by_sample, constants, gather
+from fedstat.results.origin import recorded
 
 
+@recorded
 def convergence(
     x: Any,
     y: Any = None,

@@ -19,8 +19,10 @@ from fedstat.ntk import gram as stats
 from fedstat.ntk.descent import descent, diverged, network, predict
 from fedstat.ntk.results import GeneralizationResult
 from fedstat.ntk.samples import Samples, TheoryWarning, by_sample, constants, extremes, gather
+from fedstat.results.origin import recorded
 
 
+@recorded
 def generalization(
     x: Any,
     y: Any = None,

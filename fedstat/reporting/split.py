@@ -8,13 +8,14 @@ from typing import Any
 
 import xarray as xr
 
-from fedstat.decompose.stored import layer_results, settings_of
 from fedstat.reporting import document, prose
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, Block, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble
 from fedstat.results import LayerResults, SplitResult
 from fedstat.results.base import Caution, Result
+from fedstat.store.encoding import settings_of
+from fedstat.store.results import layer_results
 
 _WRITES = ("overwrite", "out", "plot", "summary", "csv", "latex")  # options that no number depends on
 _CAPTIONS = {

@@ -18,6 +18,8 @@ from fedstat._utils.lazy import pd
 from fedstat.results import tables
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.axes import Axes
 
 
@@ -80,6 +82,7 @@ class Result(ABC):
     - ``glance()`` is one row for the result;
     - ``to_dict()`` holds these two tables as plain values; ``to_latex()`` and ``to_markdown()`` are the first of them;
       notebooks show the report and both ends of the table;
+    - ``save(path)`` writes the result, and :func:`fedstat.load` reads it;
     - ``plot()`` draws the main figure.
 
     Some results also have ``augment()``, which adds columns to ``tidy``, or joins it with data of the user. A class
@@ -155,6 +158,40 @@ class Result(ABC):
             Decimal places.
         """
         return tables.markdown(tables.chosen(self.tidy(), columns), digits=digits)
+
+    @property
+    def origin(self) -> dict[str, Any] | None:
+        """Origin of the result: ``verb``, ``arguments`` and ``input``, the checksum of its input; None if not known.
+
+        Arguments are described by plain values. The checksum covers the values, dtype and shape of the analyzed array.
+        It is None for data that are not in memory as a whole, on a GPU, or no array. A result that was derived from
+        another result, such as ``fit.split()``, has no origin.
+        """
+        origin: dict[str, Any] | None = self.__dict__.get("_origin")
+        return origin
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the result to a zarr store or a JSON file, from which :func:`fedstat.load` reads an equal result.
+
+        The file also holds the tidy table, versions, time, the verb with its arguments, and a checksum of the input.
+
+        Parameters
+        ----------
+        path : str or Path
+            Path that ends in ``.zarr`` or ``.json``.
+        overwrite : bool
+            Replace a file of an earlier ``save``; it stays until the new file is complete.
+
+        Raises
+        ------
+        FileExistsError
+            If the path exists and may not be replaced.
+        ValueError
+            If the path ends in another suffix.
+        TypeError
+            If the result holds an object that cannot be saved, such as complex numbers.
+        """
+        lazy.saved_results().save(self, path, overwrite=overwrite)
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Draw the main figure of the result by a function of ``fedstat.plot``.
@@ -391,6 +428,10 @@ class LayerResults(Mapping[str, R]):
             for layer, result in self.items()
             for caution in result.cautions()
         ]
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the results of all layers to a zarr store or a JSON file; see :meth:`SplitResult.save`."""
+        lazy.saved_results().save(self, path, overwrite=overwrite)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return ``to_dict()`` of each layer's result."""

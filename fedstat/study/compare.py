@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +15,7 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.labelled import compare
 from fedstat.results import ComparisonResult
 from fedstat.results.base import WIDTH, Caution, aligned, line
+from fedstat.results.origin import recorded
 from fedstat.results.ranks import difference
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.study.collect import OF_METHOD, Grid, ordered, origin, stores
@@ -150,6 +151,7 @@ def _difference(row: Mapping[Any, Any], reference: str) -> str:
     return "reference" if row["method"] == reference else difference(row)
 
 
+@recorded
 def compare_runs(
     runs: Runs | Mapping[str, Runs], *, reference: str | None = None, rule: str | None = None, level: float = 0.95
 ) -> RunsResult:
@@ -218,8 +220,9 @@ def compare_runs(
         over = compare(table, reference=reference, value=rule, block=within, sample=sample, level=level)
     configs = {label: next(run.config for run in finished if run.setting == label) for label in settings}
     notes = [f"{label}: {note}" for label, comparison in settings.items() for note in comparison.notes]
+    table_fields = {field.name: getattr(over, field.name) for field in fields(over)}
     return RunsResult(
-        **vars(over) | {"notes": (*notes, *origin(Grid(table, tuple(unfinished), configs)))},
+        **table_fields | {"notes": (*notes, *origin(Grid(table, tuple(unfinished), configs)))},
         accuracy=words(rule, table) or rule,
         settings=settings,
         costs=_costs(table),

@@ -17,7 +17,8 @@ from layers import weights
 
 import fedstat
 from fedstat.decompose.__main__ import main
-from fedstat.decompose.stored import as_dataset, from_dataset, read_split, settings_of
+from fedstat.decompose.stored import read_split
+from fedstat.store.encoding import as_dataset, from_dataset, settings_of
 
 W = weights()
 LABELLED = xr.DataArray(W, dims=("client", "unit", "weight"), coords={"unit": [f"ü{j}" for j in range(8)]})

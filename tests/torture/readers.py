@@ -6,6 +6,7 @@ import gzip
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import hostile_data
@@ -246,6 +247,44 @@ def lock(at: Path) -> Made:
     (path / "journal" / "lock").write_text("lock")
     command = store.attributes(path)["command"]
     return path / "journal" / "lock", lambda: store.resume(path, store.config_of(path), command=command)
+
+
+def saved(at: Path, name: str) -> Path:
+    """A result that was saved."""
+    path = at / name
+    fedstat.icc(np.random.default_rng(0).normal(size=(4, 3, 9)), inference="F").save(path)
+    return path
+
+
+@reader("result, JSON")
+def saved_json(at: Path) -> Made:
+    path = saved(at, "icc.json")
+    return path, lambda: fedstat.load(path)
+
+
+@reader("result to replace, JSON", "nothing", "a link to nothing", "half of it", "nothing inside", "noise", "zeros")
+def saved_json_replaced(at: Path) -> Made:
+    path = saved(at, "icc.json")
+
+    def replace() -> None:
+        with suppress(FileExistsError):  # of a file that is no result
+            fedstat.n_factors(np.eye(3), draws=1).save(path, overwrite=True)
+
+    return path, replace
+
+
+def of_saved(file: str, *fine: str) -> None:
+    @reader(f"result, {file}", *fine)
+    def make(at: Path) -> Made:
+        path = saved(at, "icc.zarr")
+        return path / file, lambda: fedstat.load(path)
+
+
+of_saved("zarr.json")
+of_saved("result/zarr.json")
+of_saved("result/units/zarr.json")
+of_saved("result/coefficients.icc/c/0/0")
+of_saved("journal/log")
 
 
 @reader("report of a run", *SPOILS)

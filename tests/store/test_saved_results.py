@@ -1,0 +1,399 @@
+"""Results of every class come back from disk equal to the bit; files that are no results are refused."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from made_results import MADE, NAMES, W, made, outputs
+
+import fedstat
+from fedstat import store
+from fedstat._utils import guard
+from fedstat.decompose.__main__ import main
+from fedstat.results import FactorResult, LayerResults, SplitMapResult
+from fedstat.results.base import Result
+from fedstat.store import DamageError, encoding
+from fedstat.store.results import SUFFIXES, load, save
+
+UNITS = np.array([1, "b", -3, None, "ü/x", True, ("a", 1), "<b>"], object)
+
+
+def classes(of: type = Result) -> Iterator[type]:
+    for sub in of.__subclasses__():
+        yield from (sub, *classes(sub))
+
+
+def require_equal(a: Any, b: Any) -> None:
+    """Equal to the bit, in type, and in all that they hold; NaN is one value."""
+    assert type(a) is type(b), (a, b)
+    if is_dataclass(a):
+        for field in fields(a):
+            require_equal(getattr(a, field.name), getattr(b, field.name))
+    elif isinstance(a, np.ndarray) and a.dtype.kind != "O":
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        if a.dtype.kind == "f":
+            np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+            a, b = (np.where(np.isnan(x), 0, x).astype(x.dtype) for x in (a, b))
+        assert a.tobytes() == b.tobytes()
+    elif isinstance(a, np.ndarray):
+        assert a.shape == b.shape
+        require_equal(a.ravel().tolist(), b.ravel().tolist())
+    elif isinstance(a, torch.Tensor):
+        require_equal(a.numpy(), b.numpy())
+    elif isinstance(a, pd.DataFrame):
+        pd.testing.assert_frame_equal(a, b, check_exact=True)
+        assert [x.dtype for _, x in a.items()] == [x.dtype for _, x in b.items()]
+    elif isinstance(a, xr.DataArray | xr.Dataset):
+        xr.testing.assert_identical(a, b)
+        a, b = (x if isinstance(x, xr.Dataset) else x.to_dataset(name="_") for x in (a, b))
+        for part in ("data_vars", "coords"):
+            values = [{name: x[name].values for name in getattr(x, part)} for x in (a, b)]
+            require_equal(*values)
+    elif isinstance(a, Mapping):
+        assert list(a) == list(b)
+        for key in a:
+            require_equal(a[key], b[key])
+    elif isinstance(a, tuple | list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            require_equal(x, y)
+    else:
+        assert a == b or (a != a and b != b)
+
+
+def require_returned(result: Any, folder: Path) -> None:
+    for suffix in SUFFIXES:
+        path = folder / f"saved{suffix}"
+        result.save(path, overwrite=True)
+        again = fedstat.load(path)
+        require_equal(result, again)
+        assert repr(again) == repr(result)
+        assert again.summary() == result.summary()
+        if isinstance(result, Result):
+            require_equal(result.origin, again.origin)
+
+
+def test_every_class_of_results_is_saved_and_listed() -> None:
+    for module in pkgutil.walk_packages(fedstat.__path__, "fedstat.", onerror=lambda _: None):
+        if not module.name.endswith("__main__") and (find_spec("flwr") or ".flower" not in module.name):
+            import_module(module.name)
+    names = {c.__name__ for c in classes() if c.__module__.startswith("fedstat.") and c.__name__[0] != "_"}
+    assert names == set(MADE), "add a small result of the class to MADE in tests/support/made_results.py"
+    listed = {(name, module) for module, names in encoding.MODULES.items() for name in names}
+    assert names <= {name for name, _ in listed}, "list the class in fedstat/store/encoding.py"
+    for name, module in listed:
+        assert getattr(import_module(module), name).__name__ == name
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_result_of_every_class_comes_back_equal_to_the_bit(name: str, tmp_path: Path) -> None:
+    require_returned(made(name), tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if name not in ("RunsResult", "ConvergenceResult")])
+def test_results_by_layer_come_back_in_their_order(name: str, tmp_path: Path) -> None:
+    by_layer = LayerResults({"z/1": made(name), "a b": made(name), "..": made(name)}, {"head": "output layer"})
+    require_returned(by_layer, tmp_path)
+
+
+def mixed() -> xr.DataArray:
+    return W.assign_coords(unit=("unit", UNITS))
+
+
+SPECIAL: dict[str, Callable[[], Any]] = {
+    "a split with labels of mixed kinds": lambda: fedstat.split(W.values, n_factors=2, tau=fedstat.Absolute(0.3)),
+    "a test with conclusions": lambda: fedstat.split(
+        np.stack([W.values, W.values[::-1]], axis=1), method="icc", tau="test"
+    ),
+    "agreement with a bootstrap": lambda: fedstat.icc(W, n_boot=3, inference="permutation"),
+    "agreement of float32": lambda: fedstat.icc(W.astype(np.float32), inference="F"),
+    "constant units": lambda: fedstat.split(W * (np.arange(8) > 0)[:, None], n_factors=2, rotation="promax"),
+    "entropy of tensors": lambda: fedstat.knn_entropy(torch.from_numpy(outputs().values), ties="atoms"),
+    "entropy of arrays": lambda: fedstat.knn_entropy(outputs().values.astype(np.float32), ties="atoms"),
+    "initial values": lambda: fedstat.fa(W, n_factors=2, init=np.linspace(0.1, 0.8, 8)),
+    "layers": lambda: fedstat.icc({c: {"fc1": w, "fc2": w[:4]} for c, w in zip(NAMES, W.values, strict=False)}),
+    "layers of a Sequential": lambda: fedstat.icc(
+        [torch.nn.Sequential(torch.nn.Linear(9, 6), torch.nn.ReLU(), torch.nn.Linear(6, 5)) for _ in range(3)],
+        layer="*",
+    ),
+}
+
+
+@cache
+def special(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return SPECIAL[name]()
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_results_of_special_input_come_back(name: str, tmp_path: Path) -> None:
+    require_returned(special(name), tmp_path)
+
+
+def test_labels_of_mixed_kinds_come_back(tmp_path: Path) -> None:
+    require_returned(replace(made("FactorResult"), units=UNITS), tmp_path)
+
+
+ARRAYS = st.one_of(
+    hnp.arrays(np.float64, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0)),
+    hnp.arrays(st.sampled_from(["f2", "f4", ">f8", "i1", "u8", "i8", ">i4", "?", "M8[ns]", "m8[s]"]), (3, 2)),
+    hnp.arrays(
+        "U5", 4, elements=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=5)
+    ),
+)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(st.characters(exclude_categories=("Cs",))),
+    st.floats(width=32).map(np.float32), st.integers(0, 255).map(np.uint8), st.booleans().map(np.bool_),
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS | ARRAYS,
+    lambda x: st.lists(x, max_size=3)
+    | st.lists(x, max_size=3).map(tuple)
+    | st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), max_size=4), x, max_size=3)
+    | st.dictionaries(st.integers(), x, max_size=2),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), max_size=6), VALUES, max_size=4))
+def test_whatever_options_hold_comes_back(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> None:
+    folder = tmp_path_factory.mktemp("options")
+    result = replace(made("FactorResult"), options=options)
+    for suffix in SUFFIXES:
+        save(result, folder / f"a{suffix}")
+        require_equal(load(folder / f"a{suffix}"), result)
+
+
+TABLES = {
+    "texts": pd.DataFrame({"a": ["x", None, "y"], "b": pd.array([1, None, 3], dtype="Int64")}),
+    "categories": pd.DataFrame({"a": pd.Categorical(["x", "y", "x"], ["y", "x"], ordered=True)}, index=[3, 1, 2]),
+    "objects": pd.DataFrame({"a": np.array([1, "x", np.nan], object), 2: np.float32([1, 2, 3])}),
+    "dates": pd.DataFrame({"a": pd.to_datetime(["2020-01-01", None])}, index=pd.Index(["u", "v"], name="n")),
+    "nothing": pd.DataFrame({"a": np.empty(0)}),
+    "no column": pd.DataFrame(index=pd.RangeIndex(3)),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_columns_of_every_kind_come_back(name: str, tmp_path: Path) -> None:
+    result = replace(made("SplitMapResult"), tau="0.5")
+    for suffix in SUFFIXES:
+        stored = replace(made("FactorResult"), options={"table": TABLES[name]})
+        save(stored, tmp_path / f"a{suffix}")
+        require_equal(load(tmp_path / f"a{suffix}"), stored)
+    assert isinstance(result, SplitMapResult)
+
+
+def test_files_are_read_without_fedstat(tmp_path: Path) -> None:
+    result = fedstat.icc(W)
+    for suffix in SUFFIXES:
+        result.save(tmp_path / f"a{suffix}")
+    tree = xr.open_datatree(tmp_path / "a.zarr", engine="zarr", consolidated=False)
+    np.testing.assert_array_equal(tree["tidy"]["statistic"], result.tidy()["statistic"])
+    np.testing.assert_array_equal(tree["result"]["coefficients.icc"], result.coefficients.icc)
+    content = json.loads((tmp_path / "a.json").read_text())
+    array = content["arrays"]["coefficients.icc"]
+    np.testing.assert_array_equal(np.reshape(array["values"], array["shape"]), result.coefficients.icc)
+    assert content["tables"] == json.loads(json.dumps(result.to_dict()))
+    for attrs in (tree.attrs, content):
+        assert attrs["source"] == f"fedstat {fedstat.__version__}"
+        assert (attrs["title"], attrs["command"], attrs["verb"]) == ("IccResult", "fedstat.save", "fedstat.icc")
+        assert attrs["started"][:2] == "20"
+    assert content["config"]["inference"] == "sign-flip"
+    assert content["input"] == json.loads(tree.attrs["input"]) == result.origin["input"]
+
+
+def test_the_checksum_is_that_of_the_analyzed_array() -> None:
+    w = W.values
+    assert (
+        fedstat.icc(w).origin["input"] == fedstat.icc(W).origin["input"] == fedstat.fa(w, n_factors=1).origin["input"]
+    )
+    assert fedstat.icc(torch.from_numpy(w.copy())).origin["input"] == fedstat.icc(w).origin["input"]
+    other = w.copy()
+    other[3, 2, 1] = np.nextafter(other[3, 2, 1], 9)
+    assert fedstat.icc(other).origin["input"] != fedstat.icc(w).origin["input"]
+    clients = {f"c{c}": {"fc1": x, "fc2": x[:4]} for c, x in enumerate(w)}
+    by_layer = fedstat.icc(clients, seed=3, layer=["fc1", "fc2"])
+    assert by_layer["fc1"].origin["input"] == fedstat.icc(w).origin["input"] != by_layer["fc2"].origin["input"]
+    assert by_layer["fc1"].origin["arguments"]["seed"] == 3
+    clusters = fedstat.client_clusters(clients, n_clusters=2, layer=["fc1"])["fc1"].origin
+    assert clusters["verb"] == "fedstat.client_clusters"
+    assert clusters["input"] == by_layer["fc1"].origin["input"]
+    chunked = W.chunk(client=2)
+    assert fedstat.icc(chunked).origin["input"] == fedstat.icc(w).origin["input"]
+
+
+def test_options_that_a_signature_shows_are_recorded_if_they_were_passed() -> None:
+    origin = fedstat.knn_entropy(outputs(), ties="jitter", resolution=1e-9).origin
+    assert origin["arguments"].items() >= {"k": 3, "ties": "jitter", "resolution": 1e-9}.items()
+    assert "seed" not in origin["arguments"]
+
+
+def test_what_is_derived_from_a_result_names_its_origin_in_the_file(tmp_path: Path) -> None:
+    fedstat.icc(W).split(tau=0.4).save(tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["verb"] == "fedstat.icc"
+    assert fedstat.load(tmp_path / "a.json").fit.origin["verb"] == "fedstat.icc"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_existing_file_is_replaced_only_if_asked_and_if_it_is_a_result(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    first, second = made("IccResult"), made("SplitResult")
+    first.save(path)
+    with pytest.raises(FileExistsError, match=r"exists already\. Pass overwrite=True"):
+        second.save(path)
+    assert type(fedstat.load(path)) is type(first)
+    second.save(path, overwrite=True)
+    assert type(fedstat.load(path)) is type(second)
+    other = tmp_path / f"other{suffix}"
+    other.write_text("{}")
+    with pytest.raises(FileExistsError, match="exists already and is n"):
+        first.save(other, overwrite=True)
+    assert other.read_text() == "{}"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_failed_write_leaves_the_old_file(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / f"a{suffix}"
+    made("IccResult").save(path)
+    bad = replace(made("FactorResult"), options={"a": object()})
+    with pytest.raises(TypeError, match=r"an? object cannot be saved, but the result holds one in options\.a"):
+        bad.save(path, overwrite=True)
+    last_step = {".zarr": "fedstat.store.journal.start", ".json": "os.fsync"}
+    monkeypatch.setattr(last_step[suffix], lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made("SplitResult").save(path, overwrite=True)
+    monkeypatch.undo()
+    require_equal(fedstat.load(path), made("IccResult"))
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_other_files_are_refused_with_their_reason(tmp_path: Path) -> None:
+    result = made("IccResult")
+    for path in ("a.csv", "a", "a.zarr.zip"):
+        with pytest.raises(ValueError, match=r"must end in \.zarr or \.json, but got"):
+            result.save(tmp_path / path)
+        with pytest.raises(ValueError, match=r"must end in \.zarr or \.json, but got"):
+            fedstat.load(tmp_path / path)
+    for suffix in SUFFIXES:
+        with pytest.raises(FileNotFoundError, match="there is no"):
+            fedstat.load(tmp_path / f"none{suffix}")
+    with pytest.raises(NotADirectoryError, match="is not a folder"):
+        result.save(tmp_path / "none" / "a.json")
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    with pytest.raises(DamageError, match=r"other.json is damaged, or not a result of fedstat"):
+        fedstat.load(tmp_path / "other.json")
+    store.save(tmp_path / "run.zarr", xr.DataTree(), store.provenance("a run", {}, command="fedstat.ntk"))
+    with pytest.raises(ValueError, match=r"holds no result, but a run: it was made by fedstat\.ntk\. fedstat"):
+        fedstat.load(tmp_path / "run.zarr")
+
+
+def test_a_file_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("encoding", "results"):
+        monkeypatch.setattr(f"fedstat.store.{module}.FORMAT", encoding.FORMAT + 1)
+    for suffix in SUFFIXES:
+        made("IccResult").save(tmp_path / f"a{suffix}")
+    monkeypatch.undo()
+    for suffix in SUFFIXES:
+        with pytest.raises(ValueError, match=r"written by a newer version of fedstat: .* Update fedstat"):
+            fedstat.load(tmp_path / f"a{suffix}")
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A JSON file with other content, and the checksum of this content."""
+    from fedstat.store.results import _digest
+
+    content = json.loads(path.read_text())
+    change(content)
+    content["checksum"] = _digest(content["result"], content["arrays"])
+    path.write_text(json.dumps(content))
+    return path
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is wrong with a JSON file, and a part of the message."""
+
+    make: Callable[[dict[str, Any]], object]
+    message: str
+
+
+CHANGES = {
+    "a foreign class": Change(lambda c: c["result"].update(of="Popen"), "must be one of"),
+    "a missing field": Change(lambda c: c["result"]["with"].pop("units"), "missing 1 required"),
+    "a field of no class": Change(lambda c: c["result"]["with"].update(spam=1), "unexpected keyword"),
+    "an array used twice": Change(
+        lambda c: c["result"]["with"].update(units=c["result"]["with"]["communality"]), "is used twice"
+    ),
+    "an array that is missing": Change(lambda c: c["arrays"].pop("communality"), "KeyError"),
+    "a shape of other size": Change(lambda c: c["arrays"]["communality"].update(shape=[2]), "has 8 values, but"),
+    "an endless shape": Change(lambda c: c["arrays"]["communality"].update(shape=[10**30]), "has 8 values, but"),
+    "an enormous dtype": Change(
+        lambda c: c["result"]["with"]["communality"].update(dtype="<U99999999999"), "not understood"
+    ),
+    "an object dtype": Change(lambda c: c["result"]["with"]["communality"].update(dtype="|O"), "no dtype"),
+    "an unknown kind": Change(lambda c: c["result"]["with"].update(units={"pickle": "gASV"}), "not enough values"),
+    "arrays of no mapping": Change(lambda c: c.update(arrays=[1]), "TypeError"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_file_is_refused(name: str, tmp_path: Path) -> None:
+    made("FactorResult").save(tmp_path / "a.json")
+    path = rewritten(tmp_path / "a.json", CHANGES[name].make)
+    with pytest.raises(ValueError, match=CHANGES[name].message):
+        fedstat.load(path)
+
+
+def test_a_changed_digit_is_seen(tmp_path: Path) -> None:
+    made("FactorResult").save(tmp_path / "a.json")
+    text = (tmp_path / "a.json").read_text()
+    head, mark, tail = text.partition('"values": [0.')
+    (tmp_path / "a.json").write_text(head + mark + str((int(tail[0]) + 1) % 10) + tail[1:])
+    with pytest.raises(DamageError, match="its checksum differs from its content"):
+        fedstat.load(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text(json.dumps(json.loads(text), indent=2))  # another program's spaces
+    require_equal(fedstat.load(tmp_path / "a.json"), made("FactorResult"))
+
+
+def test_large_results_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {str(i): np.zeros(5000) for i in range(9)}
+    for suffix in SUFFIXES:
+        replace(made("FactorResult"), options=numbers).save(tmp_path / f"a{suffix}")
+    monkeypatch.setenv("FEDSTAT_MAX_BYTES", "200_000")
+    for suffix in SUFFIXES:
+        with pytest.raises(guard.LimitError, match="FEDSTAT_MAX_BYTES"):
+            fedstat.load(tmp_path / f"a{suffix}")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_split_of_the_command_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "clients"
+    folder.mkdir()
+    for c, w in enumerate(W.values):
+        np.savez(folder / f"c{c}.npz", fc1=w, fc2=w[:5])
+    assert main([str(folder), "--n-factors", "2", "--n-boot", "3", "--out", str(tmp_path / "split.zarr")]) == 0
+    splits = fedstat.load(tmp_path / "split.zarr")
+    require_equal(splits, fedstat.read_split(tmp_path / "split.zarr"))
+    require_equal(splits["fc1"], fedstat.split(folder, n_factors=2)["fc1"])
+    assert splits["fc1"].origin["verb"] == "fedstat.split"
+    assert isinstance(splits["fc1"].fit, FactorResult)
