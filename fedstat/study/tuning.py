@@ -161,7 +161,7 @@ def tunable_runs(runs: Iterable[Settings], candidates: Mapping[str, Sequence[Any
 
 
 def tuning_groups(runs: Iterable[Settings], *, together: bool = False) -> dict[tuple[str, str], list[Settings]]:
-    """Group the runs of a grid that are tuned to the same values: those of an algorithm in a scenario.
+    """Group the runs of a grid that are tuned at once: runs of an algorithm in a scenario.
 
     Parameters
     ----------

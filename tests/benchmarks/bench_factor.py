@@ -121,7 +121,7 @@ def test_bench_steps_followed_against_a_decomposition_each(
     r, options = correlation(moments(z)), {"kappa": kappa, "loadings": False}
     if start != "pc":
         before = factor.fit(correlation(moments(z + 0.1 * rng.normal(size=z.shape))), kappa=kappa, max_iter=200)
-        options["start"] = before.communality
+        options["init"] = before.communality
     ours = benchmark.pedantic(lambda: factor.fit(r, **options), rounds=5, warmup_rounds=1)
     monkeypatch.setattr(factor_solvers, "pays", lambda *_: False)
     theirs, plain = seconds(lambda: factor.fit(r, **options))
