@@ -83,7 +83,7 @@ def _method_link(name: Name) -> str:
     from method_pages import methods_of
 
     found = ", ".join(f":doc:`/methods/{page}`" for page in methods_of(name.value))
-    return f"\nAs a method: {found}.\n" if found else ""
+    return f"\nAlgorithms: {found}.\n" if found else ""
 
 
 def heading(text: str) -> str:

@@ -18,9 +18,10 @@ from fedstat.study import experiment, grid
 
 ROOT = Path(__file__).parents[2]
 README, GRID = ROOT / "README.md", ROOT / "docs/howto/own-grid.md"
-OWN = ("tutorial.md", "releasing.md", "howto/*.md")
+OWN = ("index.md", "start.md", "algorithms.md", "background.md", "which-test.md", "tutorial.md", "releasing.md", "howto/*.md")
 PAGES = [README, ROOT / "CONTRIBUTING.md", *(page for glob in OWN for page in sorted((ROOT / "docs").glob(glob)))]
 BLOCK = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 COMMAND = re.compile(r"(?:python|torchrun --nproc-per-node=\d+) -m (fedstat\S*)(?: (.*))?")
 
 
@@ -59,11 +60,26 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, ran):
 
 def test_the_readme_prints_and_draws_what_it_shows(ran, capsys):
     ran(README)
-    shown = blocks(README, "text")
-    assert shown
+    *shown, _ = blocks(README, "text")  # the last is of the training command
+    assert len(shown) == 2
     out = capsys.readouterr().out
     assert all(text in out for text in shown)
     assert Path("agreement.png").is_file()
+
+
+def test_the_training_command_of_the_readme_prints_what_it_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    module, arguments = commands(README)[0]
+    importlib.import_module(f"{module}.__main__").main(shlex.split(arguments))
+    shown, printed = (_without_time(text) for text in (blocks(README, "text")[-1], capsys.readouterr().out))
+    assert NUMBER.sub("#", printed) == NUMBER.sub("#", shown)
+    numbers = ([float(one) for one in NUMBER.findall(text)] for text in (printed, shown))
+    assert next(numbers) == pytest.approx(next(numbers), rel=0.02, abs=0.02)  # other machines round otherwise
+
+
+def _without_time(text):
+    """Lines of a print except durations and the name of the store, which has the time."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith(("Time:", "Saved:")))
 
 
 @pytest.mark.parametrize(
