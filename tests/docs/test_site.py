@@ -36,9 +36,28 @@ def packages():
 
 
 def test_every_claim_of_the_table_of_simulations_has_a_section():
-    (page,) = (text for _, text in inference_pages.pages())
+    page = dict(inference_pages.pages())["index.rst"]
     claims = pd.read_csv(inference_pages.TABLE)["claim"].unique()
     assert [name for name in claims if f"\n{name}\n---" not in page] == []
+
+
+def test_the_page_of_tests_says_what_the_table_of_simulations_shows():
+    page = (DOCS / "which-test.md").read_text(encoding="utf-8")
+    tables = {file.removesuffix(".inc"): text for file, text in inference_pages.pages() if file.endswith(".inc")}
+    assert re.findall(r"include:: inference/(\w+)\.inc", page) == list(tables) == list(inference_pages.QUESTIONS)
+    assert all(text.count("   * - ") > len(inference_pages.QUESTIONS[name]) for name, text in tables.items())
+
+    table = pd.read_csv(inference_pages.TABLE, keep_default_na=False)
+    errs = table[table["verdict"] == "errs"]
+    assert "held its level in all cases without agreement" in page
+    assert "icc, sign-flip tests" not in set(errs["claim"])
+    beside = errs[errs["claim"].str.contains("beside shared units") & (errs["assumptions"] == "hold")]
+    assert len(beside) == beside["case"].str.contains("6 clients").sum() == 2
+    assert "err if scenarios share data" in page
+    ranks = errs[errs["claim"].isin(["Friedman's test", "Nemenyi's test, any pair"])]
+    assert ranks["case"].str.contains("share data").all()
+    against_half = errs[errs["claim"].str.startswith('split(tau="test")')]
+    assert against_half.empty, "the page calls the test against 0.5 conservative"
 
 
 def test_no_public_name_lacks_a_page():
