@@ -82,7 +82,10 @@ def pages() -> Iterator[tuple[str, str]]:
     claims = dict(iter(table.groupby("claim", sort=False)))
     parts = [_claim(name, rows) for name, rows in claims.items()]
     lead = LEAD.format(seed=", ".join(map(str, table["seed"].unique())))
-    yield "index.rst", "\n\n".join([heading("Measured error rates of tests and intervals"), lead, _summary(claims), *parts])
+    yield (
+        "index.rst",
+        "\n\n".join([heading("Measured error rates of tests and intervals"), lead, _summary(claims), *parts]),
+    )
     for question, descriptions in QUESTIONS.items():
         yield f"{question}.inc", _question({text: claims[name] for name, text in descriptions.items()})
 

@@ -68,6 +68,15 @@ def test_no_public_name_lacks_a_page():
     assert "fedstat/split.rst" in shown
 
 
+def test_the_reference_names_every_package_and_every_verb_by_task():
+    index = dict(reference_pages.pages())["index.rst"]
+    listed = [package for part in reference_pages.TASKS.values() for package in part]
+    packages = [package for package in listed if package in public_names.PACKAGES]
+    assert sorted(packages) == sorted(public_names.PACKAGES)
+    assert all(f" <{package}/index>\n" in index for package in packages)
+    assert all(f"<fedstat/{name.name}>" in index for name in public_names.names("fedstat") if name.kind == "function")
+
+
 def test_every_plot_has_a_picture_in_the_gallery():
     drawn = set(re.findall(r"^plot\.(\w+)\(", (DOCS / "gallery.md").read_text(encoding="utf-8"), re.MULTILINE))
     returned = {name: signature(getattr(plot, name)).return_annotation for name in plot.__all__}
