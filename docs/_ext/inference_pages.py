@@ -10,8 +10,8 @@ from reference_pages import heading
 
 TABLE = Path(__file__).parents[2] / "analysis/inference/results/inference.csv"
 SAYS = {
-    "level": "False positive rate of a test at 0.05: proportion of data sets in which it rejects a true null hypothesis."
-    " It errs above 0.06, by more than 2 Monte Carlo errors.",
+    "level": "False positive rate of a test at 0.05: proportion of data sets in which it rejects a true null"
+    " hypothesis. It errs above 0.06, by more than 2 Monte Carlo errors.",
     "coverage": "Coverage of an interval: proportion of data sets in which it holds the true value. It errs if coverage"
     " is more than 0.02 below the level, by more than 2 Monte Carlo errors.",
     "rate": "A proportion that no claim limits.",
@@ -59,14 +59,14 @@ QUESTIONS = {
 LEAD = """
 Each test and interval of fedstat was tried on data whose truth is known: in cases that its assumptions describe, and in
 cases that violate them (few clients, correlated weights, unequal variances, ties). The tables show the proportion of
-simulated data sets in which a test at 0.05 rejected a true null hypothesis, or a 95% interval covered, ± its Monte Carlo
-error. *errs* marks a case in which the claim should not be relied on; *refused*, a case in which fedstat gives no number.
+simulated data sets in which a test at 0.05 rejected a true null hypothesis, or a 95% interval covered, ± its Monte
+Carlo error. *errs* marks a case in which the claim should not be relied on; *refused*, one without a number.
 :doc:`../which-test` explains the tests.
 
 Trained networks are multilayer perceptrons on MNIST. They are drawn from pools of 400 clients with all classes, two or
-five classes, or random labels, after 1 to 60 steps of SGD from common, two, or separate initial parameters. The first table
-has the lowest and the highest proportion over cases whose assumptions hold (number of cases in parentheses), and the number
-of cases that err, assumptions violated included.
+five classes, or random labels, after 1 to 60 steps of SGD from common, two, or separate initial parameters. The first
+table has the lowest and the highest proportion over cases whose assumptions hold (number of cases in parentheses), and
+the number of cases that err, assumptions violated included.
 
 The simulations are in ``simulations/inference``; seed {seed}. From a copy of the repository, with the folder of MNIST's
 files::

@@ -80,7 +80,8 @@ def _wrapper(end: str, wrap: Any) -> str:
     table = _table([["setting", "default", "meaning"], *rows]) if rows else "None."
     return "\n".join([
         heading(f"{ENDINGS[end].capitalize()}: NAME{end}"), "",
-        f"The suffix ``{end}`` modifies any algorithm: ``fedper{end}`` is {algorithms.about('fedper' + end).title}.", "",
+        f"The suffix ``{end}`` modifies any algorithm: ``fedper{end}`` is {algorithms.about('fedper' + end).title}.",
+        "",
         _section("Algorithm"), _prose(wrap), _section("Settings"), table, "",
         _section("In Python"), f"{_reference(wrap)}\n",
     ])  # fmt: skip
@@ -163,8 +164,8 @@ def _bytes(name: str, normalises: bool = False) -> tuple[float, float]:
 def _sent(name: str) -> str:
     (up, down), (whole, _) = (_bytes(one, _normalises(name)) for one in (name, "fedavg"))
     return (
-        f"A client uploads {up:,.0f} bytes per round and downloads {down:,.0f}: {up / whole:.0%} and {down / whole:.0%} "
-        "of FedAvg's. Counted in a run of the default settings with the network ``mlp([64, 40, 30, 10])``"
+        f"A client uploads {up:,.0f} bytes per round and downloads {down:,.0f}: {up / whole:.0%} and "
+        f"{down / whole:.0%} of FedAvg's. Counted in a run of the default settings with the network ``mlp([64, 40, 30, 10])``"
         + (", half of the units of ``fc2`` shared" if name == "fedsplit" else "")
         + (" and layer normalisation" if _normalises(name) else "")
         + "; float32 entries, without headers of a transport. The proportions depend on the network."
@@ -182,7 +183,7 @@ def _limits(name: str) -> str:
     return "\n".join([
         f"- Permuted class labels: {own_order}",
         "- Differential privacy of clients: " + (f"refused. {_sentence(private)}" if private else "possible."),
-        "- Training of separate organizations by Flower: " + (f"refused. {_sentence(separate)}" if separate else "possible."),
+        "- Separate organizations, by Flower: " + (f"refused. {_sentence(separate)}" if separate else "possible."),
         *_raises(name),
     ])  # fmt: skip
 
