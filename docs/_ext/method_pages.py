@@ -165,7 +165,8 @@ def _sent(name: str) -> str:
     (up, down), (whole, _) = (_bytes(one, _normalises(name)) for one in (name, "fedavg"))
     return (
         f"A client uploads {up:,.0f} bytes per round and downloads {down:,.0f}: {up / whole:.0%} and "
-        f"{down / whole:.0%} of FedAvg's. Counted in a run of the default settings with the network ``mlp([64, 40, 30, 10])``"
+        f"{down / whole:.0%} of FedAvg's. Counted in a run of the default settings with the network "
+        "``mlp([64, 40, 30, 10])``"
         + (", half of the units of ``fc2`` shared" if name == "fedsplit" else "")
         + (" and layer normalisation" if _normalises(name) else "")
         + "; float32 entries, without headers of a transport. The proportions depend on the network."
