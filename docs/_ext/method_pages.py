@@ -168,7 +168,7 @@ def _sent(name: str) -> str:
         f"{down / whole:.0%} of FedAvg's. Counted in a run of the default settings with the network "
         "``mlp([64, 40, 30, 10])``"
         + (", half of the units of ``fc2`` shared" if name == "fedsplit" else "")
-        + (" and layer normalisation" if _normalises(name) else "")
+        + (" and layer normalization" if _normalises(name) else "")
         + "; float32 entries, without headers of a transport. The proportions depend on the network."
     )
 
