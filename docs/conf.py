@@ -48,10 +48,10 @@ html_theme_options = {
     "show_nav_level": 1,
     "collapse_navigation": True,
     "navbar_align": "left",
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 8,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
 }
-html_sidebars = {"index": [], "tutorial": [], "glossary": [], "findings": [], "architecture": []}
-copyright = "the fedstat developers, MIT licence"  # noqa: A001
+html_sidebars = {"index": [], "start": [], "tutorial": [], "findings": []}
+copyright = "the fedstat developers, MIT license"  # noqa: A001

@@ -149,11 +149,11 @@ def test_stacked_equals_the_plain_loop(name, optimizer):
 
 # --- how every method stands in lists
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+TABLE = (Path(__file__).parents[2] / "docs/algorithms.md").read_text(encoding="utf-8")
 
 
-def test_the_readme_lists_the_methods_as_they_say_themselves():
-    found = README.partition("| algorithm |")[2].partition("\n\n")[0].splitlines()[2:]
+def test_the_page_of_algorithms_lists_them_as_they_say_themselves():
+    found = TABLE.partition("| algorithm |")[2].partition("\n\n")[0].splitlines()[2:]
     rows = {name: algorithms.about(name) for name in ALGORITHMS}
     sources = {name: "; ".join(REFERENCES[key].source for key in row.keys) for name, row in rows.items()}
     assert found == [f"| `{name}` | {row.shared} | {row.personal} | {sources[name]} |" for name, row in rows.items()]
