@@ -178,7 +178,7 @@ class Reference:
         is_leading = g <= len(h) - g
         v_side, u_side = (slice(g), slice(g, None)) if is_leading else (slice(g, None), slice(g))
         e_matrix = _in_basis(self._single, e)
-        values, turn = self._turn_near(e_matrix)
+        values, turn = self._turn_near(e_matrix, e)
         x = _subspace(e_matrix, values, v_side, u_side)
         if x is None:
             return None
@@ -195,8 +195,10 @@ class Reference:
         communality += ((2 * v + z) * z) @ v_values + (((v + z) @ t) * (v + z)).sum(1)
         return communality if is_leading else h - communality
 
-    def _turn_near(self, e_matrix: Single) -> tuple[Floats, Floats]:
+    def _turn_near(self, e_matrix: Single, e: Floats) -> tuple[Floats, Floats]:
         """Decompose the matrix in the space of the vectors near the cut; express ``e_matrix`` in the turned basis.
+
+        This space needs double precision: small gaps of eigenvalues enlarge errors.
 
         Returns
         -------
@@ -206,7 +208,8 @@ class Reference:
             Coordinates of the turned vectors.
         """
         near = self._near
-        block = np.diag(self._values[near]) + e_matrix[near, near]
+        vectors = self._vectors[:, near]
+        block = np.diag(self._values[near]) + vectors.T @ (e[:, None] * vectors)
         near_values, turn = (part[..., ::-1] for part in np.linalg.eigh(block))
         single = turn.astype(np.float32)
         e_matrix[near] = single.T @ e_matrix[near]
@@ -241,21 +244,21 @@ def _subspace(e_matrix: Single, values: Floats, v_side: slice, u_side: slice) ->
     if np.abs(x).max() > _LARGEST_ROTATION:
         return None
     previous: tuple[Single, Single] | None = None
-    last_size = np.inf
+    last_size = size_before = np.inf
     for _ in range(_CYCLES):
         new = (b + c @ x - x @ (a + b.T @ x)) * inverse
         error = new - x
         size = float(np.linalg.norm(error)) / len(error)
         if size < _EXACT:
             return new
-        if size > _SLOW * last_size:
+        if size > _SLOW * size_before:
             return None
         x = new
         if previous is not None:  # Anderson's acceleration by one step
             curvature = error - previous[1]
             share = (np.vdot(error, curvature) / np.vdot(curvature, curvature)).astype(np.float32)
             x = new - share * (new - previous[0])
-        previous, last_size = (new, error), size
+        previous, size_before, last_size = (new, error), last_size, size
     return None
 
 
