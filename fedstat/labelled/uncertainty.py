@@ -86,9 +86,9 @@ def bootstrap(
         Seed of the bootstrap samples.
     executor : Executor, optional
         Any :class:`concurrent.futures.Executor`: of threads, processes, loky, mpi4py, or Dask's
-        ``Client.get_executor()``. Its workers analyze the bootstrap samples, each on one BLAS thread. Results do not
-        depend on the executor or its workers. They equal results without executor if BLAS has one thread
-        (``OMP_NUM_THREADS=1``). With several BLAS threads and at least 300 units they differ by rounding.
+        ``Client.get_executor()``. Its workers analyze the bootstrap samples, each on one BLAS thread. By default, NumPy
+        arrays of at least 100 units are analyzed in as many threads as BLAS has (``OMP_NUM_THREADS``). Results do not
+        depend on the executor or its workers.
     layer, checkpoint, baseline
         Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
     **options

@@ -81,12 +81,16 @@ def require_equal(one: Any, other: Any) -> None:
 def test_replicates_do_not_depend_on_the_callers_blas_threads() -> None:
     wide = RNG.normal(size=(3, 320, 330))  # wide enough that eigenvectors differ with the threads
 
-    def found(threads: int) -> np.ndarray:
-        with threadpool_limits(threads, user_api="blas"), ThreadPoolExecutor(2) as executor:
+    def found(threads: int, executor: Executor | None) -> np.ndarray:
+        with threadpool_limits(threads, user_api="blas"):
             return fedstat.stats.resampling.bootstrap(moments, method="pc", replicates=2, executor=executor).communality
 
     moments = fedstat.labelled.arrays.client_sums(wide)[0]
-    np.testing.assert_array_equal(found(1), found(2))
+    with ThreadPoolExecutor(2) as executor:
+        alone = found(1, None)
+        for threads in (1, 2):
+            np.testing.assert_array_equal(found(threads, executor), alone)
+            np.testing.assert_array_equal(found(threads, None), alone)
 
 
 def blas_threads() -> list[int]:
