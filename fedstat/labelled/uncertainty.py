@@ -1,4 +1,4 @@
-"""Uncertainty of a split: the verbs ``bootstrap``, ``permutation_test``, ``sensitivity`` and ``n_factors``."""
+"""Uncertainty of a split: ``bootstrap``, ``jackknife``, ``permutation_test``, ``sensitivity`` and ``n_factors``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedstat._utils import check
+from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd
 from fedstat._utils.streams import generator
-from fedstat.labelled.arrays import LayerSums, Weights, client_sums, numpy_of
+from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, align_start, fa, warn_if_single_client
 from fedstat.labelled.inputs import by_layer, subtract_baseline
 from fedstat.labelled.splitting import split_sums, warn_if_contradicted
 from fedstat.results import ConvergenceWarning, SplitResult
+from fedstat.results.jackknife import JackknifeResult
 from fedstat.results.uncertainty import (
     BootstrapResult,
     NFactorsResult,
@@ -31,6 +34,7 @@ from fedstat.stats.split import Tau
 
 _N_STARTS = 5
 _FEW_CLIENTS = 4  # least number whose halves can be fitted
+_MOST_GROUPS = 50  # of clients, by default: more make a standard error hardly more precise
 _FIT_OPTIONS = ("n_factors", "method", "start", "max_iter", "tol", "heywood")
 
 
@@ -140,6 +144,91 @@ def bootstrap(
     if len(m.n) >= _FEW_CLIENTS:
         fields["half_samples"] = numpy_of(resampling.half_samples(m, **fitting))
     return BootstrapResult(split=observed, level=level, **fields)
+
+
+@by_layer(checks=partial(_check_repeats, "jackknife"))
+def jackknife(
+    weights: Weights,
+    *,
+    n_groups: int | None = None,
+    clusters: Any = None,
+    tau: Tau = 0.5,
+    seed: int = 0,
+    kappa: float = 0.85,
+    executor: Executor | None = None,
+    layer: str | Sequence[str] | None = None,
+    checkpoint: int | None = None,
+    baseline: Any = None,
+    **options: Unpack[ReplicateOptions],
+) -> JackknifeResult:
+    """Compute standard errors of communalities by the delete-a-group jackknife over clients.
+
+    Clients are divided into groups, and the factor analysis is repeated without each group [1]_. This takes one fit per
+    group, a fraction of the time of :func:`bootstrap`.
+
+    Parameters
+    ----------
+    weights, tau, kappa, executor, layer, checkpoint, baseline, **options
+        As in :func:`bootstrap`.
+    n_groups : int, optional
+        Number of random groups of clients, from 2 to the number of clients. By default each client is a group; more
+        than 50 clients have 50 groups. Fewer groups take less time, and standard errors are less precise.
+    clusters : array, Series, DataArray (client,) or mapping from client to cluster, optional
+        Clusters of dependent clients, such as the devices of one hospital, that are groups instead of random ones.
+        Clusters must be independent and of similar size.
+    seed : int
+        Seed of the random groups.
+
+    Returns
+    -------
+    JackknifeResult
+        Standard errors and the communalities without each group; with several layers, a
+        :class:`fedstat.results.LayerResults` of these results.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than 2 clients, groups or clusters; if both ``n_groups`` and ``clusters`` are set; or as
+        :func:`fedstat.split`.
+    TypeError
+        If an option does not exist; the message lists the possible options.
+
+    Notes
+    -----
+    VALIDITY
+
+    References
+    ----------
+    .. [1] Kott (2001). The delete-a-group jackknife. Journal of Official Statistics 17, 521-526.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))
+    >>> result = jackknife(np.concatenate([alike, rng.normal(size=(10, 4, 20))], axis=1), n_factors=1)
+    >>> result.std_error.round(3)
+    array([])
+    """
+    groups = _client_groups(labels(weights, "client", 0), n_groups, clusters, seed)
+    layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
+    warn_if_contradicted(observed)
+    replicates = resampling.delete_groups(layer_sums.moments, groups, tau=tau, executor=executor, **fitting)
+    fields = ("communality", "n_factors", "converged", "gap")
+    return JackknifeResult(observed, groups, **{name: numpy_of(getattr(replicates, name)) for name in fields})
+
+
+def _client_groups(clients: NDArray[Any], n_groups: int | None, clusters: Any, seed: int) -> NDArray[np.int64]:
+    """Return the number of each client's group."""
+    if clusters is None:
+        n_groups = min(len(clients), _MOST_GROUPS) if n_groups is None else n_groups
+        return resampling.divide_clients(len(clients), n_groups, seed=seed)
+    if n_groups is not None:
+        raise ValueError(f"clusters are the groups, so that n_groups has no effect, but got {n_groups}. Remove one.")
+    names, groups = np.unique(_labels.matched("clusters", clusters, {"client": clients}), return_inverse=True)
+    if len(names) < 2:
+        raise ValueError(f"clusters must be at least 2, but got 1 ({names[0]}). Pass other clusters, or n_groups.")
+    return groups
 
 
 @by_layer(checks=partial(_check_repeats, "permutation_test"))

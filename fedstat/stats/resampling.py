@@ -260,6 +260,65 @@ def half_samples(
     return _refit(m, _reweight(m, counts, chunk), 0.5, options, executor).communality
 
 
+def divide_clients(n_clients: int, n_groups: int, *, seed: int = 0) -> NDArray[np.int64]:
+    """Divide clients at random into groups whose sizes differ by at most one client.
+
+    Parameters
+    ----------
+    n_clients, n_groups : int
+        At least 2 groups, and at most as many as clients.
+    seed : int
+        Not used if each client is a group.
+
+    Returns
+    -------
+    int array (client,)
+        Number of each client's group.
+
+    Examples
+    --------
+    >>> divide_clients(4, 4)
+    array([0, 1, 2, 3])
+    >>> np.bincount(divide_clients(10, 4)).tolist()
+    [3, 3, 2, 2]
+    """
+    if n_clients < 2:
+        raise ValueError(f"a jackknife needs at least 2 clients, but got {n_clients}. Pass more clients.")
+    check.integer("n_groups", n_groups, low=2, high=n_clients)
+    order = np.arange(n_clients) % n_groups
+    return order if n_groups == n_clients else generator(seed, "jackknife").permutation(order)
+
+
+def delete_groups(
+    m: Moments,
+    groups: NDArray[np.int64],
+    *,
+    tau: split.Tau = 0.5,
+    chunk: int | None = None,
+    executor: Executor | None = None,
+    **options: Any,
+) -> Replicates:
+    """Refit without each group of clients: the delete-a-group jackknife (Kott 2001, J. Official Stat. 17, 521-526).
+
+    Parameters
+    ----------
+    m, tau, chunk, executor, **options
+        As in :func:`bootstrap`.
+    groups : int array (client,)
+        Number of each client's group: 0, 1, ..., with at least 2 groups.
+
+    Returns
+    -------
+    Replicates
+        One per group; :func:`jackknife` makes standard errors of them.
+    """
+    n_clients = _count_clients(m)
+    if len(groups) != n_clients:
+        raise ValueError(f"groups must have one number per client ({n_clients}), but got {len(groups)}.")
+    counts = (np.arange(groups.max() + 1)[:, None] != groups).astype(float)
+    return _refit(m, _reweight(m, counts, chunk), tau, options, executor)
+
+
 def expanded_percentiles(x: np.ndarray, n: int, *, level: float) -> tuple[np.ndarray, np.ndarray]:
     """Compute the expanded percentile interval from bootstrap estimates.
 

@@ -28,6 +28,7 @@ TRAINING: dict[str, Any] = {"normalize": True, "rounds": 4, "local_steps": 2, "r
 VERBS: dict[str, Callable[[Executor | None], Any]] = {
     "bootstrap": lambda e: fedstat.bootstrap(WEIGHTS, n_factors=2, n_boot=7, executor=e),
     "bootstrap of tensors": lambda e: fedstat.bootstrap(torch.from_numpy(WEIGHTS), n_boot=4, executor=e),
+    "jackknife": lambda e: fedstat.jackknife(WEIGHTS, n_factors=2, executor=e),
     "permutation test": lambda e: fedstat.permutation_test(WEIGHTS, n_factors=2, n_permutations=7, executor=e),
     "theorem 1": lambda e: fedstat.ntk.convergence(
         X, Y, widths=[8, 16], methods=["fedsplit", "dynamic"], executor=e, **TRAINING
