@@ -123,6 +123,8 @@ def bootstrap(
     The selection frequency of a unit is not the probability that the unit is shared: a group that recurs often may
     still be wrong.
 
+    :func:`jackknife` gives standard errors alone, in a fraction of the time.
+
     References
     ----------
     .. [1] Efron (1979). Bootstrap methods: another look at the jackknife. Annals of Statistics 7, 1-26.
@@ -195,7 +197,32 @@ def jackknife(
 
     Notes
     -----
-    VALIDITY
+    Standard errors refer to ν in samples of as many clients. They are valid if ν changes smoothly as clients change:
+    the factors are identified (eigenvalues at the cut differ by several standard errors) and their number is fixed, or
+    equal in all refits. Clients, or clusters, must be independent. In simulations of ``"pa"`` with two identified
+    factors, the root mean square of the standard errors, divided by the standard deviation over repeated samples, had
+    these medians over 12 units (Monte Carlo error 0.04 to 0.06):
+
+    - clients alike: 1.00 for 4 clients, 1.06 for 6, 1.03 for 10, 1.04 for 40 (1.05 with 10 groups);
+    - clients of four types: 1.04; clients of unequal scale: 1.07;
+    - clients near common initial parameters: 1.02 for 40 clients, 0.97 for 10.
+
+    The bootstrap gave 0.90 to 1.02 there. On a layer of 512 units, 784 weights and 100 clients, trained on MNIST with
+    272 factors in all refits, the ratio to standard errors of the bootstrap was 1.00 with 50 groups, 1.02 with 10.
+
+    The jackknife fails in these cases:
+
+    - Factors are not identified, or κ gives another number of factors without some group. Standard errors were 2 to 5
+      times too large, with each client a group more so than with 10 groups. The result has a caution. Set
+      ``n_factors``, or use :func:`bootstrap`, which erred less (factors of 0.8 to 1.6).
+    - Clients are dependent. In clusters of 4 clients with common loadings, standard errors were a third too small, as
+      are those of :func:`bootstrap`; with ``clusters`` they were 1.25 times too large.
+    - A client diverged. Standard errors were about 1.9 times too large, with 1.1 degrees of freedom. The result has a
+      caution. Leave the client out.
+    - Few clients or groups. Standard errors are right on average but vary: with 4 clients they have 2 degrees of
+      freedom.
+
+    The jackknife gives no selection frequencies and no intervals: use :func:`bootstrap`.
 
     References
     ----------
@@ -208,7 +235,7 @@ def jackknife(
     >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))
     >>> result = jackknife(np.concatenate([alike, rng.normal(size=(10, 4, 20))], axis=1), n_factors=1)
     >>> result.std_error.round(3)
-    array([])
+    array([0.037, 0.031, 0.029, 0.024, 0.009, 0.003, 0.006, 0.008])
     """
     groups = _client_groups(labels(weights, "client", 0), n_groups, clusters, seed)
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)

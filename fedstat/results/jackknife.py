@@ -123,7 +123,7 @@ class JackknifeResult(Result):
         clients = "1 client" if high == 1 else f"{high} clients" if low == high else f"{low} to {high} clients"
         units = ", ".join(f"{int((group == name).sum())} {name}" for name in ("shared", "personal"))
         return [
-            f"Jackknife (without each of {x['n_groups']:.0f} groups of {clients}) of a split: {units}",
+            f"Jackknife ({x['n_groups']:.0f} groups of {clients}) of a split: {units}",
             (
                 f"SE of the communality: median {x['std_error']:.3f}, range {np.nanmin(error):.3f} to "
                 f"{np.nanmax(error):.3f} (median df {x['df']:.1f})"
