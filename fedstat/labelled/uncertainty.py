@@ -212,8 +212,8 @@ def jackknife(
 
     The jackknife fails in these cases:
 
-    - Factors are not identified, or κ gives another number of factors without some group. Standard errors were 2 to 5
-      times too large, with each client a group more so than with 10 groups. The result has a caution. Set
+    - Factors are not identified, or κ gives another number of factors without some group. Standard errors were 1.3 to
+      5 times too large, with each client a group more so than with 10 groups. The result has a caution. Set
       ``n_factors``, or use :func:`bootstrap`, which erred less (factors of 0.8 to 1.6).
     - Clients are dependent. In clusters of 4 clients with common loadings, standard errors were a third too small, as
       are those of :func:`bootstrap`; with ``clusters`` they were 1.25 times too large.
