@@ -6,13 +6,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
 from typing import Any, Self, TypeVar
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 from tqdm import tqdm
 
 Item = TypeVar("Item")
@@ -56,8 +56,10 @@ def as_done(
             future.cancel()
 
 
-def in_order(executor: Executor | None, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield ``map(work, items)``, in an executor if there is one, with a bounded number of items submitted.
+def in_order(
+    executor: Executor | None, work: Callable[[Item], Result], items: Iterable[Item], *, ahead: int | None = None
+) -> Iterator[Result]:
+    """Yield ``map(work, items)``, in an executor if there is one, with at most ``ahead`` items submitted (64).
 
     With an executor, items are drawn and processed on one BLAS thread each. Results are then equal to the bit for all
     executors and numbers of workers: several threads change the last digits of eigenvectors of 300 units or more.
@@ -77,7 +79,7 @@ def in_order(executor: Executor | None, work: Callable[[Item], Result], items: I
         with one_blas_thread():
             for item in items:
                 waiting.append(executor.submit(_beside_others, work, item))
-                if len(waiting) == _AHEAD:
+                if len(waiting) == (_AHEAD if ahead is None else ahead):
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -89,6 +91,20 @@ def in_order(executor: Executor | None, work: Callable[[Item], Result], items: I
 def _beside_others(work: Callable[[Item], Result], item: Item) -> Result:
     with one_blas_thread():
         return work(item)
+
+
+def threads_of_blas(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yield ``map(work, items)`` in as many threads as BLAS has, each with one BLAS thread, and few items in memory.
+
+    Decompositions of hundreds of units gain little from several BLAS threads, and results depend on their number.
+    Here they do not.
+    """
+    n = max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
+    if n == 1:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(n) as pool:
+        yield from in_order(pool, work, items, ahead=2 * n)
 
 
 class _OneThread:

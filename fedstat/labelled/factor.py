@@ -43,7 +43,7 @@ class _FitOptions(TypedDict, total=False):
 
 
 class ReplicateOptions(_FitOptions, total=False):
-    """Further arguments of :func:`fedstat.bootstrap` and :func:`fedstat.permutation_test`.
+    """Further arguments of :func:`fedstat.bootstrap`, :func:`fedstat.jackknife` and :func:`fedstat.permutation_test`.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Uncertainty of a split: the verbs ``bootstrap``, ``permutation_test``, ``sensitivity`` and ``n_factors``."""
+"""Uncertainty of a split: ``bootstrap``, ``jackknife``, ``permutation_test``, ``sensitivity`` and ``n_factors``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedstat._utils import check
+from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd
 from fedstat._utils.streams import generator
-from fedstat.labelled.arrays import LayerSums, Weights, client_sums, numpy_of
+from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, align_init, fa, warn_if_single_client
 from fedstat.labelled.inputs import by_layer, subtract_baseline
 from fedstat.labelled.splitting import split_sums, warn_if_contradicted
 from fedstat.results import ConvergenceWarning, SplitResult
+from fedstat.results.jackknife import JackknifeResult
 from fedstat.results.uncertainty import (
     BootstrapResult,
     NFactorsResult,
@@ -31,6 +34,7 @@ from fedstat.stats.split import Tau
 
 _N_STARTS = 5
 _FEW_CLIENTS = 4  # least number whose halves can be fitted
+_MOST_GROUPS = 50  # of clients, by default: more make a standard error hardly more precise
 _FIT_OPTIONS = ("n_factors", "method", "init", "max_iter", "tol", "heywood")
 
 
@@ -86,9 +90,9 @@ def bootstrap(
         Seed of the bootstrap samples.
     executor : Executor, optional
         Any :class:`concurrent.futures.Executor`: of threads, processes, loky, mpi4py, or Dask's
-        ``Client.get_executor()``. Its workers analyze the bootstrap samples, each on one BLAS thread. Results do not
-        depend on the executor or its workers. They equal results without executor if BLAS has one thread
-        (``OMP_NUM_THREADS=1``). With several BLAS threads and at least 300 units they differ by rounding.
+        ``Client.get_executor()``. Its workers analyze the bootstrap samples, each on one BLAS thread. By default, NumPy
+        arrays of at least 100 units are analyzed in as many threads as BLAS has (``OMP_NUM_THREADS``). Results do not
+        depend on the executor or its workers.
     layer, checkpoint, baseline
         Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
     **options
@@ -119,6 +123,8 @@ def bootstrap(
     The selection frequency of a unit is not the probability that the unit is shared: a group that recurs often may
     still be wrong.
 
+    :func:`jackknife` gives standard errors alone, in a fraction of the time.
+
     References
     ----------
     .. [1] Efron (1979). Bootstrap methods: another look at the jackknife. Annals of Statistics 7, 1-26.
@@ -140,6 +146,116 @@ def bootstrap(
     if len(m.n) >= _FEW_CLIENTS:
         fields["half_samples"] = numpy_of(resampling.half_samples(m, **fitting))
     return BootstrapResult(split=observed, level=level, **fields)
+
+
+@by_layer(checks=partial(_check_repeats, "jackknife"))
+def jackknife(
+    weights: Weights,
+    *,
+    n_groups: int | None = None,
+    clusters: Any = None,
+    tau: Tau = 0.5,
+    seed: int = 0,
+    kappa: float = 0.85,
+    executor: Executor | None = None,
+    layer: str | Sequence[str] | None = None,
+    checkpoint: int | None = None,
+    baseline: Any = None,
+    **options: Unpack[ReplicateOptions],
+) -> JackknifeResult:
+    """Compute standard errors of communalities by the delete-a-group jackknife over clients.
+
+    Clients are divided into groups, and the factor analysis is repeated without each group [1]_. This takes one fit per
+    group, a fraction of the time of :func:`bootstrap`.
+
+    Parameters
+    ----------
+    weights, tau, kappa, executor, layer, checkpoint, baseline, **options
+        As in :func:`bootstrap`.
+    n_groups : int, optional
+        Number of random groups of clients, from 2 to the number of clients. By default each client is a group; more
+        than 50 clients have 50 groups. Fewer groups take less time, and standard errors are less precise.
+    clusters : array, Series, DataArray (client,) or mapping from client to cluster, optional
+        Clusters of dependent clients, such as the devices of one hospital, that are groups instead of random ones.
+        Clusters must be independent and of similar size.
+    seed : int
+        Seed of the random groups.
+
+    Returns
+    -------
+    JackknifeResult
+        Standard errors and the communalities without each group; with several layers, a
+        :class:`fedstat.results.LayerResults` of these results.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than 2 clients, groups or clusters; if both ``n_groups`` and ``clusters`` are set; or as
+        :func:`fedstat.split`.
+    TypeError
+        If an option does not exist; the message lists the possible options.
+
+    Notes
+    -----
+    Standard errors refer to ν in samples of as many clients. They are valid if ν changes smoothly as clients change:
+    the factors are identified (eigenvalues at the cut differ by several standard errors) and their number is fixed, or
+    equal in all refits. Clients, or clusters, must be independent. In simulations of ``"pa"`` with two identified
+    factors, the root mean square of the standard errors, divided by the standard deviation over repeated samples, had
+    these medians over 12 units (Monte Carlo error 0.04 to 0.06):
+
+    - clients alike: 1.00 for 4 clients, 1.06 for 6, 1.03 for 10, 1.04 for 40 (1.05 with 10 groups);
+    - clients of four types: 1.04; clients of unequal scale: 1.07;
+    - clients near common initial parameters: 1.02 for 40 clients, 0.97 for 10.
+
+    The bootstrap gave 0.90 to 1.02 there. On a layer of 512 units, 784 weights and 100 clients, trained on MNIST with
+    272 factors in all refits, the ratio to standard errors of the bootstrap was 1.00 with 50 groups, 1.02 with 10.
+
+    The jackknife fails in these cases:
+
+    - Factors are not identified, or κ gives another number of factors without some group. Standard errors were 1.3 to
+      5 times too large, with each client a group more so than with 10 groups. The result has a caution. Set
+      ``n_factors``, or use :func:`bootstrap`, which erred less (factors of 0.8 to 1.6).
+    - Clients are dependent. In clusters of 4 clients with common loadings, standard errors were a third too small, as
+      are those of :func:`bootstrap`; with ``clusters`` they were 1.25 times too large.
+    - A client diverged. Standard errors were about 1.9 times too large, with 1.1 degrees of freedom. The result has a
+      caution. Leave the client out.
+    - Few clients or groups. Standard errors are right on average but vary: with 4 clients they have 2 degrees of
+      freedom.
+
+    The jackknife gives no selection frequencies and no intervals: use :func:`bootstrap`.
+
+    References
+    ----------
+    .. [1] Kott (2001). The delete-a-group jackknife. Journal of Official Statistics 17, 521-526.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))
+    >>> result = jackknife(np.concatenate([alike, rng.normal(size=(10, 4, 20))], axis=1), n_factors=1)
+    >>> result.std_error.round(3)
+    array([0.037, 0.031, 0.029, 0.024, 0.009, 0.003, 0.006, 0.008])
+    """
+    groups = _client_groups(labels(weights, "client", 0), n_groups, clusters, seed)
+    layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
+    warn_if_contradicted(observed)
+    replicates = resampling.delete_groups(layer_sums.moments, groups, tau=tau, executor=executor, **fitting)
+    fields = ("communality", "n_factors", "converged", "gap")
+    return JackknifeResult(observed, groups, **{name: numpy_of(getattr(replicates, name)) for name in fields})
+
+
+def _client_groups(clients: NDArray[Any], n_groups: int | None, clusters: Any, seed: int) -> NDArray[np.int64]:
+    """Return the number of each client's group."""
+    if clusters is None:
+        n_groups = min(len(clients), _MOST_GROUPS) if n_groups is None else n_groups
+        return resampling.divide_clients(len(clients), n_groups, seed=seed)
+    if n_groups is not None:
+        raise ValueError(f"clusters are the groups, so that n_groups has no effect, but got {n_groups}. Remove one.")
+    names, groups = np.unique(_labels.matched("clusters", clusters, {"client": clients}), return_inverse=True)
+    if len(names) < 2:
+        raise ValueError(f"clusters must be at least 2, but got 1 ({names[0]}). Pass other clusters, or n_groups.")
+    return groups
 
 
 @by_layer(checks=partial(_check_repeats, "permutation_test"))

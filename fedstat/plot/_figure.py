@@ -20,7 +20,14 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from fedstat._utils import check
-from fedstat.results import BootstrapResult, LayerResults, PermutationResult, SensitivityResult, SplitResult
+from fedstat.results import (
+    BootstrapResult,
+    JackknifeResult,
+    LayerResults,
+    PermutationResult,
+    SensitivityResult,
+    SplitResult,
+)
 from fedstat.stats import resampling
 from fedstat.study import summary
 from fedstat.study.collect import METHODS
@@ -138,7 +145,7 @@ def refusal(figure: str, takes: str, got: object, hint: str = "") -> TypeError:
 
 def split_behind(result: object) -> SplitResult | None:
     """Return the split of a result: itself, or the split whose uncertainty it measures; else None."""
-    if isinstance(result, BootstrapResult | PermutationResult):
+    if isinstance(result, BootstrapResult | JackknifeResult | PermutationResult):
         return result.split
     if isinstance(result, SensitivityResult):
         return result.reference

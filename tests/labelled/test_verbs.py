@@ -26,6 +26,8 @@ ARGUMENTS = {
     f"tau=0.5, {LAYER}, baseline=None",
     "bootstrap": "weights, *, tau=0.5, n_boot=200, level=0.95, seed=0, kappa=0.85, executor=None, "
     f"{LAYER}, baseline=None, **options",
+    "jackknife": "weights, *, n_groups=None, clusters=None, tau=0.5, seed=0, kappa=0.85, executor=None, "
+    f"{LAYER}, baseline=None, **options",
     "permutation_test": "weights, *, n_permutations=199, seed=0, kappa=0.85, executor=None, "
     f"{LAYER}, baseline=None, **options",
     "sensitivity": "weights, *, tau=0.5, kappa=0.85, method='pa', kappas=(0.5, 0.75, 0.85, 0.9, 0.95), "

@@ -18,7 +18,9 @@ from fedstat import plot, sim
 from fedstat.results import BootstrapResult
 from fedstat.study import summary
 
-OF_FACTORS = {"FactorResult", "SplitResult", "BootstrapResult", "PermutationResult", "SensitivityResult"}
+OF_FACTORS = {
+    "FactorResult", "SplitResult", "BootstrapResult", "JackknifeResult", "PermutationResult", "SensitivityResult"
+}  # fmt: skip
 MEANT = {
     "client_similarity": {"ClientClustersResult"},
     "communality": OF_FACTORS | {"IccResult"},
