@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check, memory
 from fedstat._utils.lazy import xr
+from fedstat._utils.progress import progress_bar
 from fedstat.labelled.arrays import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
 from fedstat.labelled.inputs import baseline_of, by_layer, require_related
 from fedstat.results.icc import INFERENCE, IccResult, Inference
@@ -40,6 +41,7 @@ def icc(
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    progress: bool | None = None,
 ) -> IccResult:
     """Estimate each unit's agreement: its intraclass correlation over clients.
 
@@ -76,6 +78,8 @@ def icc(
         Seed of the bootstrap, of sign flips with more than 13 clients, and of random permutations.
     layer, checkpoint
         Layers and round to analyze, if there are several: as in :func:`fedstat.split`.
+    progress : bool or None
+        Show how many layers, and clients that are read, are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -154,9 +158,9 @@ def icc(
     blocks: Callable[[], Iterable[Any]] = list
     if (n_boot or inference == "permutation") and isinstance(weights, xr.DataArray):
         _require_memory(weights)
-    for clients, w in group_blocks(weights, at_once=n_boot > 0):
+    for clients, w in _track_clients(group_blocks(weights, at_once=n_boot > 0), weights, progress):
         w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
-        blocks = partial(_client_blocks, w if total is None else weights)
+        blocks = partial(_client_blocks, w if total is None else weights, progress)
         if baseline is not None and total is None:
             origin = baseline_of(baseline, weights, w)
             require_related(origin, w)
@@ -178,10 +182,20 @@ def icc(
     return replace(result, of_change=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1])
 
 
-def _client_blocks(weights: Weights) -> Iterator[Any]:
+def _client_blocks(weights: Weights, progress: bool | None) -> Iterator[Any]:
     """Iterate over blocks of clients again."""
-    for _, w in group_blocks(weights):
+    for _, w in _track_clients(group_blocks(weights), weights, progress):
         yield w
+
+
+def _track_clients(
+    blocks: Iterable[tuple[NDArray[Any], Any]], weights: Weights, progress: bool | None
+) -> Iterator[tuple[NDArray[Any], Any]]:
+    """Yield blocks of clients, and show how many clients were read."""
+    with progress_bar(len(labels(weights, "client", 0)), "client", progress) as bar:
+        for clients, w in blocks:
+            yield clients, w
+            bar.update(len(clients))
 
 
 def icc_sums(total: _icc.Sums, units: NDArray[Any], *, level: float = 0.95) -> IccResult:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
+from fedstat._utils.progress import progress_bar, track
 from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import LayerSums, Weights, client_sums, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, align_start, fa, warn_if_single_client
@@ -65,6 +66,7 @@ def bootstrap(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
     **options: Unpack[ReplicateOptions],
 ) -> BootstrapResult:
     """Bootstrap a split over clients: selection frequencies of units, standard errors and CIs of communalities.
@@ -91,6 +93,8 @@ def bootstrap(
         (``OMP_NUM_THREADS=1``). With several BLAS threads and at least 300 units they differ by rounding.
     layer, checkpoint, baseline
         Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
+    progress : bool or None
+        Show how many layers and fits are done; see :func:`fedstat.fl.train`.
     **options
         n_factors, method, start, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, listed in
         :class:`fedstat.labelled.factor.ReplicateOptions`.
@@ -135,7 +139,8 @@ def bootstrap(
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
     warn_if_contradicted(observed)
     m, fitting = layer_sums.moments, {"seed": seed, "executor": executor, **fitting}
-    samples = resampling.bootstrap(m, tau=tau, replicates=n_boot, **fitting)
+    with progress_bar(n_boot, "sample", progress) as bar:
+        samples = resampling.bootstrap(m, tau=tau, replicates=n_boot, tick=bar.update, **fitting)
     fields = {name: numpy_of(field) for name, field in samples._asdict().items()}
     if len(m.n) >= _FEW_CLIENTS:
         fields["half_samples"] = numpy_of(resampling.half_samples(m, **fitting))
@@ -153,6 +158,7 @@ def permutation_test(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
     **options: Unpack[ReplicateOptions],
 ) -> PermutationResult:
     """Test if units are exchangeable within clients, by permuting the units of each client.
@@ -163,7 +169,7 @@ def permutation_test(
 
     Parameters
     ----------
-    weights, kappa, executor, layer, checkpoint, baseline, **options
+    weights, kappa, executor, layer, checkpoint, baseline, progress, **options
         As in :func:`bootstrap`.
     n_permutations : int
         Number of permutations.
@@ -203,7 +209,8 @@ def permutation_test(
     """
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=0.5, kappa=kappa, **options)
     fitting |= {"seed": seed, "executor": executor}
-    permuted = resampling.permutation(layer_sums.moments, replicates=n_permutations, **fitting)
+    with progress_bar(n_permutations, "permutation", progress) as bar:
+        permuted = resampling.permutation(layer_sums.moments, replicates=n_permutations, tick=bar.update, **fitting)
     return PermutationResult(observed, numpy_of(permuted.communality))
 
 
@@ -231,6 +238,7 @@ def sensitivity(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
 ) -> SensitivityResult:
     """Compare a split with splits under other analysis choices, changed one at a time.
 
@@ -252,6 +260,8 @@ def sensitivity(
         Seed of the random initial values.
     layer, checkpoint, baseline
         As in :func:`fedstat.split`.
+    progress : bool or None
+        Show how many layers and choices are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -299,7 +309,7 @@ def sensitivity(
         reference = split_sums(layer_sums, tau=tau, kappa=kappa, of_change=baseline is not None, method=method)
         rows = []
         warnings.simplefilter("ignore", UserWarning)  # columns report Heywood cases and convergence
-        for varied, value, changes in variants:
+        for varied, value, changes in track(variants, "choice", progress):
             fit = fa(r, corr=True, **({"kappa": kappa, "method": method} | changes))
             rows.append(_row(varied, value, reference, fit.split(tau=tau)))
     warn_if_contradicted(reference)
@@ -320,6 +330,7 @@ def n_factors(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
 ) -> NFactorsResult:
     """Estimate the number of factors by six rules.
 
@@ -341,7 +352,7 @@ def n_factors(
         Quantile of their eigenvalues.
     seed : int
         Seed of the random data sets.
-    layer, checkpoint, baseline
+    layer, checkpoint, baseline, progress
         As in :func:`fedstat.fa`.
 
     Returns

@@ -7,7 +7,7 @@ clients' moments, and a permutation reorders the moments of each client. The sta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from functools import partial, reduce
 from operator import add
@@ -187,6 +187,7 @@ def bootstrap(
     seed: int = 0,
     chunk: int | None = None,
     executor: Executor | None = None,
+    tick: Callable[[int], object] = lambda _: None,
     **options: Any,
 ) -> Replicates:
     """Refit on bootstrap samples of clients (Efron and Tibshirani 1993, An introduction to the bootstrap, ch. 6).
@@ -206,6 +207,8 @@ def bootstrap(
     executor : Executor, optional
         Its workers fit the samples, each on one BLAS thread. All executors give equal numbers, which also equal the
         numbers without an executor if BLAS has one thread; see :func:`fedstat._utils.parallel.in_order`.
+    tick : callable (int)
+        Called with the number of samples that were fitted since the last call.
     **options
         Arguments of :func:`fedstat.stats.factor.fit`.
 
@@ -221,7 +224,7 @@ def bootstrap(
     k = _count_clients(m)
     rng = generator(seed, "bootstrap")
     counts = rng.multinomial(k, np.full(k, 1 / k), size=check.integer("replicates", replicates)).astype(float)
-    return _refit(_reweight(m, counts, chunk), tau, options, executor)
+    return _refit(_reweight(m, counts, chunk), tau, options, executor, tick)
 
 
 def half_samples(
@@ -301,6 +304,7 @@ def permutation(
     seed: int = 0,
     chunk: int | None = None,
     executor: Executor | None = None,
+    tick: Callable[[int], object] = lambda _: None,
     **options: Any,
 ) -> Replicates:
     """Refit after permuting the units within each client.
@@ -310,7 +314,7 @@ def permutation(
 
     Parameters
     ----------
-    m, replicates, seed, chunk, executor, **options
+    m, replicates, seed, chunk, executor, tick, **options
         As in :func:`bootstrap`; ``replicates`` is the number of permutations.
 
     Returns
@@ -334,7 +338,7 @@ def permutation(
             samples = [permuted_sum() for _ in range(min(step, replicates - i))]
             yield Moments(*(xp.stack(field) for field in zip(*samples, strict=True)))
 
-    return _refit(batches(), 0.5, options, executor)
+    return _refit(batches(), 0.5, options, executor, tick)
 
 
 def _reweight(m: Moments, counts: np.ndarray, chunk: int | None) -> Iterator[Moments]:
@@ -343,10 +347,19 @@ def _reweight(m: Moments, counts: np.ndarray, chunk: int | None) -> Iterator[Mom
     return (reweighted(m, counts_on_device[i : i + step, :]) for i in range(0, len(counts), step))
 
 
-def _refit(sums: Iterator[Moments], tau: split.Tau, options: dict[str, Any], executor: Executor | None) -> Replicates:
+def _refit(
+    sums: Iterator[Moments],
+    tau: split.Tau,
+    options: dict[str, Any],
+    executor: Executor | None,
+    tick: Callable[[int], object] = lambda _: None,
+) -> Replicates:
     iterates = options.get("method", "pa") in factor.ITERATE
     matrices = (r for m in sums for r in _batches(correlation(m), iterates=iterates))
-    fits = list(in_order(executor, partial(_fit, options), matrices))
+    fits = []
+    for fit in in_order(executor, partial(_fit, options), matrices):
+        fits.append(fit)
+        tick(len(fit[0]))
     xp = array_namespace(fits[0][0])
     nu, n_factors, converged, eigenvalues = (xp.concat(field) for field in zip(*fits, strict=True))
     shared, gap = split.shared(nu, tau=tau), factor.gap(eigenvalues, n_factors)
