@@ -6,11 +6,12 @@ in a terminal or notebook if the work takes longer than two seconds.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 Item = TypeVar("Item")
@@ -18,6 +19,9 @@ DELAY = 2.0
 """Seconds after which a bar appears that was not requested."""
 LINE_SECONDS = 1.0
 """Seconds between two lines, without terminal and notebook; the last line always appears."""
+
+
+_SCREEN = {"ncols": 80, "nrows": 24}
 
 
 class Bar(Protocol):
@@ -134,8 +138,10 @@ class _Tqdm:
             warnings.simplefilter("ignore")  # it warns in notebooks without ipywidgets
             from tqdm.auto import tqdm
         options: dict[str, Any] = {"total": total, "unit": unit, "desc": label or f"{unit}s", "delay": delay}
-        if notebook and not _is_widget(tqdm):
-            options |= {"file": _NotebookLine(), "ncols": 80}
+        if not notebook:
+            options |= _screen()
+        elif not _is_widget(tqdm):
+            options |= _SCREEN | {"file": _NotebookLine()}
         self._bar, self._delay, self._resumed = tqdm(**options), delay, resumed
         self._bar.leave = not self._bar.pos
 
@@ -165,6 +171,14 @@ class _Tqdm:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+
+
+def _screen() -> dict[str, int]:
+    """Return the size of the terminal; in a terminal of unknown size, tqdm would show nothing."""
+    with suppress(OSError, ValueError, AttributeError):
+        size = os.get_terminal_size(sys.stderr.fileno())
+        return {"ncols": size.columns, "nrows": size.lines} if size.columns and size.lines else _SCREEN
+    return _SCREEN
 
 
 def _is_widget(tqdm: type) -> bool:
