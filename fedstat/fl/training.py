@@ -411,7 +411,7 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
             *metrics.observers(list(nets.layers(job.net))), *plan.probes,
             record.checkpoint_writer(out, plan.weights),
         ]  # fmt: skip
-        ledger = Ledger(out, job, plan.by_client)
+        ledger = Ledger(out, job, plan.by_client, plan.weights.layers)
         # No variable may hold the initial state: it would keep the rows of all clients in memory.
         loop.run(
             job,
