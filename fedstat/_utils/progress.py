@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 Item = TypeVar("Item")
 DELAY = 2.0
@@ -89,8 +89,9 @@ def track(items: Iterable[Item], unit: str, progress: bool | None, *, total: int
 
 def say(text: str) -> None:
     """Print a line on stdout, above any bar."""
-    if "tqdm" in sys.modules:
-        sys.modules["tqdm"].tqdm.write(text, file=sys.stdout)
+    tqdm = sys.modules["tqdm"].tqdm if "tqdm" in sys.modules else None
+    if tqdm is not None and any(map(_is_shown, tqdm._instances)):
+        tqdm.write(text, file=sys.stdout)
     else:
         sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
@@ -137,11 +138,13 @@ class _Tqdm:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns in notebooks without ipywidgets
             from tqdm.auto import tqdm
+        self._line: _NotebookLine | None = None
         options: dict[str, Any] = {"total": total, "unit": unit, "desc": label or f"{unit}s", "delay": delay}
         if not notebook:
             options |= _screen()
         elif not _is_widget(tqdm):
-            options |= _SCREEN | {"file": _NotebookLine()}
+            self._line = _NotebookLine()
+            options |= _SCREEN | {"file": self._line}
         self._bar, self._delay, self._resumed = tqdm(**options), delay, resumed
         self._bar.leave = not self._bar.pos
 
@@ -159,7 +162,7 @@ class _Tqdm:
         if now < self._bar.start_t + self._delay:
             return
         for other in sorted(self._bar._instances, key=lambda other: abs(other.pos)):
-            if abs(other.pos) < abs(self._bar.pos) and other.last_print_t < other.start_t + other.delay <= now:
+            if abs(other.pos) < abs(self._bar.pos) and not _is_shown(other) and other.start_t + other.delay <= now:
                 other.refresh()
                 other.last_print_t = now
 
@@ -171,6 +174,8 @@ class _Tqdm:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+        if self._line is not None:
+            self._line.close(is_inner=not self._bar.leave)
 
 
 def _screen() -> dict[str, int]:
@@ -179,6 +184,11 @@ def _screen() -> dict[str, int]:
         size = os.get_terminal_size(sys.stderr.fileno())
         return {"ncols": size.columns, "nrows": size.lines} if size.columns and size.lines else _SCREEN
     return _SCREEN
+
+
+def _is_shown(bar: Any) -> bool:
+    """Return True if a bar of tqdm was shown, after its delay."""
+    return bool(bar.last_print_t >= bar.start_t + bar.delay)
 
 
 def _is_widget(tqdm: type) -> bool:
@@ -191,6 +201,7 @@ class _NotebookLine:
     """File whose last line is an output of a notebook; stderr would be red, and stdout cannot hold two bars."""
 
     encoding = "utf-8"
+    _empty: ClassVar[list[Any]] = []  # outputs of inner bars that are gone, for the next ones
 
     def __init__(self) -> None:
         self._output: Any = None
@@ -200,12 +211,21 @@ class _NotebookLine:
         if start == line == "" or "\x1b" in text or not (line.strip() or text.startswith("\r")):
             return  # movements between the lines of a terminal
         content = {"text/plain": line.rstrip()}
+        if self._output is None and self._empty and line.strip():
+            self._output = self._empty.pop()
         if self._output is not None:
             self._output.update(content, raw=True)
         elif line.strip():
             from IPython.display import display
 
             self._output = display(content, raw=True, display_id=True)
+
+    def close(self, *, is_inner: bool) -> None:
+        """Leave the output of an inner bar, now empty, to the next one; only the outermost bar stays."""
+        if not is_inner:
+            self._empty.clear()
+        elif self._output is not None:
+            self._empty.append(self._output)
 
     def flush(self) -> None:
         pass

@@ -354,7 +354,7 @@ def split_map(
     layer, checkpoint, baseline
         As in :func:`split`.
     progress : bool or None
-        Show how many layers and analyses are done; see :func:`fedstat.fl.train`.
+        Show how many layers and fits are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -394,7 +394,7 @@ def split_map(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         specifications = [(method, kappa) for method in methods for kappa in ((np.nan,) if method == "icc" else kappas)]
-        for method, kappa in track(specifications, "analysis", progress):
+        for method, kappa in track(specifications, "fit", progress):
             fit = None if method == "icc" else fa(r, corr=True, kappa=kappa, method=method)
             shared.append(_split.shared(agreement if fit is None else fit.communality, tau=tau))
             rows.append(

@@ -12,6 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from fedstat import store
+from fedstat._utils.progress import track
 from fedstat.fl.training import COMMAND as TRAINING
 from fedstat.plot import accuracy_curves, client_boxplot, loss_curves
 from fedstat.reporting import document, prose, split, stored, studies, training
@@ -41,13 +42,13 @@ _REFERENCES = ("fedavg", "local")
 _MOST_LABELS = 12  # settings that get figures of their own
 
 
-def part(runs: Sequence[Stored]) -> Part:
+def part(runs: Sequence[Stored], progress: bool | None = False) -> Part:
     """Report of several runs: what was run, and methods compared within seeds for every setting."""
     whole = [one for one in runs if _usable(one)]
     for one in whole:
         if one.tree is not None:
             one.tree["metrics"].load()  # once: what follows reads them many times
-    cautions = _grouped(runs)
+    cautions = _grouped(runs, progress)
     methods, cites = prose.of_training(runs)
     title = f"{len(runs)} runs: {listed(dict.fromkeys(str(one.config.get('label') or '') for one in whole), most=3)}"
     sections: list[Section] = []
@@ -61,7 +62,7 @@ def part(runs: Sequence[Stored]) -> Part:
             cautions.append(Caution("Not compared", str(error), severe=True))
         else:
             cautions += compared.cautions()
-            for label, found in list(compared.settings.items())[:_MOST_LABELS]:
+            for label, found in track(list(compared.settings.items())[:_MOST_LABELS], "setting", progress):
                 here = table[table["label"] == label]
                 sections.append(Section(shown(label), _figures([whole[i] for i in here.index], here, found)))
         sections.append(_costs(table))
@@ -117,10 +118,10 @@ def _ran(runs: Sequence[Stored]) -> Table:
     return Table("", ["setting", "method", "seeds", "runs", "finished and sound"], lines)
 
 
-def _grouped(runs: Sequence[Stored]) -> list[Caution]:
+def _grouped(runs: Sequence[Stored], progress: bool | None) -> list[Caution]:
     """Warnings of all runs: each once, with the runs that it is about."""
     found: dict[tuple[str, bool], list[tuple[str, str]]] = {}
-    for one in runs:
+    for one in track(runs, "run", progress):
         check = partial(training.of_run, one, training.rounds_done(one))
         checked, lost = one.attempt({"the other warnings": check})
         own = [*damage_of(one), *lost, *checked.get("the other warnings", []), *stores.cautions(one)]
@@ -232,7 +233,7 @@ _PARTS: dict[str, Callable[[Stored], Part]] = {
 }
 
 
-def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
+def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress: bool | None = None) -> Report:
     """Report what was run, what it shows and with which uncertainty, on one self-contained page.
 
     Parameters
@@ -243,6 +244,8 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
         runs of the trainer are compared within seeds.
     out : path, optional
         Write the page to this HTML file, whole or not at all; a report that is there is replaced.
+    progress : bool or None
+        Show how many runs are read and reported; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -274,10 +277,11 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
     """
     if out is not None:
         require_ours("out", Path(out))
-    found = stored.read(run)
+    found = stored.read(run, progress)
     trained = [one for one in found if one.command == TRAINING]
-    parts = [part(trained)] if len(trained) > 1 else [training.part(one) for one in trained]
-    parts += [_PARTS.get(one.command, studies.unknown)(one) for one in found if one.command != TRAINING]
+    makes = [partial(part, trained, progress)] if len(trained) > 1 else [partial(training.part, one) for one in trained]
+    makes += [partial(_PARTS.get(one.command, studies.unknown), one) for one in found if one.command != TRAINING]
+    parts = [make() for make in track(makes, "part", progress)]
     made = Report(_title(parts), parts, store.now())
     if out is not None:
         made.save(out)

@@ -14,6 +14,7 @@ import xarray as xr
 
 from fedstat import store
 from fedstat._utils import guard
+from fedstat._utils.progress import track
 from fedstat.reporting.document import PARAGRAPH, PRINTED, Part, Section, Table, listed, shown
 from fedstat.results.base import Caution
 
@@ -238,13 +239,15 @@ class Stored(NamedTuple):
         return found, [Caution("Not in this report", text, severe=True)] if lost else []
 
 
-def read(runs: Run | Iterable[Run]) -> list[Stored]:
+def read(runs: Run | Iterable[Run], progress: bool | None = False) -> list[Stored]:
     """Open runs, whatever state they are in.
 
     Parameters
     ----------
     runs : path, DataTree, or several
         Stores, folders of stores, and runs opened by :func:`fedstat.open_run`.
+    progress : bool or None
+        Show how many stores are read.
 
     Raises
     ------
@@ -252,9 +255,12 @@ def read(runs: Run | Iterable[Run]) -> list[Stored]:
         If there is no store at a path, and none in the folder there.
     """
     given: list[Run] = [runs] if isinstance(runs, str | Path | xr.DataTree) else list(runs)
-    found: list[Stored] = []
+    sources: list[Path | xr.DataTree] = []
     for one in given:
-        found += [_of_tree(one)] if isinstance(one, xr.DataTree) else map(_of_path, store.stores(one))
+        sources += [one] if isinstance(one, xr.DataTree) else store.stores(one)
+    found = [
+        _of_tree(one) if isinstance(one, xr.DataTree) else _of_path(one) for one in track(sources, "run", progress)
+    ]
     if not found:
         raise ValueError("a report needs at least one run, but got none")
     return found
