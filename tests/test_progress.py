@@ -41,9 +41,10 @@ def rounds(label):
         for _ in range(4):
             time.sleep(0.15)
             bar.update()
-for number in track(range(2), "run", {progress}):
-    rounds(f"method {{number}}")
-    say(f"run {{number}} is done")
+with track(range(2), "run", {progress}) as runs:
+    for number in runs:
+        rounds(f"method {{number}}")
+        say(f"run {{number}} is done")
 """
 INTERRUPTED = """
 import os, signal, time
@@ -242,6 +243,15 @@ def test_a_long_call_counts_its_outer_loop(name: str, lines: Callable[[], list[s
         assert [line for line in shown if "layer" in line] == counted(2, "layer")
     with pytest.raises(ValueError, match="progress must be True, False or None, but got 'yes'"):
         call(progress="yes")
+
+
+def test_a_bar_ends_with_its_loop_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_place", lambda: "terminal")
+    wrong = {name: state | {"fc2.weight": np.full((6, 20), np.nan)} for name, state in LAYERS.items()}
+    with pytest.raises(ValueError, match="NaN") as raised:
+        fedstat.bootstrap(wrong, kappa=0.5, n_boot=3, layer="*", progress=True)
+    assert raised.tb, "its frames are alive, and with them the loop over layers"
+    assert not progress._class()._instances
 
 
 def test_every_call_that_can_take_long_has_the_argument() -> None:

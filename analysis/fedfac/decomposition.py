@@ -86,21 +86,22 @@ def study(
     runs = runs[runs["method"].isin(methods)]
     keys = ["method", *(collect.varying(runs) if len(runs) else ()), "layer"]
     settled, sure, agree = [], [], []
-    for record in track(runs.to_dict("records"), "run", progress):
-        run, at = (
-            open_run(record["path"]),
-            {name: record[name] for name in ("label", "method", "seed", *collect.SETTINGS)},
-        )
-        own = {"kappa": record["kappa"], "tau": record["tau"], "estimator": record["estimator"]}
-        own = {name: value for name, value in own.items() if collect.setting(value) != "–"}
-        settled.append(summary.states(run).assign(**at))
-        for layer, w in checks.hidden_weights(run).items():
-            # Only a quantile τ (not "mean") can be taken anew in a sample; agreement is not a factor analysis.
-            if not isinstance(record["tau"], str) and record["estimator"] != "icc":
-                sure.append(at | {"layer": layer} | checks.certainty(w, **own, replicates=replicates, seed=seed))
-            agree.append(
-                checks.variants(w).assign(design=collect.design(at, keys[1:-1]), label=at["label"], layer=layer)
+    with track(runs.to_dict("records"), "run", progress) as records:
+        for record in records:
+            run, at = (
+                open_run(record["path"]),
+                {name: record[name] for name in ("label", "method", "seed", *collect.SETTINGS)},
             )
+            own = {"kappa": record["kappa"], "tau": record["tau"], "estimator": record["estimator"]}
+            own = {name: value for name, value in own.items() if collect.setting(value) != "–"}
+            settled.append(summary.states(run).assign(**at))
+            for layer, w in checks.hidden_weights(run).items():
+                # Only a quantile τ (not "mean") can be taken anew in a sample; agreement is not a factor analysis.
+                if not isinstance(record["tau"], str) and record["estimator"] != "icc":
+                    sure.append(at | {"layer": layer} | checks.certainty(w, **own, replicates=replicates, seed=seed))
+                agree.append(
+                    checks.variants(w).assign(design=collect.design(at, keys[1:-1]), label=at["label"], layer=layer)
+                )
     notes = caption(grid, 10_000)
     tables = [_better(better, value, (f"{value}: {summary.words(value, grid.table)}", *notes))]
     if any(map(len, settled)):

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 Item = TypeVar("Item")
@@ -70,21 +71,31 @@ def progress_bar(total: int, unit: str, progress: bool | None, *, label: str = "
     return _Tqdm(total, unit, label, delay=delay, resumed=resumed, notebook=place == "notebook")
 
 
-def track(items: Iterable[Item], unit: str, progress: bool | None, *, total: int | None = None) -> Iterator[Item]:
-    """Yield the items, and show how many are done; ``total`` is their number if they have no length.
+@contextmanager
+def track(
+    items: Iterable[Item], unit: str, progress: bool | None, *, total: int | None = None
+) -> Iterator[Iterator[Item]]:
+    """Show how many items are done: a context with their iterator, whose bar ends with it, also after an error.
+
+    ``total`` is the number of items, if they have no length.
 
     Examples
     --------
-    >>> list(track("ab", "letter", False))
+    >>> with track("ab", "letter", False) as letters:
+    ...     list(letters)
     ['a', 'b']
     """
     if total is None:
         items = items if isinstance(items, Collection) else list(items)
         total = len(items)
     with progress_bar(total, unit, progress) as shown:
-        for item in items:
-            yield item
-            shown.update()
+        yield _counted(items, shown)
+
+
+def _counted(items: Iterable[Item], shown: Bar) -> Iterator[Item]:
+    for item in items:
+        yield item
+        shown.update()
 
 
 def say(text: str) -> None:
@@ -135,9 +146,7 @@ class _Tqdm:
     """Bar of tqdm: a widget in notebooks with ipywidgets, a line of text elsewhere."""
 
     def __init__(self, total: int, unit: str, label: str, *, delay: float, resumed: bool, notebook: bool) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns in notebooks without ipywidgets
-            from tqdm.auto import tqdm
+        tqdm = _class()
         self._line: _NotebookLine | None = None
         options: dict[str, Any] = {"total": total, "unit": unit, "desc": label or f"{unit}s", "delay": delay}
         if not notebook:
@@ -176,6 +185,15 @@ class _Tqdm:
         self._bar.close()
         if self._line is not None:
             self._line.close(is_inner=not self._bar.leave)
+
+
+@cache
+def _class() -> Any:
+    """Return tqdm's class for this process; without ipywidgets, its import warns in notebooks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tqdm.auto import tqdm
+    return tqdm
 
 
 def _screen() -> dict[str, int]:
@@ -248,8 +266,12 @@ class _Lines:
         if spent - self._last_line < LINE_SECONDS and self._done < self._total:
             return
         self._last_line = spent
-        left = spent / (self._done - self._n_before) * (self._total - self._done)
-        remaining = f", about {_seconds(left)} left" if self._done < self._total else ""
+        n_left = self._total - self._done
+        remaining = (
+            f", about {_seconds(spent / (self._done - self._n_before) * n_left)} left"
+            if self._done < self._total
+            else ""
+        )
         name = f"{self._label}: " if self._label else ""
         sys.stderr.write(f"{name}{self._done} of {self._total} {self._unit}s, {_seconds(spent)}{remaining}\n")
         sys.stderr.flush()

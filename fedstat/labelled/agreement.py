@@ -158,44 +158,38 @@ def icc(
     blocks: Callable[[], Iterable[Any]] = list
     if (n_boot or inference == "permutation") and isinstance(weights, xr.DataArray):
         _require_memory(weights)
-    for clients, w in _track_clients(group_blocks(weights, at_once=n_boot > 0), weights, progress):
-        w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
-        blocks = partial(_client_blocks, w if total is None else weights, progress)
-        if baseline is not None and total is None:
-            origin = baseline_of(baseline, weights, w)
-            require_related(origin, w)
-        names += clients.tolist()
-        block_sums = _icc.sums(w, origin)
-        _require_finite(block_sums, w, units, clients)
-        total = block_sums if total is None else total + block_sums
-        if n_boot and len(clients) > 1:  # icc_sums raises for a single client
-            boot_samples = icc_resampling.bootstrap(w, origin, replicates=n_boot, seed=seed)
-    sums = cast(_icc.Sums, total)
-    result = icc_sums(sums, units, level=level)
-    if inference != "F":
-        test = partial(_TESTS[inference], seed=seed)
-        by_clients = over_clients(blocks, sums, test, origin, level=level)
-        result = replace(
-            result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
-            test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
-        )  # fmt: skip
+    n_passes = 1 if inference == "F" else 2
+    with progress_bar(n_passes * len(labels(weights, "client", 0)), "client", progress) as bar:
+        for clients, w in group_blocks(weights, at_once=n_boot > 0):
+            w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
+            blocks = partial(_client_blocks, w if total is None else weights, bar.update)
+            if baseline is not None and total is None:
+                origin = baseline_of(baseline, weights, w)
+                require_related(origin, w)
+            names += clients.tolist()
+            block_sums = _icc.sums(w, origin)
+            _require_finite(block_sums, w, units, clients)
+            total = block_sums if total is None else total + block_sums
+            if n_boot and len(clients) > 1:  # icc_sums raises for a single client
+                boot_samples = icc_resampling.bootstrap(w, origin, replicates=n_boot, seed=seed)
+            bar.update(len(clients))
+        sums = cast(_icc.Sums, total)
+        result = icc_sums(sums, units, level=level)
+        if inference != "F":
+            test = partial(_TESTS[inference], seed=seed)
+            by_clients = over_clients(blocks, sums, test, origin, level=level)
+            result = replace(
+                result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
+                test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
+            )  # fmt: skip
     return replace(result, of_change=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1])
 
 
-def _client_blocks(weights: Weights, progress: bool | None) -> Iterator[Any]:
+def _client_blocks(weights: Weights, tick: Callable[[int], object]) -> Iterator[Any]:
     """Iterate over blocks of clients again."""
-    for _, w in _track_clients(group_blocks(weights), weights, progress):
+    for clients, w in group_blocks(weights):
         yield w
-
-
-def _track_clients(
-    blocks: Iterable[tuple[NDArray[Any], Any]], weights: Weights, progress: bool | None
-) -> Iterator[tuple[NDArray[Any], Any]]:
-    """Yield blocks of clients, and show how many clients were read."""
-    with progress_bar(len(labels(weights, "client", 0)), "client", progress) as bar:
-        for clients, w in blocks:
-            yield clients, w
-            bar.update(len(clients))
+        tick(len(clients))
 
 
 def icc_sums(total: _icc.Sums, units: NDArray[Any], *, level: float = 0.95) -> IccResult:

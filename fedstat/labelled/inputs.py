@@ -198,10 +198,8 @@ def by_layer(
             if not several:
                 return analyze(*layers)
             is_named = len(layers) > 1
-            results = {
-                layer: _name_layer(layer, partial(analyze, layer), in_errors=is_named)
-                for layer in track(layers, "layer", progress)
-            }
+            with track(layers, "layer", progress) as tracked:
+                results = {layer: _name_layer(layer, partial(analyze, layer), in_errors=is_named) for layer in tracked}
             return LayerResults(results, skipped_layers)
 
         return cast("_Verb[P, R]", over)

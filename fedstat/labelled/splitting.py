@@ -391,10 +391,10 @@ def split_map(
         raise ValueError("'icc' of methods needs at least 2 clients and 2 weights per unit. Remove it.")
     r = correlation(m)
     rows, shared = [], []
-    with warnings.catch_warnings():
+    choices = [(method, kappa) for method in methods for kappa in ((np.nan,) if method == "icc" else kappas)]
+    with warnings.catch_warnings(), track(choices, "fit", progress) as tracked:
         warnings.simplefilter("ignore", ConvergenceWarning)
-        specifications = [(method, kappa) for method in methods for kappa in ((np.nan,) if method == "icc" else kappas)]
-        for method, kappa in track(specifications, "fit", progress):
+        for method, kappa in tracked:
             fit = None if method == "icc" else fa(r, corr=True, kappa=kappa, method=method)
             shared.append(_split.shared(agreement if fit is None else fit.communality, tau=tau))
             rows.append(

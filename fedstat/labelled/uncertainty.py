@@ -309,9 +309,10 @@ def sensitivity(
         reference = split_sums(layer_sums, tau=tau, kappa=kappa, of_change=baseline is not None, method=method)
         rows = []
         warnings.simplefilter("ignore", UserWarning)  # columns report Heywood cases and convergence
-        for varied, value, changes in track(variants, "choice", progress):
-            fit = fa(r, corr=True, **({"kappa": kappa, "method": method} | changes))
-            rows.append(_row(varied, value, reference, fit.split(tau=tau)))
+        with track(variants, "choice", progress) as tracked:
+            for varied, value, changes in tracked:
+                fit = fa(r, corr=True, **({"kappa": kappa, "method": method} | changes))
+                rows.append(_row(varied, value, reference, fit.split(tau=tau)))
     warn_if_contradicted(reference)
     rows += [_row("tau", str(t), reference, reference.factors.split(tau=t)) for t in taus if t != tau]
     return SensitivityResult(reference, pd.DataFrame(rows))

@@ -148,21 +148,22 @@ def read_layers(
     names = _names(sources, clients)
     module = next((s for s in sources if is_module(s)), None)
     stacks: dict[str, Stack] = {}
-    for c, (source, client) in enumerate(track(list(zip(sources, names, strict=True)), "client", progress)):
-        with ExitStack() as opened:  # closed before the next file is read
-            state = _state_of(source, client, opened)
-            if c == 0:
-                keys, present, ignored = set(state), _compared(state, layers), states.ignored_in(state)
-                selected, skipped = _select(state, client, layers, hidden=hidden)
-                if isinstance(unit_axis, Mapping):
-                    match_names(list(unit_axis), [name for name, _ in selected], "the selection of layers")
-            elif state.keys() != keys:
-                states.require_equal_layers(present, _compared(state, layers), skipped, (names[0], client))
-            selected_keys = [key for pair in selected if (key := states.key_of(state, *pair)) is not None]
-            declared = sum(states.size_of(state[key]) for key in selected_keys)
-            guard.size(source if isinstance(source, str | Path) else client, declared, "the selected layers")
-            states.fill(stacks, selected, state, c, names, module, unit_axis)
-            del state
+    with track(sources, "client", progress) as tracked:
+        for c, (source, client) in enumerate(zip(tracked, names, strict=True)):
+            with ExitStack() as opened:  # closed before the next file is read
+                state = _state_of(source, client, opened)
+                if c == 0:
+                    keys, present, ignored = set(state), _compared(state, layers), states.ignored_in(state)
+                    selected, skipped = _select(state, client, layers, hidden=hidden)
+                    if isinstance(unit_axis, Mapping):
+                        match_names(list(unit_axis), [name for name, _ in selected], "the selection of layers")
+                elif state.keys() != keys:
+                    states.require_equal_layers(present, _compared(state, layers), skipped, (names[0], client))
+                selected_keys = [key for pair in selected if (key := states.key_of(state, *pair)) is not None]
+                declared = sum(states.size_of(state[key]) for key in selected_keys)
+                guard.size(source if isinstance(source, str | Path) else client, declared, "the selected layers")
+                states.fill(stacks, selected, state, c, names, module, unit_axis)
+                del state
     states.warn_about_layers(stacks)
     tree = xr.DataTree.from_dict({name: xr.Dataset({"w": _labelled(stack, names)}) for name, stack in stacks.items()})
     tree.attrs = {"left_out": ignored} if ignored else {}

@@ -128,7 +128,8 @@ def convergence(
     rule = {"kappa": kappa, "tau": tau}
     work = partial(_run_cell, samples, kernels, steps, rounds=rounds, seed=seed, rule=rule, device=device)
     completed = in_order(executor, work, cells)
-    runs |= dict(zip(cells, track(completed, "network", progress, total=len(cells)), strict=True))
+    with track(completed, "network", progress, total=len(cells)) as tracked:
+        runs |= dict(zip(cells, tracked, strict=True))
     data = _build_dataset(runs, list(methods), widths, replicates, rounds)
     _warn_if_diverged(data, steps, kernels)
     data = data.assign(

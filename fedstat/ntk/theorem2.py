@@ -112,7 +112,8 @@ def generalization(
         steps = stats.Steps(_choose_lr(lr, a, local_steps), server_lr, local_steps, len(a.names))
         runs += [(a, b, steps, replicate) for replicate in range(replicates)]
     work = partial(_observe, width=width, rounds=rounds, init_scale=init_scale, seed=seed)
-    losses = list(track(in_order(executor, work, runs), "network", progress, total=len(runs)))
+    with track(in_order(executor, work, runs), "network", progress, total=len(runs)) as tracked:
+        losses = list(tracked)
     _warn_if_diverged(runs, losses)
     for i, row in enumerate(settings):
         pairs = losses[i * replicates : (i + 1) * replicates]

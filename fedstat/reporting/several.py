@@ -62,9 +62,11 @@ def part(runs: Sequence[Stored], progress: bool | None = False) -> Part:
             cautions.append(Caution("Not compared", str(error), severe=True))
         else:
             cautions += compared.cautions()
-            for label, found in track(list(compared.settings.items())[:_MOST_LABELS], "setting", progress):
-                here = table[table["label"] == label]
-                sections.append(Section(shown(label), _figures([whole[i] for i in here.index], here, found)))
+            settings = list(compared.settings.items())[:_MOST_LABELS]
+            with track(settings, "setting", progress) as tracked:
+                for label, found in tracked:
+                    here = table[table["label"] == label]
+                    sections.append(Section(shown(label), _figures([whole[i] for i in here.index], here, found)))
         sections.append(_costs(table))
     return Part(
         shown(title), _ran(runs), cautions, shown("" if compared is None else compared.summary(), PRINTED), sections,
@@ -121,12 +123,13 @@ def _ran(runs: Sequence[Stored]) -> Table:
 def _grouped(runs: Sequence[Stored], progress: bool | None) -> list[Caution]:
     """Warnings of all runs: each once, with the runs that it is about."""
     found: dict[tuple[str, bool], list[tuple[str, str]]] = {}
-    for one in track(runs, "run", progress):
-        check = partial(training.of_run, one, training.rounds_done(one))
-        checked, lost = one.attempt({"the other warnings": check})
-        own = [*damage_of(one), *lost, *checked.get("the other warnings", []), *stores.cautions(one)]
-        for caution in own:
-            found.setdefault((caution.title, caution.severe), []).append((one.name, caution.text))
+    with track(runs, "run", progress) as tracked:
+        for one in tracked:
+            check = partial(training.of_run, one, training.rounds_done(one))
+            checked, lost = one.attempt({"the other warnings": check})
+            own = [*damage_of(one), *lost, *checked.get("the other warnings", []), *stores.cautions(one)]
+            for caution in own:
+                found.setdefault((caution.title, caution.severe), []).append((one.name, caution.text))
     made = []
     for (title, severe), lines in found.items():
         names = list(dict.fromkeys(name for name, _ in lines))
@@ -281,7 +284,8 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress:
     trained = [one for one in found if one.command == TRAINING]
     makes = [partial(part, trained, progress)] if len(trained) > 1 else [partial(training.part, one) for one in trained]
     makes += [partial(_PARTS.get(one.command, studies.unknown), one) for one in found if one.command != TRAINING]
-    parts = [make() for make in track(makes, "part", progress)]
+    with track(makes, "part", progress) as tracked:
+        parts = [make() for make in tracked]
     made = Report(_title(parts), parts, store.now())
     if out is not None:
         made.save(out)

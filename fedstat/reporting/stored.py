@@ -256,11 +256,10 @@ def read(runs: Run | Iterable[Run], progress: bool | None = False) -> list[Store
     """
     given: list[Run] = [runs] if isinstance(runs, str | Path | xr.DataTree) else list(runs)
     sources: list[Path | xr.DataTree] = []
-    for one in given:
-        sources += [one] if isinstance(one, xr.DataTree) else store.stores(one)
-    found = [
-        _of_tree(one) if isinstance(one, xr.DataTree) else _of_path(one) for one in track(sources, "run", progress)
-    ]
+    for run in given:
+        sources += [run] if isinstance(run, xr.DataTree) else store.stores(run)
+    with track(sources, "run", progress) as tracked:
+        found = [_of_tree(source) if isinstance(source, xr.DataTree) else _of_path(source) for source in tracked]
     if not found:
         raise ValueError("a report needs at least one run, but got none")
     return found

@@ -1,4 +1,4 @@
-"""What a stored run is: its settings, and a summary, as records that print as tables."""
+"""Settings and summaries of stored runs, as records that print as tables."""
 
 from __future__ import annotations
 

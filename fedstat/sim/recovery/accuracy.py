@@ -394,8 +394,8 @@ def recover(
     }
     n_factors = np.empty([len(axes[dim]) for dim in DIMS if dim != "estimator"], np.int64)
     # BLAS threads do not speed up a few hundred units, and on a busy machine make them twenty times slower.
-    with threadpool_limits(1, user_api="blas"):
-        for (i, j, r), model in track(models.items(), "draw", progress):
+    with threadpool_limits(1, user_api="blas"), track(models.items(), "draw", progress) as draws:
+        for (i, j, r), model in draws:
             by_name = scores(model, axes["kappa"], axes["estimator"], max_iter=max_iter, tol=tol)
             n_factors[i, j, :, r] = by_name.pop("n_factors")
             for name, values in by_name.items():
