@@ -7,7 +7,7 @@ fedstat estimates which hidden units of a federated network are shared by all cl
     uncertainty        bootstrap, jackknife, permutation_test, sensitivity
     clients            icc, variance_components, personal_from, client_clusters
     compare methods    compare
-    files              open_run, read_weights, read_split, report
+    files              open_run, settings, summary, read_weights, read_split, report
 
 Packages: data (data sets, partitions), fl (training), study (grids of runs), results (classes of results), plot, sim,
 motivation, ntk, attack, decompose.
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from fedstat.results import personal_from as personal_from
     from fedstat.stats.split import Absolute as Absolute
     from fedstat.store import open_run as open_run
+    from fedstat.study.overview import settings as settings
+    from fedstat.study.overview import summary as summary
 
 __version__ = version("fedstat")
 
@@ -70,6 +72,7 @@ _VERBS = {
     "fedstat.results": ("personal_from",),
     "fedstat.stats.split": ("Absolute",),
     "fedstat.store": ("open_run",),
+    "fedstat.study.overview": ("settings", "summary"),
     "fedstat.decompose": ("read_weights", "read_split"),
     "fedstat.reporting": ("report",),
 }  # fmt: skip

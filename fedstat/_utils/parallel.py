@@ -1,19 +1,16 @@
-"""Work in any ``concurrent.futures.Executor`` or in a plain loop, and its progress on stderr."""
+"""Work in any ``concurrent.futures.Executor`` or in a plain loop."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from threadpoolctl import threadpool_info, threadpool_limits
-from tqdm import tqdm
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -129,63 +126,3 @@ def one_blas_thread() -> Iterator[None]:
             _OneThread.users -= 1
             if not _OneThread.users:
                 _OneThread.limit.restore_original_limits()
-
-
-EVERY = 30.0
-"""Seconds between two lines, and before the first line: shorter work prints nothing."""
-
-
-class Lines:
-    """Progress for a log file, with the methods of a progress bar that fedstat calls.
-
-    Parameters
-    ----------
-    total : int
-    unit : str
-        Name of a counted item, such as "round".
-    """
-
-    def __init__(self, total: int, unit: str) -> None:
-        self.total, self.unit, self.done, self.label = total, unit, 0, ""
-        self._start = self._last_print = time.monotonic()
-        self._n_before: int | None = None
-
-    def update(self, n: float | None = 1) -> None:
-        """Count ``n`` more items; the first call counts the items that an earlier process finished."""
-        self.done += int(n or 0)
-        if self._n_before is None:
-            self._n_before = self.done
-        now = time.monotonic()
-        if now - self._last_print >= EVERY:
-            self._last_print = now
-            spent, n_done = now - self._start, self.done - self._n_before
-            remaining = f", about {_time(spent / n_done * (self.total - self.done))} left" if n_done > 0 else ""
-            name = f"{self.label}: " if self.label else ""
-            sys.stderr.write(f"{name}{self.done} of {self.total} {self.unit}s, {_time(spent)}{remaining}\n")
-            sys.stderr.flush()
-
-    def set_description(self, desc: str | None = None) -> None:
-        """Set the label of the current work."""
-        self.label = desc or ""
-
-    def close(self) -> None:
-        """Do nothing: there is no bar to remove."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def shown(total: int, unit: str, *, label: str = "", show: bool = True, leave: bool = True) -> Any:
-    """Return a progress bar if stderr is a terminal, else :class:`Lines`; a disabled bar if ``show`` is False."""
-    if show and not sys.stderr.isatty():
-        lines = Lines(total, unit)
-        lines.set_description(label)
-        return lines
-    return tqdm(total=total, unit=unit, desc=label or None, leave=leave, disable=not show)

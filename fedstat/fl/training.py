@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
-from fedstat._utils.parallel import shown
+from fedstat._utils.progress import on_interrupt, progress_bar
 from fedstat.fl import accountant, batches, disk_rows, loop, masks, nets, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.algorithm import Algorithm
@@ -158,9 +158,10 @@ def train(
     readouts : mapping from str to callable (Algorithm) -> Algorithm, optional
         Other prediction rules for the final models, such as ``{"fedavg+": algorithms.finetuned}``. Their scores equal
         the scores of a run of that algorithm.
-    progress : bool or callable (int)
-        True shows a progress bar or, without a terminal, a line every half minute. A callable is called with 1 after
-        each round.
+    progress : bool, None or callable (int)
+        True shows a progress bar in a terminal or notebook, and a line per update elsewhere, on stderr. None shows a
+        bar in a terminal or notebook if training takes longer than two seconds. False shows nothing. A callable gets
+        the number of rounds done by an earlier call, then 1 after each round.
     about : mapping, optional
         Further settings to store in the run, such as the names of the data set and the partition.
 
@@ -245,10 +246,24 @@ def train(
     process_group = _process_group(job, attrs, out, memory)
     local_job = of_rank(job, process_group)
     del job  # frees the samples of other ranks' clients
-    with shown(rounds, "round", show=progress is True and not process_group.rank) as bar:
+    show = False if callable(progress) or process_group.rank else progress
+    label = f"{config.get('label', '')} {algorithm.name}, seed {seed}".lstrip()
+    shown = progress_bar(rounds, "round", show, label=label, resumed=True)
+    with on_interrupt(lambda: _resume_hint(out)), shown as bar:
         tick = progress if callable(progress) else bar.update
         plan = _Plan(config, attrs, groups, weights, probes, tick, resume)
         return store.run_at(out, lambda path: _run_at(local_job, plan, path), resume=resume)
+
+
+def _resume_hint(out: str | Path | None) -> str:
+    if out is None:
+        return "Nothing is stored. Pass out=... to keep finished rounds."
+    if not Path(out).exists():
+        return "No round was finished, so nothing is stored."
+    return (
+        f"The finished rounds are in {str(out)!r}. To resume, repeat the call with resume=True. To end the run there: "
+        f"fedstat.fl.finish({str(out)!r})."
+    )
 
 
 class _Measurements(NamedTuple):
@@ -396,7 +411,7 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
             *metrics.observers(list(nets.layers(job.net))), *plan.probes,
             record.checkpoint_writer(out, plan.weights),
         ]  # fmt: skip
-        ledger = Ledger(out, job, plan.by_client)
+        ledger = Ledger(out, job, plan.by_client, plan.weights.layers)
         # No variable may hold the initial state: it would keep the rows of all clients in memory.
         loop.run(
             job,

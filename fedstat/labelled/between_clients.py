@@ -13,6 +13,7 @@ from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
+from fedstat._utils.progress import progress_bar
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions
 from fedstat.results.between_clients import FIELDS, IN_NATS, ClientClustersResult, EntropyResult
@@ -152,6 +153,7 @@ def client_clusters(
     n_subsamples: int = 200,
     level: float = 0.95,
     seed: int = 0,
+    progress: bool | None = None,
 ) -> ClientClustersResult:
     """Cluster clients by their vectors, and compare the clusters with known groups such as domains.
 
@@ -183,6 +185,8 @@ def client_clusters(
         Confidence level of the interval.
     seed : int
         Seed of subsamples and permutations.
+    progress : bool or None
+        Show how many subsamples are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -242,9 +246,9 @@ def client_clusters(
     _require_directions(merges, n_clusters)
     cluster = clustering.cut(merges, n_clusters)
     group = None if group_names is None else clustering.codes(group_names)
-    subsamples = clustering.left_out(
-        similarity, cluster, group, n_clusters=n_clusters, share=_FRACTION_OMITTED, draws=n_subsamples, seed=seed
-    )
+    options: dict[str, Any] = {"share": _FRACTION_OMITTED, "draws": n_subsamples, "seed": seed}
+    with progress_bar(n_subsamples, "subsample", progress) as bar:
+        subsamples = clustering.left_out(similarity, cluster, group, n_clusters=n_clusters, **options, tick=bar.update)
     tests = {} if group is None else _agreement(similarity, cluster, group, subsamples, n_permutations, level, seed)
     subsample_ari = float(subsamples.subsample_ari.mean())
     about = (x.shape[1], subsample_ari, subsamples.left_out, n_subsamples, group_names)

@@ -144,6 +144,7 @@ def fa(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
 ) -> FactorResult:
     """Fit a factor analysis to a layer's hidden units (FedFac §4.1).
 
@@ -187,6 +188,8 @@ def fa(
         Stop when no communality changes by more than this: 1e-3 for ``"pa"``, 1e-6 for ``"minres"``.
     layer, checkpoint, baseline
         Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
+    progress : bool or None
+        Show how many layers are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd
+from fedstat._utils.progress import progress_bar, track
 from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, align_init, fa, warn_if_single_client
@@ -69,6 +70,7 @@ def bootstrap(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
     **options: Unpack[ReplicateOptions],
 ) -> BootstrapResult:
     """Bootstrap a split over clients: selection frequencies of units, standard errors and CIs of communalities.
@@ -95,6 +97,8 @@ def bootstrap(
         depend on the executor or its workers.
     layer, checkpoint, baseline
         Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
+    progress : bool or None
+        Show how many layers and fits are done; see :func:`fedstat.fl.train`.
     **options
         n_factors, method, init, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, listed in
         :class:`fedstat.labelled.factor.ReplicateOptions`.
@@ -141,7 +145,8 @@ def bootstrap(
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
     warn_if_contradicted(observed)
     m, fitting = layer_sums.moments, {"seed": seed, "executor": executor, **fitting}
-    samples = resampling.bootstrap(m, tau=tau, replicates=n_boot, **fitting)
+    with progress_bar(n_boot, "sample", progress) as bar:
+        samples = resampling.bootstrap(m, tau=tau, replicates=n_boot, tick=bar.update, **fitting)
     fields = {name: numpy_of(field) for name, field in samples._asdict().items()}
     if len(m.n) >= _FEW_CLIENTS:
         fields["half_samples"] = numpy_of(resampling.half_samples(m, **fitting))
@@ -161,6 +166,7 @@ def jackknife(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
     **options: Unpack[ReplicateOptions],
 ) -> JackknifeResult:
     """Compute standard errors of communalities by the delete-a-group jackknife over clients.
@@ -170,7 +176,7 @@ def jackknife(
 
     Parameters
     ----------
-    weights, tau, kappa, executor, layer, checkpoint, baseline, **options
+    weights, tau, kappa, executor, layer, checkpoint, baseline, progress, **options
         As in :func:`bootstrap`.
     n_groups : int, optional
         Number of random groups of clients, from 2 to the number of clients. By default each client is a group; more
@@ -240,7 +246,10 @@ def jackknife(
     groups = _client_groups(labels(weights, "client", 0), n_groups, clusters, seed)
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
     warn_if_contradicted(observed)
-    replicates = resampling.delete_groups(layer_sums.moments, groups, tau=tau, executor=executor, **fitting)
+    with progress_bar(int(groups.max()) + 1, "group", progress) as bar:
+        replicates = resampling.delete_groups(
+            layer_sums.moments, groups, tau=tau, executor=executor, tick=bar.update, **fitting
+        )
     fields = ("communality", "n_factors", "converged", "gap")
     return JackknifeResult(observed, groups, **{name: numpy_of(getattr(replicates, name)) for name in fields})
 
@@ -269,6 +278,7 @@ def permutation_test(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
     **options: Unpack[ReplicateOptions],
 ) -> PermutationResult:
     """Test if units are exchangeable within clients, by permuting the units of each client.
@@ -279,7 +289,7 @@ def permutation_test(
 
     Parameters
     ----------
-    weights, kappa, executor, layer, checkpoint, baseline, **options
+    weights, kappa, executor, layer, checkpoint, baseline, progress, **options
         As in :func:`bootstrap`.
     n_permutations : int
         Number of permutations.
@@ -319,7 +329,8 @@ def permutation_test(
     """
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=0.5, kappa=kappa, **options)
     fitting |= {"seed": seed, "executor": executor}
-    permuted = resampling.permutation(layer_sums.moments, replicates=n_permutations, **fitting)
+    with progress_bar(n_permutations, "permutation", progress) as bar:
+        permuted = resampling.permutation(layer_sums.moments, replicates=n_permutations, tick=bar.update, **fitting)
     return PermutationResult(observed, numpy_of(permuted.communality))
 
 
@@ -347,6 +358,7 @@ def sensitivity(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
 ) -> SensitivityResult:
     """Compare a split with splits under other analysis choices, changed one at a time.
 
@@ -368,6 +380,8 @@ def sensitivity(
         Seed of the random initial values.
     layer, checkpoint, baseline
         As in :func:`fedstat.split`.
+    progress : bool or None
+        Show how many layers and choices are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -417,9 +431,10 @@ def sensitivity(
         )
         rows = []
         warnings.simplefilter("ignore", UserWarning)  # columns report Heywood cases and convergence
-        for varied, value, changes in variants:
-            fit = fa(r, corr=True, **({"kappa": kappa, "method": method} | changes))
-            rows.append(_row(varied, value, reference, fit.split(tau=tau)))
+        with track(variants, "choice", progress) as tracked:
+            for varied, value, changes in tracked:
+                fit = fa(r, corr=True, **({"kappa": kappa, "method": method} | changes))
+                rows.append(_row(varied, value, reference, fit.split(tau=tau)))
     warn_if_contradicted(reference)
     rows += [_row("tau", str(t), reference, reference.factors.split(tau=t)) for t in taus if t != tau]
     return SensitivityResult(reference, pd.DataFrame(rows))
@@ -438,6 +453,7 @@ def n_factors(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
 ) -> NFactorsResult:
     """Estimate the number of factors by six rules.
 
@@ -459,7 +475,7 @@ def n_factors(
         Quantile of their eigenvalues.
     seed : int
         Seed of the random data sets.
-    layer, checkpoint, baseline
+    layer, checkpoint, baseline, progress
         As in :func:`fedstat.fa`.
 
     Returns

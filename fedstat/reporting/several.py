@@ -12,6 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from fedstat import store
+from fedstat._utils.progress import track
 from fedstat.fl.training import COMMAND as TRAINING
 from fedstat.plot import accuracy_curves, client_boxplot, loss_curves
 from fedstat.reporting import document, prose, split, stored, studies, training
@@ -41,13 +42,13 @@ _REFERENCES = ("fedavg", "local")
 _MOST_LABELS = 12  # settings that get figures of their own
 
 
-def part(runs: Sequence[Stored]) -> Part:
+def part(runs: Sequence[Stored], progress: bool | None = False) -> Part:
     """Report of several runs: what was run, and methods compared within seeds for every setting."""
     usable = [run for run in runs if _usable(run)]
     for run in usable:
         if run.tree is not None:
             run.tree["metrics"].load()  # once: what follows reads them many times
-    cautions = _grouped(runs)
+    cautions = _grouped(runs, progress)
     methods, cites = prose.of_training(runs)
     title = f"{len(runs)} runs: {listed(dict.fromkeys(str(run.config.get('label') or '') for run in usable), most=3)}"
     sections: list[Section] = []
@@ -61,9 +62,12 @@ def part(runs: Sequence[Stored]) -> Part:
             cautions.append(Caution("Not compared", str(error), severe=True))
         else:
             cautions += compared.cautions()
-            for label, comparison in list(compared.settings.items())[:_MOST_LABELS]:
-                rows = table[table["label"] == label]
-                sections.append(Section(shown(label), _figures([usable[i] for i in rows.index], rows, comparison)))
+            settings = list(compared.settings.items())[:_MOST_LABELS]
+            with track(settings, "setting", progress) as tracked:
+                for label, comparison in tracked:
+                    rows = table[table["label"] == label]
+                    figures = _figures([usable[i] for i in rows.index], rows, comparison)
+                    sections.append(Section(shown(label), figures))
         sections.append(_costs(table))
     return Part(
         shown(title), _ran(runs), cautions, shown("" if compared is None else compared.summary(), PRINTED), sections,
@@ -117,15 +121,16 @@ def _ran(runs: Sequence[Stored]) -> Table:
     return Table("", ["setting", "method", "seeds", "runs", "finished and sound"], lines)
 
 
-def _grouped(runs: Sequence[Stored]) -> list[Caution]:
+def _grouped(runs: Sequence[Stored], progress: bool | None) -> list[Caution]:
     """Warnings of all runs: each once, with the runs that it is about."""
     lines_by_title: dict[tuple[str, bool], list[tuple[str, str]]] = {}
-    for run in runs:
-        check = partial(training.of_run, run, training.rounds_done(run))
-        checked, lost = run.attempt({"the other warnings": check})
-        run_cautions = [*damage_of(run), *lost, *checked.get("the other warnings", []), *stores.cautions(run)]
-        for caution in run_cautions:
-            lines_by_title.setdefault((caution.title, caution.severe), []).append((run.name, caution.text))
+    with track(runs, "run", progress) as tracked:
+        for run in tracked:
+            check = partial(training.of_run, run, training.rounds_done(run))
+            checked, lost = run.attempt({"the other warnings": check})
+            run_cautions = [*damage_of(run), *lost, *checked.get("the other warnings", []), *stores.cautions(run)]
+            for caution in run_cautions:
+                lines_by_title.setdefault((caution.title, caution.severe), []).append((run.name, caution.text))
     cautions = []
     for (title, severe), lines in lines_by_title.items():
         names = list(dict.fromkeys(name for name, _ in lines))
@@ -233,7 +238,7 @@ _PARTS: dict[str, Callable[[Stored], Part]] = {
 }
 
 
-def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
+def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress: bool | None = None) -> Report:
     """Report what was run, what it shows and with which uncertainty, on one self-contained page.
 
     Parameters
@@ -244,6 +249,8 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
         runs of the trainer are compared within seeds.
     out : path, optional
         Write the page to this HTML file, whole or not at all; a report that is there is replaced.
+    progress : bool or None
+        Show how many runs are read and reported; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -275,14 +282,19 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
     """
     if out is not None:
         require_ours("out", Path(out))
-    stored_runs = stored.read(run)
+    stored_runs = stored.read(run, progress)
     trained = [stored_run for stored_run in stored_runs if stored_run.command == TRAINING]
-    parts = [part(trained)] if len(trained) > 1 else [training.part(stored_run) for stored_run in trained]
-    parts += [
-        _PARTS.get(stored_run.command, studies.unknown)(stored_run)
+    if len(trained) > 1:
+        makes = [partial(part, trained, progress)]
+    else:
+        makes = [partial(training.part, stored_run) for stored_run in trained]
+    makes += [
+        partial(_PARTS.get(stored_run.command, studies.unknown), stored_run)
         for stored_run in stored_runs
         if stored_run.command != TRAINING
     ]
+    with track(makes, "part", progress) as tracked:
+        parts = [make() for make in tracked]
     page = Report(_title(parts), parts, store.now())
     if out is not None:
         page.save(out)

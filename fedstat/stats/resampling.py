@@ -7,7 +7,7 @@ clients' moments, and a permutation reorders the moments of each client. The sta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from functools import partial, reduce
 from operator import add
@@ -188,6 +188,7 @@ def bootstrap(
     seed: int = 0,
     chunk: int | None = None,
     executor: Executor | None = None,
+    tick: Callable[[int], object] = lambda _: None,
     **options: Any,
 ) -> Replicates:
     """Refit on bootstrap samples of clients (Efron and Tibshirani 1993, An introduction to the bootstrap, ch. 6).
@@ -207,6 +208,8 @@ def bootstrap(
     executor : Executor, optional
         Its workers fit the samples, each on one BLAS thread. All executors give equal numbers, as does no executor:
         NumPy arrays of at least 100 units are then fitted in as many threads as BLAS has.
+    tick : callable (int)
+        Called with the number of samples that were fitted since the last call.
     **options
         Arguments of :func:`fedstat.stats.factor.fit`.
 
@@ -222,7 +225,7 @@ def bootstrap(
     k = _count_clients(m)
     rng = generator(seed, "bootstrap")
     counts = rng.multinomial(k, np.full(k, 1 / k), size=check.integer("replicates", replicates)).astype(float)
-    return _refit(m, _reweight(m, counts, chunk), tau, options, executor)
+    return _refit(m, _reweight(m, counts, chunk), tau, options, executor, tick)
 
 
 def half_samples(
@@ -296,13 +299,14 @@ def delete_groups(
     tau: split.Tau = 0.5,
     chunk: int | None = None,
     executor: Executor | None = None,
+    tick: Callable[[int], object] = lambda _: None,
     **options: Any,
 ) -> Replicates:
     """Refit without each group of clients: the delete-a-group jackknife (Kott 2001, J. Official Stat. 17, 521-526).
 
     Parameters
     ----------
-    m, tau, chunk, executor, **options
+    m, tau, chunk, executor, tick, **options
         As in :func:`bootstrap`.
     groups : int array (client,)
         Number of each client's group: 0, 1, ..., with at least 2 groups.
@@ -316,7 +320,7 @@ def delete_groups(
     if len(groups) != n_clients:
         raise ValueError(f"groups must have one number per client ({n_clients}), but got {len(groups)}.")
     counts = (np.arange(groups.max() + 1)[:, None] != groups).astype(float)
-    return _refit(m, _reweight(m, counts, chunk), tau, options, executor)
+    return _refit(m, _reweight(m, counts, chunk), tau, options, executor, tick)
 
 
 def expanded_percentiles(x: np.ndarray, n: int, *, level: float) -> tuple[np.ndarray, np.ndarray]:
@@ -361,6 +365,7 @@ def permutation(
     seed: int = 0,
     chunk: int | None = None,
     executor: Executor | None = None,
+    tick: Callable[[int], object] = lambda _: None,
     **options: Any,
 ) -> Replicates:
     """Refit after permuting the units within each client.
@@ -370,7 +375,7 @@ def permutation(
 
     Parameters
     ----------
-    m, replicates, seed, chunk, executor, **options
+    m, replicates, seed, chunk, executor, tick, **options
         As in :func:`bootstrap`; ``replicates`` is the number of permutations.
 
     Returns
@@ -394,7 +399,7 @@ def permutation(
             samples = [permuted_sum() for _ in range(min(step, replicates - i))]
             yield Moments(*(xp.stack(field) for field in zip(*samples, strict=True)))
 
-    return _refit(m, batches(), 0.5, options, executor)
+    return _refit(m, batches(), 0.5, options, executor, tick)
 
 
 def _reweight(m: Moments, counts: np.ndarray, chunk: int | None) -> Iterator[Moments]:
@@ -404,13 +409,21 @@ def _reweight(m: Moments, counts: np.ndarray, chunk: int | None) -> Iterator[Mom
 
 
 def _refit(
-    m: Moments, samples: Iterator[Moments], tau: split.Tau, options: dict[str, Any], executor: Executor | None
+    m: Moments,
+    samples: Iterator[Moments],
+    tau: split.Tau,
+    options: dict[str, Any],
+    executor: Executor | None,
+    tick: Callable[[int], object] = lambda _: None,
 ) -> Replicates:
     iterates = options.get("method", "pa") in factor.ITERATE
     matrices = (r for sums in samples for r in _batches(correlation(sums), iterates=iterates))
     in_threads = executor is None and is_numpy_array(m.cross) and m.mean.shape[-1] >= _LARGE
     run = threads_of_blas if in_threads else partial(in_order, executor)
-    fits = list(run(partial(_fit, options), matrices))
+    fits = []
+    for fit in run(partial(_fit, options), matrices):
+        fits.append(fit)
+        tick(len(fit[0]))
     xp = array_namespace(fits[0][0])
     nu, n_factors, converged, eigenvalues = (xp.concat(field) for field in zip(*fits, strict=True))
     shared, gap = split.shared(nu, tau=tau), factor.gap(eigenvalues, n_factors)

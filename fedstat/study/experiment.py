@@ -500,7 +500,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     data_dir: str | Path | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: bool | Callable[[int], object] | None = None,
     **where: Any,
 ) -> xr.DataTree:
     """Make the data, the network and the algorithm of the settings, and train.

@@ -67,7 +67,7 @@ def tune(
     folder: str | Path,
     *,
     seeds: Sequence[int] = (0,),
-    progress: grid.Progress | None = None,
+    progress: bool | None = None,
     executor: Executor | None = None,
     **where: Any,
 ) -> Iterator[Step]:

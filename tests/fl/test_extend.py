@@ -165,7 +165,7 @@ def test_a_run_finished_without_a_state_says_what_to_do(tmp_path):
     go("fedavg", out, rounds=2)
     with store.write.Writer(out, store.journal.Journal(out)) as writer:
         writer.journal.forget(["journal/state"])
-    with pytest.raises(ValueError, match=r"which stored no state .* new run of 3 rounds at another path"):
+    with pytest.raises(ValueError, match=r"holds no state to continue from: .* new run of 3 rounds at another path"):
         go("fedavg", out, rounds=3, resume=True)
     assert len(go("fedavg", out, rounds=2, resume=True)["metrics"]["round"]) == 2
 

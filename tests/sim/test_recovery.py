@@ -186,7 +186,8 @@ ARGUMENTS = [
 def test_command_prints_tables_and_writes_store_and_figure_without_a_warning(tmp_path):
     store, figure = tmp_path / "r.zarr", tmp_path / "r.png"
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "fedstat.sim.recovery", *ARGUMENTS, "--out", store, "--plot", figure],
+        [sys.executable, "-W", "error", "-m", "fedstat.sim.recovery", *ARGUMENTS, "--quiet", "--out", store, "--plot",
+         figure],
         env={**os.environ, "MPLBACKEND": "Agg"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert run.stderr == ""

@@ -63,7 +63,7 @@ def _work(args: argparse.Namespace) -> None:
     if args.out is not None:
         _cli.claim(args, COMMAND)
     names = ("p", "alpha", "kappa", "estimators", "clients", "d", "m", "replicates", "seed")
-    result = recover(**{name: getattr(args, name) for name in names}, progress=not args.quiet and sys.stderr.isatty())
+    result = recover(**{name: getattr(args, name) for name in names}, progress=not args.quiet)
     if args.out is not None:
         attrs = store.provenance(result.attrs["title"], json.loads(result.attrs["config"]),
                                  command=COMMAND, references=SOURCE)  # fmt: skip

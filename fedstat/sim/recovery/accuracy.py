@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
+from fedstat._utils.progress import track
 from fedstat.results.base import TERMINAL, aligned
 from fedstat.sim.model8 import SOURCE, Means, Model8, package_version, replicate_seed, truth
 from fedstat.stats import factor, icc, moments, split
@@ -305,7 +305,7 @@ def recover(
     seed: int = 0,
     max_iter: int = 50,
     tol: float = 1e-3,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> xr.Dataset:
     """Measure recovery of the true split from the true weights of model (8), over κ, p, α and estimators.
 
@@ -331,8 +331,8 @@ def recover(
     seed : int
     max_iter, tol
         Stopping rule of iterative estimators, as in :func:`fedstat.stats.factor.fit`.
-    progress : bool
-        Show a progress bar on stderr.
+    progress : bool or None
+        Show how many draws are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -394,8 +394,8 @@ def recover(
     }
     n_factors = np.empty([len(axes[dim]) for dim in DIMS if dim != "estimator"], np.int64)
     # BLAS threads do not speed up a few hundred units, and on a busy machine make them twenty times slower.
-    with threadpool_limits(1, user_api="blas"):
-        for (i, j, r), model in tqdm(models.items(), disable=not progress, unit="draw"):
+    with threadpool_limits(1, user_api="blas"), track(models.items(), "draw", progress) as draws:
+        for (i, j, r), model in draws:
             by_name = scores(model, axes["kappa"], axes["estimator"], max_iter=max_iter, tol=tol)
             n_factors[i, j, :, r] = by_name.pop("n_factors")
             for name, values in by_name.items():
