@@ -139,7 +139,7 @@ def test_short_runs_are_compared_by_their_final_round_and_not_under_the_name_of_
 
 
 def test_intervals_of_a_table_hold_for_all_its_methods(runs, run_table):
-    text, values, _ = run_table("table2", runs, "", "--select", "label=CIFAR-10, π = 0.1")
+    text, values, _ = run_table("table2", runs, "", "--select", "scenario=CIFAR-10, π = 0.1")
     here = values.set_index("method")
     row = here.loc["fedavg"]
     shown = interval(row["difference"], row["sim_conf_low"], row["sim_conf_high"])
@@ -178,7 +178,7 @@ def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
     found = COLLECT(runs)
     assert found.table["code"].nunique() == 1
     assert not any("versions of the code" in note for note in collect.origin(found))
-    label = found.table["label"].iloc[0]
+    label = found.table["scenario"].iloc[0]
     mixed = found.table.assign(code=["a, c", *["b"] * (len(found.table) - 1)])
     notes = collect.origin(found._replace(table=mixed))
     assert f"runs of one setting were made by several versions of the code: {label} by 3" in notes

@@ -65,7 +65,7 @@ def tiny(place: Path, label: int) -> dict[str, Any]:
 
 READERS: dict[str, Callable[[Path, int], dict[str, Any]]] = {"own": own, "mnist": mnist, "leaf": leaf, "tiny": tiny}
 QUICK: dict[str, Any] = {
-    "partition": "iid", "clients": 2, "rounds": 1, "participation": 1.0, "min_size": 2, "net_options": "hidden=4",
+    "partition": "iid", "clients": 2, "rounds": 1, "participation": 1.0, "min_samples": 2, "net_options": "hidden=4",
     "algorithm": "fedavg", "batch_size": 0, "validation": 0.2, "optimizer": "sgd", "lr": 0.1,
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ N_TEST = np.array([10.0, 20.0, 30.0, 40.0])
 _OFFSETS = np.array([0.06, 0.03, -0.04, 0.0])  # whose mean by N_TEST is 0
 HEAD = """
 data = "digits"
-validation = 0.2
+validation_fraction = 0.2
 tau = 0.5
 kappa = 0.75
 clients = 4
@@ -84,12 +84,12 @@ def write(
     groups = {
         "metrics": _group(every, {"accuracy": (("round", "client"), whole)}, sizes),
         "readouts": _group(
-            every | {"readout": np.array(cell.readouts, object)},
+            every | {"readout": np.array(cell.prediction_rules, object)},
             {
-                "accuracy": (("readout", "client"), np.array([of_clients(name) for name in cell.readouts])),
+                "accuracy": (("readout", "client"), np.array([of_clients(name) for name in cell.prediction_rules])),
                 "step": (
                     ("readout", "client", "layer"),
-                    np.broadcast_to([0.2, 0.4, 0.6], (len(cell.readouts), clients, len(LAYERS))),
+                    np.broadcast_to([0.2, 0.4, 0.6], (len(cell.prediction_rules), clients, len(LAYERS))),
                 ),
             },
         ),
