@@ -47,7 +47,7 @@ WRONG = {
         ({"replicates": 1}, "replicates must be an integer >= 2, but got 1"),
     ],
     Settings: [
-        ({"scenario": 3}, "label must be a string, but got 3"),
+        ({"scenario": 3}, "scenario must be a string, but got 3"),
         ({"scenario": "x" * 1001}, "scenario must have at most 1,000 characters"),
         ({"net": "ml"}, "but got 'ml'. Did you mean 'mlp'?"),
         ({"norm": "grou"}, "norm must be one of 'group', 'batch', but got 'grou'. Did you mean 'group'?"),

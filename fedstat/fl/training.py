@@ -31,7 +31,7 @@ from fedstat.fl.probes.measures import drift_probe, halves_probe, measures_probe
 from fedstat.fl.probes.variants import ablation_probe, new_clients_probe, prediction_jobs, prediction_rules_probe
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import State
-from fedstat.fl.stored_names import to_stored
+from fedstat.fl.stored_names import from_stored, to_stored
 from fedstat.store import Group, Writer
 
 COMMAND = "fedstat.fl"
@@ -387,7 +387,7 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
         store.settle(path)
         if plan.resume and path.exists():
             record.extend(path, plan.config, plan.groups, plan.attrs)
-            return store.resume(path, plan.config, command=COMMAND, user_code=components)
+            return store.resume(path, plan.config, command=COMMAND, user_code=components, rename=from_stored)
         return store.create(path, plan.groups, plan.attrs)
 
     writer = job.process_group.first(open_writer)

@@ -293,7 +293,14 @@ def test_tuning_goes_from_layers_to_tau_to_kappa_on_validation_data(name, column
 
 
 def test_tables_4_to_6_choose_what_tune_chose(tmp_path, run_table):
-    common = {"clients": 8, "samples": 40, "rounds": 2, "participation": 0.5, "validation": 0.3, "width": 0.1}
+    common = {
+        "clients": 8,
+        "max_samples": 40,
+        "rounds": 2,
+        "participation": 0.5,
+        "validation_fraction": 0.3,
+        "width": 0.1,
+    }
     start = Settings.of(**common, tau=0.5, kappa=0.85)
     candidates = {"layers": [["fc2"], ["fc1"]], "tau": [0.25, 0.75], "kappa": [0.5]}
     steps = list(tune(start, candidates, tmp_path / "runs", seeds=(0, 1)))

@@ -24,7 +24,14 @@ FIGURES = {
     "feddecomp_fig5": "fig5", "feddecomp_fig6": "table3", "feddecomp_fig7": "table1", "fedcp_fig5": "fig5",
     "fedcp_fig6": "table2", "factorized_fl_fig6": "table1", "factorized_fl_fig7": "fig7",
 }  # fmt: skip
-SMALL = {"clients": 4, "samples": 40, "participation": 1.0, "net_options": "hidden=6", "local_epochs": 2, "rounds": 2}
+SMALL = {
+    "clients": 4,
+    "max_samples": 40,
+    "participation": 1.0,
+    "net_options": "hidden=6",
+    "local_epochs": 2,
+    "rounds": 2,
+}
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -62,7 +69,7 @@ def mini(tmp_path_factory):
     file.write_text(
         """
         clients = 4
-        samples = 40
+        max_samples = 40
         participation = 1.0
         net_options = ["hidden=6"]
         local_epochs = 2
@@ -70,7 +77,7 @@ def mini(tmp_path_factory):
         seeds = [0, 1]
         probe = "drift"
         [[dataset]]
-        label = "CIFAR-10, α = 0.1"
+        scenario = "CIFAR-10, α = 0.1"
         studies = ["table1", "table3", "fig5"]
         [[method]]
         algorithm = "local"

@@ -89,7 +89,7 @@ def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_trai
         ({"kappa": (0.5, 0.7)}, "kappa must be one value"),
         ({"layers": ()}, "layers must hold at least one value"),
         ({"algorithm": "random", "tau": "mean"}, "tau must be a number to size a random split"),
-        ({"algorithm": "random", "tau": 0.5, "share": 0.5}, "share has no effect with tau"),
+        ({"algorithm": "random", "tau": 0.5, "shared_fraction": 0.5}, "shared_fraction has no effect with tau"),
         ({"algorithm": "fedem", "options": ("components=2", "components=3")}, "once, but got 'components' twice"),
         ({"algorithm": "fedsplit", "options": ("shared=fc1",)}, "shared must be a mapping"),
     ],
@@ -137,7 +137,7 @@ def test_settings_are_the_same_however_they_are_said():
 
 
 def test_random_splits_share_what_the_threshold_would():
-    assert SMALL.but(algorithm="random", tau=0.75).make_algorithm().settings["share"] == 0.25
+    assert SMALL.but(algorithm="random", tau=0.75).make_algorithm().settings["shared_fraction"] == 0.25
 
 
 def test_evaluation_now_and_then_leaves_the_other_rounds_nan():

@@ -69,7 +69,7 @@ def test_a_grid_crosses_data_sets_methods_and_seeds_and_each_level_overrides_the
         for label, method in (("a", "fedavg"), ("a", "fedfac-dynamic"), ("b", "fedavg"))
     ]
     assert {r.rounds for r in runs} == {2}
-    assert [r.samples for r in runs[:3]] == [30, 30, 40]
+    assert [r.max_samples for r in runs[:3]] == [30, 30, 40]
     assert [r.given for r in runs[:2]] == [{}, {"tau": 0.25, "kappa": 0.75}]
     assert [r.rounds for r in grid.cells(grid_file, scale="two")] == [3, 3, 3]
     assert [r.rounds for r in grid.cells(grid_file)] == [20, 20, 9]

@@ -21,7 +21,7 @@ def test_the_grid_holds_every_method_that_it_can_in_the_order_of_tables():
     for scale in ("quick", "cpu", "paper"):
         runs = grid.cells(FILE, scale=scale, study=scale)
         assert list(dict.fromkeys(one.algorithm for one in runs)) == names
-        assert all(one.validation > 0 and one.new_share > 0 for one in runs)
+        assert all(one.validation_fraction > 0 and one.unseen_fraction > 0 for one in runs)
     assert {one.data for one in grid.cells(FILE, scale="quick", study="quick")} == {
         "mnist", "cifar-10", "shakespeare-leaf", "ag-news",
     }  # fmt: skip
@@ -51,7 +51,14 @@ def test_the_rate_is_chosen_on_validation_samples_of_the_seeds_of_tuning_alone()
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "run.zarr"
-    how = {"clients": 6, "samples": 40, "rounds": 3, "participation": 1.0, "validation": 0.2, "new_share": 0.2}
+    how = {
+        "clients": 6,
+        "max_samples": 40,
+        "rounds": 3,
+        "participation": 1.0,
+        "validation_fraction": 0.2,
+        "unseen_fraction": 0.2,
+    }
     run(Settings.of(algorithm="fedavg", **how), out=path)
     return path
 

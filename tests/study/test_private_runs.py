@@ -68,7 +68,7 @@ def test_settings_that_do_not_make_a_private_run_are_refused_before_the_data_are
 def test_a_grid_crosses_private_and_plain_methods_and_tells_their_runs_apart(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text(
-        'clients = 6\nsamples = 20\nrounds = 1\nparticipation = 0.9\nsampling = "poisson"\ndelta = 1e-3\n'
+        'clients = 6\nmax_samples = 20\nrounds = 1\nparticipation = 0.9\nsampling = "poisson"\ndelta = 1e-3\n'
         'seeds = [0]\n[[dataset]]\ndata = "digits"\n[[method]]\nalgorithm = "fedavg"\n'
         '[[method]]\nalgorithm = "fedavg"\nclip = 0.5\nsweep = { noise_multiplier = [1.0, 2.0] }\n'
     )

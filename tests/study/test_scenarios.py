@@ -14,11 +14,12 @@ from real_data import require_real_data
 from fedstat import data as datasets
 from fedstat import store
 from fedstat.data import partition
+from fedstat.fl.stored_names import from_stored
 from fedstat.study import collect, experiment, federation, grid
 from fedstat.study.experiment import Settings
 
 SUPERCLASSES = [*dict.fromkeys(name for pair in partition.CIFAR100_DOMAINS.values() for name in pair), "people", "fish"]
-OWN = {"validation": 0.2, "new_share": 0.25}
+OWN = {"validation_fraction": 0.2, "unseen_fraction": 0.25}
 
 
 def both(**settings):
@@ -85,7 +86,7 @@ def made_up(monkeypatch, each=6):
         ({"partition": "iid", "domains": ("Transport",)}, "domains has no effect but with partition domains"),
         ({"domains": ("Animal", "Transport")}, "domains must be one of .*Did you mean 'Animals'"),
         ({"domains": ("Animals", "people")}, "equal numbers of classes, .* but got Animals 10, people 5"),
-        ({"labels": "random"}, "labels must be one of 'common', 'permuted'"),
+        ({"class_labels": "random"}, "class_labels must be one of 'common', 'permuted'"),
     ],
 )
 def test_wrong_domains_say_what_was_wrong_before_training(wrong, message, monkeypatch):
@@ -161,19 +162,19 @@ def test_runs_without_the_new_settings_keep_their_names_and_what_they_note():
     assert grid.name_of(new) != grid.name_of(Settings())
     assert new.name == "digits, dirichlet:0.1, permuted labels"
     assert Settings(**experiment.noted({"about": json.dumps(experiment.about(new))})) == new.but(scenario=new.name)
-    with pytest.raises(ValueError, match=r'differ in labels \(null, "permuted"\)'):
+    with pytest.raises(ValueError, match=r'differ in class_labels \(null, "permuted"\)'):
         collect.same_scale(
-            [experiment.about(Settings(scenario="a")), experiment.about(new.but(scenario="a"))], ["a", "a"]
+            [from_stored(experiment.about(one.but(scenario="a"))) for one in (Settings(), new)], ["a", "a"]
         )
 
 
 def test_a_grid_crosses_common_and_permuted_labels(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text(
-        'clients = 5\ndomains = ["people"]\n[[dataset]]\nlabels = "permuted"\n[[dataset]]\n'
+        'clients = 5\ndomains = ["people"]\n[[dataset]]\nclass_labels = "permuted"\n[[dataset]]\n'
         '[[dataset]]\ndata = "cifar-100"\npartition = "domains"\n[[method]]\nalgorithm = "fedavg-private-head"\n'
     )
-    assert [(one.labels, one.domains) for one in grid.cells(file)] == [
+    assert [(one.class_labels, one.domains) for one in grid.cells(file)] == [
         ("permuted", ()), ("common", ()), ("common", ("people",))
     ]  # fmt: skip
 
@@ -205,5 +206,5 @@ def test_the_command_permutes_labels_resumes_and_refuses_a_shared_output_layer(t
     assert command("--out", out, "--resume", "--rounds", 2) == 0
     with pytest.raises(SystemExit):
         command("--out", out, "--resume", "--class-labels", "common")
-    assert "labels: 'permuted' stored" in capsys.readouterr().err
+    assert "class_labels: 'permuted' stored" in capsys.readouterr().err
     assert store.open_run(out)["clients/label"].sizes == {"client": 6, "class": 10}

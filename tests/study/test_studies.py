@@ -16,10 +16,10 @@ def test_studies_cross_only_what_belongs_together_and_sweeps_are_expanded(tmp_pa
         [scale.one]
         rounds = 1
         [[dataset]]
-        label = "a"
+        scenario = "a"
         studies = ["main", "sweep"]
         [[dataset]]
-        label = "b"
+        scenario = "b"
         studies = ["main"]
         [[method]]
         algorithm = "fedavg"
@@ -55,7 +55,7 @@ def test_variants_of_a_study_are_told_apart_by_what_differs_in_it(tmp_path):
     path.write_text(
         """
         clients = 4
-        samples = 20
+        max_samples = 20
         rounds = 1
         participation = 1.0
         [[dataset]]

@@ -37,7 +37,7 @@ rounds = 20
 def plan(folder: Path, labels: tuple[str, ...] = LABELS) -> Path:
     """Write the grid's file."""
     parts = {"0.1": "dirichlet:0.1", "1": "dirichlet:1", "IID": "iid", "words": "pathological:2"}
-    sets = "".join(f'[[dataset]]\nlabel = "{label}"\npartition = "{parts[label.split()[-1]]}"\n' for label in labels)
+    sets = "".join(f'[[dataset]]\nscenario = "{label}"\npartition = "{parts[label.split()[-1]]}"\n' for label in labels)
     file = folder / "grid.toml"
     file.write_text(HEAD + sets + "[[method]]" + FILE.read_text(encoding="utf-8").partition("[[method]]")[2], "utf-8")
     return file
