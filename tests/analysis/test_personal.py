@@ -257,7 +257,7 @@ def test_what_is_no_run_of_the_grid_is_refused_or_left_out(some, folder):
         leaderboard.planned(collect.collect(runs), stores.FILE)
     fewer = stores.plan(some, LABELS[:1])
     found = leaderboard.planned(collect.collect(runs), fewer)
-    assert found.labels == LABELS[:1]
+    assert found.scenarios == LABELS[:1]
     assert len(found.grid.table) == 10
     assert "finished runs of the folder that are not in" in found.notes[-1]
     assert found.notes[-1].endswith("10")
