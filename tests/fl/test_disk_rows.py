@@ -281,7 +281,8 @@ def test_of_many_clients_the_active_ones_are_drawn_at_once(monkeypatch):
 
 @pytest.mark.parametrize("size", ["2 gigs", "GiB", "-1MB", "0", 0, 2.5, "1e9", "nan"])
 def test_a_memory_that_is_no_size_is_refused(size):
-    with pytest.raises(ValueError, match="memory must be a size such as '2GiB', '500MB' or a number of bytes, but got"):
+    message = "memory_budget must be a size such as '2GiB', '500MB' or a number of bytes, but got"
+    with pytest.raises(ValueError, match=message):
         train(dense(), NET, algorithms.fedper(), rounds=1, memory_budget=size)
 
 

@@ -28,10 +28,7 @@ import fedstat
 from fedstat.fl import aggregate, algorithms, nets, train
 
 # Where the API of the base differs: a setting (its name, or a value that is a string) here -> in the base.
-BASE_SETTINGS: dict[str, str] = {
-    "memory_budget": "memory", "prediction_rules": "readouts", "shared_fraction": "share", "split-half": "halves",
-    "trained-weights": "uploads",
-}  # fmt: skip
+BASE_SETTINGS: dict[str, str] = {}
 # Arrays that were renamed since the base: a regular expression -> its replacement, as re.sub takes them.
 RENAMED_ARRAYS: dict[str, str] = {}
 # Runs that the base cannot make.
