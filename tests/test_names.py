@@ -45,7 +45,7 @@ PARAMETERS = {
 FIELDS = PARAMETERS | {"label", "samples", "test", "validation", "labels"}
 COLUMNS = {
     "h2", "dead", "of_change", "n_exchanges", "p_fdr", "p_shared", "same_state", "adjusted_rand", "recurs", "verdict",
-    "outcome", "all_low", "guess", "label", "personal",
+    "outcome", "all_low", "guess", "label",
 }  # fmt: skip
 OPTIONS = {
     "label", "labels", "new-share", "samples", "min-size", "test", "validation", "share", "readouts", "minus", "start",
@@ -55,7 +55,9 @@ ALLOWED = {
     ("fedstat.attack.experiment", "labels"): "labels of samples, which the attacker knows or infers",
     ("fedstat.attack", "labels"): "labels of samples, which the attacker knows or infers",
     ("fedstat.fl.record", "uploads"): "the group of a store, whose name stays",
-    ("fedstat.plot.forests", "label"): "label of an axis",
+    ("fedstat.fl.algorithms.fedcp", "Parts"): "parts of FedCP's model, not sums of squares",
+    ("fedstat.stats.clustering", "left_out"): "clusters of subsamples, which leave objects out; not skipped layers",
+    ("fedstat.stats.clustering", "permutations"): "a count within the module of arrays",
 }
 COMMANDS = ("fl", "sim", "sim.recovery", "decompose", "attack", "ntk", "motivation", "reporting")
 ROOT = Path(fedstat.__file__).parent

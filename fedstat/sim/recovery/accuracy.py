@@ -55,14 +55,14 @@ def sums(model: Model8, *, agreement: bool) -> tuple[Floats, Floats]:
 
 
 def scores(
-    model: Model8, kappa: list[float], estimators: list[str], *, max_iter: int, tol: float
+    model: Model8, kappa: list[float], methods: list[str], *, max_iter: int, tol: float
 ) -> dict[str, NDArray[Any]]:
     """Compute :data:`VARIABLES` (kappa, estimator) of one draw of the weights, and n_factors (kappa,)."""
-    r, agreement = sums(model, agreement=ICC in estimators)
+    r, agreement = sums(model, agreement=ICC in methods)
     pairs = eigen(r)
     counts = count_factors(pairs[0], kappa)
     by_estimator = []
-    for name in estimators:
+    for name in methods:
         if name == ICC:
             values = {**score(agreement, model.unit_shared), "converged": [True], "n_iter": [0]}
             by_estimator.append({key: np.repeat(x, len(kappa)) for key, x in values.items()})
