@@ -232,18 +232,18 @@ class InterruptedRun(Exception):  # noqa: N818
 def make(run: Run, out: Path, *, base: bool) -> xr.DataTree:
     """Train a run into a store."""
     settings, options = SETTINGS[run.algorithm] | run.settings, OPTIONS | run.options
+    rules, budget = "prediction_rules", "memory_budget"
+    if base:
+        settings, options, rules, budget = map(in_base, (settings, options, rules, budget))
     subsets: dict[str, int | None] = {"train": None, "test": 5} | ({"validation": 6} if run.validation else {})
     options["aggregator"] = aggregator(options["aggregator"])
-    options["prediction_rules"] = {
-        name: partial(getattr(algorithms, wrapper), **given)
-        for name, (wrapper, given) in options["prediction_rules"].items()
+    options[rules] = {
+        name: partial(getattr(algorithms, wrapper), **given) for name, (wrapper, given) in options[rules].items()
     }
     if options["new"]:
         options["new"] = samples(options["new"], 1, run.net, {"train": None, "test": 5})
     if run.on_disk:
-        options["memory_budget"] = "64GiB"
-    if base:
-        settings, options = in_base(settings), in_base(options)
+        options[budget] = "64GiB"
     seen: list[int] = []
 
     def interrupt(done: int) -> None:
