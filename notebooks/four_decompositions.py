@@ -91,7 +91,8 @@ pd.DataFrame(about).T[["shared", "personal"]].style.set_properties(**{"text-alig
 def train(method, seed):
     return fs.fl.train(
         clients(seed), nets.mlp([64, 40, 10]), algorithms.named(method, **METHODS[method]), rounds=15, local_epochs=3,
-        batch_size=10, lr=0.1, seed=seed, threads=1, checkpoints=[1], evaluate_every=5, probe=["uploads", "parameters"],
+        batch_size=10, lr=0.1, seed=seed, threads=1, checkpoints=[1], evaluate_every=5,
+        probe=["trained-weights", "parameters"],
     )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def study(
         for record in records:
             run, at = (
                 open_run(record["path"]),
-                {name: record[name] for name in ("label", "method", "seed", *collect.SETTINGS)},
+                {name: record[name] for name in ("scenario", "method", "seed", *collect.SETTINGS)},
             )
             own = {"kappa": record["kappa"], "tau": record["tau"], "estimator": record["estimator"]}
             own = {name: value for name, value in own.items() if collect.setting(value) != "–"}
@@ -100,7 +100,9 @@ def study(
                 if not isinstance(record["tau"], str) and record["estimator"] != "icc":
                     sure.append(at | {"layer": layer} | checks.certainty(w, **own, replicates=replicates, seed=seed))
                 agree.append(
-                    checks.variants(w).assign(design=collect.design(at, keys[1:-1]), label=at["label"], layer=layer)
+                    checks.variants(w).assign(
+                        design=collect.design(at, keys[1:-1]), scenario=at["scenario"], layer=layer
+                    )
                 )
     notes = caption(grid, 10_000)
     tables = [_better(better, value, (f"{value}: {summary.words(value, grid.table)}", *notes))]
@@ -118,7 +120,7 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
     if not len(table):
         return Table(title, table, {}, ("no pair of FedFac and a random split of the same Λ, τ and seed", *notes))
     shown = {
-        str(label): pd.DataFrame(
+        str(scenario): pd.DataFrame(
             {
                 "method": METHODS.get(r["method"], r["method"]),
                 "Λ": r["layers"] or "default",
@@ -132,7 +134,7 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
             }
             for r in rows.to_dict("records")
         )
-        for label, rows in table.groupby("label", sort=False)
+        for scenario, rows in table.groupby("scenario", sort=False)
     }
     fedfac, tests = table[checks.by_analysis(table)], int(table["p_holm"].notna().sum())
     clear = fedfac["p_holm"] < 0.05
@@ -172,7 +174,7 @@ def _sure(table: pd.DataFrame, keys: list[str], replicates: int, notes: Sequence
 
 def _agree(table: pd.DataFrame, notes: Sequence[str]) -> Table:
     blocks = {}
-    for (label, design), rows in table.groupby(["label", "design"], sort=False):
+    for (scenario, design), rows in table.groupby(["scenario", "design"], sort=False):
         ari = rows.groupby(["layer", "kappa", "estimator"], sort=False)["ari"].mean().unstack("estimator")
         quality = rows[rows["estimator"] == "pa"].groupby(["layer", "kappa"], sort=False)
         frame = ari.drop(columns="pa").map(number, digits=2)
@@ -181,7 +183,7 @@ def _agree(table: pd.DataFrame, notes: Sequence[str]) -> Table:
         frame["factors"] = quality["n_factors"].mean().map("{:.0f} of ".format) + units
         frame["converged"] = quality["converged"].mean().map(lambda x: number(x, 2))
         frame["Heywood"] = quality["heywood"].mean().map(lambda x: number(x, 1))
-        blocks[f"{label}, {design}"] = frame.reset_index().rename(columns={"kappa": "κ"})
+        blocks[f"{scenario}, {design}"] = frame.reset_index().rename(columns={"kappa": "κ"})
     means = (
         "minres, pc, leverage: adjusted Rand index with pa at the same κ, mean over τ and seeds; 0 is chance",
         f"the rest is of pa: agreement with κ = {KAPPA:g}, factors of units, share converged, communalities > 1",
@@ -195,18 +197,18 @@ _AFTER = "weights are those after the last round: under FedFac shared units are 
 
 
 def _mean_blocks(table: pd.DataFrame, keys: list[str], columns: list[str], digits: int) -> dict[str, pd.DataFrame]:
-    """Means ± standard errors over seeds, one block per label, one row per value of the keys."""
+    """Means ± standard errors over seeds, one block per scenario, one row per value of the keys."""
     blocks = {}
     if (table["layers"] == table["layer"]).all():  # if Λ is always one layer
         keys = [name for name in keys if name != "layers"]
-    for label, rows in table.groupby("label", sort=False):
+    for scenario, rows in table.groupby("scenario", sort=False):
         found: list[dict[str, Any]] = []
         for key, part in rows.groupby(keys, sort=False, dropna=False):
             line = {collect.SETTINGS.get(name, name): collect.setting(x) for name, x in zip(keys, key, strict=True)}
             line["method"] = METHODS.get(line["method"], line["method"])
             means, errors = part[columns].mean(), part[columns].sem()
             found.append(line | {c: plus_minus(float(means[c]), float(errors[c]), digits) for c in columns})
-        blocks[str(label)] = pd.DataFrame(found)
+        blocks[str(scenario)] = pd.DataFrame(found)
     return blocks
 
 

@@ -33,7 +33,7 @@ def own_biases(*, biases: Annotated[bool, "biases are personal, too"] = True) ->
 def compared() -> fedstat.results.ComparisonResult:
     """Compare with FedAvg on scikit-learn's digits: ten clients with different classes, three seeds."""
     digits = fedstat.data.to_float(fedstat.data.load("digits"))
-    clients = fedstat.data.partition.dirichlet(digits, clients=10, concentration=0.3, min_size=20)
+    clients = fedstat.data.partition.dirichlet(digits, clients=10, concentration=0.3, min_samples=20)
     data = fedstat.data.partition.train_test(clients, test=0.3)
     net = nets.mlp([64, 32, 10])
     methods = {"FedAvg": algorithms.fedavg(), "own biases": own_biases()}

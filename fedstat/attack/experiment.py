@@ -264,7 +264,16 @@ def rounds_of(rounds: Sequence[int] | None, runs: Sequence[tuple[str, int]]) -> 
 
 
 def _require_equal_data(runs: Sequence[Stored]) -> None:
-    names = ("data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share")
+    names = (
+        "data",
+        "partition",
+        "clients",
+        "max_samples",
+        "min_samples",
+        "test_fraction",
+        "validation_fraction",
+        "unseen_fraction",
+    )
     first = runs[0]
     for run in runs[1:]:
         for name in names:
@@ -335,7 +344,7 @@ def _victims(job: Job, attack: Attack) -> tuple[np.ndarray, np.ndarray]:
     if few:
         raise ValueError(
             f"{attack.images} images of each client are to be attacked, but client {few[0]} has "
-            f"{job.train.sizes[few[0]]}. Ask for fewer images, or train with a larger min_size."
+            f"{job.train.sizes[few[0]]}. Ask for fewer images, or train with a larger min_samples."
         )
     rows = [
         job.train.start[c]

@@ -31,7 +31,7 @@ from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, 
 
 _RESERVED = (
     *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "data_dir", "device",
-    "client_chunk", "threads", "memory", "dask", "out", "resume", "quiet", "help",
+    "client_chunk", "threads", "memory_budget", "dask", "out", "resume", "quiet", "help",
 )  # fmt: skip
 """Names of the command's options; a user's algorithm sets its settings of these names by --options."""
 
@@ -71,7 +71,7 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
     )
     compute = _cli.add_compute(cli)
     compute.add_argument(
-        "--memory",
+        "--memory-budget",
         metavar="SIZE",
         help="memory budget, such as 2GiB: beyond it, client rows are kept on disk, in the store",
     )
@@ -147,9 +147,9 @@ def _resume_hint(args: argparse.Namespace) -> str:
 
 
 def _compute_options(args: argparse.Namespace) -> dict[str, Any]:
-    if args.memory is not None:
-        in_bytes("--memory", args.memory)
-    return {"data_dir": args.data_dir, "memory": args.memory} | _cli.compute(args)
+    if args.memory_budget is not None:
+        in_bytes("--memory-budget", args.memory_budget)
+    return {"data_dir": args.data_dir, "memory_budget": args.memory_budget} | _cli.compute(args)
 
 
 def _run_single(args: argparse.Namespace) -> None:

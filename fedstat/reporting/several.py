@@ -50,24 +50,26 @@ def part(runs: Sequence[Stored], progress: bool | None = False) -> Part:
             run.tree["metrics"].load()  # once: what follows reads them many times
     cautions = _grouped(runs, progress)
     methods, cites = prose.of_training(runs)
-    title = f"{len(runs)} runs: {listed(dict.fromkeys(str(run.config.get('label') or '') for run in usable), most=3)}"
+    title = (
+        f"{len(runs)} runs: {listed(dict.fromkeys(str(run.config.get('scenario') or '') for run in usable), most=3)}"
+    )
     sections: list[Section] = []
     compared = None
     if usable:
         table = _table(usable)
         try:
-            collect.same_scale([dict(run.config) for run in usable], list(table["label"]))
+            collect.same_scale([dict(run.config) for run in usable], list(table["scenario"]))
             compared = compare_runs(_by_method(usable, table), reference=_reference(table))
         except ValueError as error:
             cautions.append(Caution("Not compared", str(error), severe=True))
         else:
             cautions += compared.cautions()
             settings = list(compared.settings.items())[:_MOST_LABELS]
-            with track(settings, "setting", progress) as tracked:
-                for label, comparison in tracked:
-                    rows = table[table["label"] == label]
+            with track(settings, "scenario", progress) as tracked:
+                for scenario, comparison in tracked:
+                    rows = table[table["scenario"] == scenario]
                     figures = _figures([usable[i] for i in rows.index], rows, comparison)
-                    sections.append(Section(shown(label), figures))
+                    sections.append(Section(shown(scenario), figures))
         sections.append(_costs(table))
     return Part(
         shown(title), _ran(runs), cautions, shown("" if compared is None else compared.summary(), PRINTED), sections,
@@ -87,7 +89,7 @@ def _table(runs: Sequence[Stored]) -> pd.DataFrame:
         noted = [experiment.noted(run.attrs) for run in runs]
         if all("algorithm" in settings for settings in noted):
             table["method"] = variants([experiment.Settings(**settings) for settings in noted])
-    if table.duplicated(["label", "method", "seed"]).any():
+    if table.duplicated(["scenario", "method", "seed"]).any():
         again = table.groupby("path").cumcount()
         table["method"] += ", " + table["path"] + again.map(lambda n: f" ({n + 1})" if n else "")
     return table
@@ -109,14 +111,14 @@ def _ran(runs: Sequence[Stored]) -> Table:
     """Tabulate runs by setting and method: seeds, and number of finished runs."""
     rows: dict[tuple[str, str], list[Stored]] = {}
     for run in runs:
-        label = run.config.get("label") or run.config.get("data") or "run"
-        rows.setdefault((str(label), str(run.config.get("algorithm", "not known"))), []).append(run)
+        scenario = run.config.get("scenario") or run.config.get("data") or "run"
+        rows.setdefault((str(scenario), str(run.config.get("algorithm", "not known"))), []).append(run)
     places = ordered(method for _, method in rows)
     in_order = sorted(rows.items(), key=lambda item: (item[0][0], places.index(item[0][1])))
     lines = [
-        [shown(label), shown(title_of(method)), listed(sorted({str(o.config.get("seed")) for o in group}), most=12),
+        [shown(scenario), shown(title_of(method)), listed(sorted({str(o.config.get("seed")) for o in group}), most=12),
          str(len(group)), str(sum(map(_usable, group)))]
-        for (label, method), group in in_order
+        for (scenario, method), group in in_order
     ]  # fmt: skip
     return Table("", ["setting", "method", "seeds", "runs", "finished and sound"], lines)
 
@@ -191,9 +193,9 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
 def _costs(table: pd.DataFrame) -> Section:
     """Accuracy of clients and communication, mean over seeds."""
     rows = []
-    for (label, method), group in table.groupby(["label", "method"], sort=False):
+    for (scenario, method), group in table.groupby(["scenario", "method"], sort=False):
         rows.append(
-            [shown(label), shown(title_of(str(method))), plus_minus(*group["final"].agg(["mean", "sem"])),
+            [shown(scenario), shown(title_of(str(method))), plus_minus(*group["final"].agg(["mean", "sem"])),
              number(group["spread"].mean(), 3), number(group["q10"].mean(), 3), number(group["before"].mean(), 4),
              megabytes(group["bytes_up"].mean()), megabytes(group["bytes_down"].mean()),
              number(group["seconds"].mean(), 2)]
@@ -210,7 +212,7 @@ def _costs(table: pd.DataFrame) -> Section:
 def _common(runs: Sequence[Stored]) -> dict[str, str]:
     """Return the settings that all runs share, and the values of settings that differ."""
     names = dict.fromkeys(name for run in runs for name in run.config)
-    hidden = ("shapes", "data_digest", "algorithm_settings", "label")
+    hidden = ("shapes", "data_digest", "algorithm_settings", "scenario")
     common = {}
     for name in names:
         values = list(dict.fromkeys(json.dumps(run.config.get(name)) for run in runs if run.config))

@@ -15,6 +15,8 @@ import xarray as xr
 from fedstat import store
 from fedstat._utils import guard
 from fedstat._utils.progress import track
+from fedstat.fl.stored_names import from_stored
+from fedstat.fl.training import COMMAND
 from fedstat.reporting.document import PARAGRAPH, PRINTED, Part, Section, Table, listed, shown
 from fedstat.results.base import Caution
 
@@ -297,6 +299,7 @@ def _config(attrs: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     if "config" not in attrs:
         return {}, ()
     try:
-        return dict(guard.parsed("config", attrs["config"].encode(), finite=False)), ()
+        config = dict(guard.parsed("config", attrs["config"].encode(), finite=False))
+        return (from_stored(config) if attrs.get("command") == COMMAND else config), ()
     except (ValueError, TypeError, AttributeError):
         return {}, ("its settings cannot be read",)

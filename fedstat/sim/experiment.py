@@ -427,8 +427,8 @@ def _algorithm(settings: Settings, method: str, truth: np.ndarray, oracle: facto
         "oracle": lambda: algorithms.fedsplit({LAYER: split.shared(oracle.communality, tau=tau)}),
         "static": lambda: algorithms.fedfac([LAYER], dynamic=False, **analysis),
         "dynamic": lambda: algorithms.fedfac([LAYER], **analysis),
-        "random": lambda: algorithms.random_split([LAYER], share=fraction),
-        "random-redrawn": lambda: algorithms.random_split([LAYER], share=fraction, redrawn=True),
+        "random": lambda: algorithms.random_split([LAYER], shared_fraction=fraction),
+        "random-redrawn": lambda: algorithms.random_split([LAYER], shared_fraction=fraction, redrawn=True),
         "fedavg": algorithms.fedavg,
         "local": algorithms.local,
     }

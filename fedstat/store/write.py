@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, Self
@@ -334,7 +334,14 @@ def _create_root(folder: Path) -> Any:
     return root
 
 
-def resume(path: str | Path, config: Mapping[str, Any], *, command: str, user_code: Sequence[object] = ()) -> Writer:
+def resume(
+    path: str | Path,
+    config: Mapping[str, Any],
+    *,
+    command: str,
+    user_code: Sequence[object] = (),
+    rename: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
+) -> Writer:
     """Open a run to continue it; a warning names damaged parts, which then read as not written.
 
     Parameters
@@ -344,6 +351,8 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, user_co
         Settings; they must equal the settings that the run was started with.
     command, user_code
         As in :func:`provenance`.
+    rename : callable (settings) -> dict
+        Gives settings the names of messages; by default those of the store.
 
     Raises
     ------
@@ -361,14 +370,14 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, user_co
     ended = "ended" in origin.attributes(path)
     require_journal(path)
     if ended and not journal.find_leftovers(path) and not damage(path, checksums=True):
-        _require_same_settings(path, config)
+        _require_same_settings(path, config, rename)
         return Writer(path, None)
     files = Journal(path)
     try:
         damages = damage(path, checksums=True)
         if fixed := [item for item in damages if item.fixed]:
             raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. {origin.AGAIN}")
-        _require_same_settings(path, config)
+        _require_same_settings(path, config, rename)
         if ended and not damages:  # except for the last steps of `finish`
             files.finish()
             files.close()
@@ -393,7 +402,11 @@ GROWS = ("rounds", "checkpoints", "replicates")
 
 def changed(path: str | Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ from the settings of a stored run, by name: (stored, new)."""
-    stored, new = config_of(path), json.loads(to_json(config))
+    return _compare(config_of(path), config)
+
+
+def _compare(stored: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    new = json.loads(to_json(config))
     return {k: (stored.get(k), new.get(k)) for k in sorted({*new, *stored}) if new.get(k) != stored.get(k)}
 
 
@@ -413,8 +426,11 @@ def require_journal(path: Path) -> None:
         raise ValueError(f"{path} has no journal: it can be read but not continued. Choose another path.")
 
 
-def _require_same_settings(path: Path, config: Mapping[str, Any]) -> None:
-    if changes := changed(path, config):
+def _require_same_settings(
+    path: Path, config: Mapping[str, Any], rename: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> None:
+    if changed(path, config):
+        changes = _compare(rename(config_of(path)), rename(config))
         changes = {k: v for k, v in changes.items() if k not in GROWS} or changes
         text = "; ".join(f"{k}: {stored!r} stored, {new!r} now" for k, (stored, new) in list(changes.items())[:5])
         raise ValueError(

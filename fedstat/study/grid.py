@@ -248,7 +248,7 @@ def _select_methods(
 def _make_settings(settings: Mapping[str, Any], method: Mapping[str, Any], path: Path) -> Settings:
     """Make the settings of a run; skip settings that the method does not take or that have no effect."""
     algorithm = method.get("algorithm", settings.get("algorithm", Settings.algorithm))
-    label, name = settings.get("label", settings.get("data", Settings.data)), custom.short(algorithm)
+    scenario, name = settings.get("scenario", settings.get("data", Settings.data)), custom.short(algorithm)
     common = {field.name for field in fields(Settings)}
     try:
         accepted = settings_of(algorithm)
@@ -261,7 +261,7 @@ def _make_settings(settings: Mapping[str, Any], method: Mapping[str, Any], path:
                 if error.name in method or used.pop(error.name, None) is None:
                     raise
     except ValueError as error:
-        raise ValueError(f"{path}, data set {label!r:.200}, method {name!r:.200}: {error}") from None
+        raise ValueError(f"{path}, data set {scenario!r:.200}, method {name!r:.200}: {error}") from None
 
 
 def run_all(
@@ -292,7 +292,7 @@ def run_all(
         in parallel. Its workers must share the folder. If a worker is lost, another worker continues its run. Pass
         ``threads=1``, or the number of cores of a worker.
     **options
-        data_dir, device, client_chunk, threads, memory.
+        data_dir, device, client_chunk, threads, memory_budget.
 
     Yields
     ------
@@ -460,7 +460,7 @@ def of_study(grid: Grid, file: str | Path, study: str) -> Grid:
         )
     runs = [run_by_name[Path(path).stem] for path in table["path"]]
     table["method"] = variants(runs)
-    return grid._replace(table=table, configs={k: v for k, v in grid.configs.items() if k in set(table["label"])})
+    return grid._replace(table=table, configs={k: v for k, v in grid.configs.items() if k in set(table["scenario"])})
 
 
 def _format_scale_option(scales: Iterable[str | None]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from fedstat import store
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
+from fedstat.fl.stored_names import from_stored
 from fedstat.fl.training import COMMAND
 from fedstat.results.base import TERMINAL
 from fedstat.results.tables import count, megabytes
@@ -106,8 +107,7 @@ def settings(run: str | Path | xr.DataTree) -> Record:
     if isinstance(run, xr.DataTree):
         title = str(run.attrs.get("title") or run.name or "run")
         return Record(f"Settings of {title}", _config(run))
-    config = store.config_of(run)
-    return Record(f"Settings of {run}", config)
+    return Record(f"Settings of {run}", _by_todays_names(store.config_of(run), store.attributes(Path(run))))
 
 
 def summary(run: str | Path | xr.DataTree) -> Record:
@@ -160,7 +160,11 @@ def _config(run: xr.DataTree) -> dict[str, Any]:
     """Return the settings in the attributes of a run."""
     if "config" not in run.attrs:
         raise ValueError("the object is not a run of fedstat: its attributes hold no settings. Pass a run or its path.")
-    return dict(guard.parsed("config", run.attrs["config"].encode(), finite=False))
+    return _by_todays_names(dict(guard.parsed("config", run.attrs["config"].encode(), finite=False)), run.attrs)
+
+
+def _by_todays_names(config: dict[str, Any], attrs: Mapping[Any, Any]) -> dict[str, Any]:
+    return from_stored(config) if attrs.get("command") == COMMAND else config
 
 
 def _of_training(run: xr.DataTree, config: Mapping[str, Any]) -> dict[str, str]:
@@ -170,7 +174,7 @@ def _of_training(run: xr.DataTree, config: Mapping[str, Any]) -> dict[str, str]:
         for name, text in {"train": "training", "validation": "validation", "test": "test"}.items()
         if f"n_{name}" in metrics
     ]
-    scenario = str(config.get("label") or config.get("data") or "")
+    scenario = str(config.get("scenario") or config.get("data") or "")
     data = f"{count(row['clients'], 'client')}, {', '.join(samples[:-1])} and {samples[-1]} samples"
     n_done = int(np.isfinite(metrics["seconds"].to_numpy()).sum())
     is_finished = "ended" in run.attrs

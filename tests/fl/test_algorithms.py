@@ -314,7 +314,7 @@ LIMITS = {
     "fedfac-static, τ = ∞ at the head": (lambda: algorithms.fedfac(2, tau=math.inf, dynamic=False), algorithms.fedper),
     "fedfac, τ = ∞ below the head": (lambda: algorithms.fedfac(1, tau=math.inf), algorithms.lg_fedavg),
     "fedfac, τ = ∞ everywhere": (lambda: algorithms.fedfac((1, 2), tau=math.inf), algorithms.local),
-    "random, all shared": (lambda: algorithms.random_split(share=1.0, redrawn=True), algorithms.fedavg),
+    "random, all shared": (lambda: algorithms.random_split(shared_fraction=1.0, redrawn=True), algorithms.fedavg),
     "fedcac, τ = 0": (lambda: algorithms.fedcac(tau=0), algorithms.fedavg),
     "fedsplit of nothing": (lambda: algorithms.fedsplit({}), algorithms.fedavg),
 }

@@ -44,9 +44,9 @@ def interrupt(out: Path, after: int, case: str = "fedavg", **options: object) ->
 @pytest.mark.parametrize("case", CASES)
 def test_a_finished_run_equals_one_of_as_many_rounds(case: str, tmp_path: Path) -> None:
     out = tmp_path / "run.zarr"
-    interrupt(out, 3, case, rounds=9, checkpoints=[2], probe="uploads")
+    interrupt(out, 3, case, rounds=9, checkpoints=[2], probe="trained-weights")
     run = fl.finish(out)
-    planned = go(None, case, rounds=3, checkpoints=[2], probe="uploads")
+    planned = go(None, case, rounds=3, checkpoints=[2], probe="trained-weights")
     same(planned.drop_nodes("uploads"), run)
     for node in planned.drop_nodes("uploads").subtree:
         assert node.coords.to_dataset().equals(run[node.path].coords.to_dataset())
