@@ -25,7 +25,7 @@ from fedstat.results.leakage import MARGIN, LeakageResult
 from fedstat.results.tables import interval, number, p_value
 from fedstat.stats.compare import LEAST_PAIRS
 from fedstat.study import collect, summary
-from fedstat.study.collect import METHODS, Grid, labels, ordered, origin, title_of
+from fedstat.study.collect import METHODS, Grid, ordered, origin, scenarios, title_of
 from fedstat.study.grid import of_study
 from fedstat.study.summary import Table, make, require_writable
 
@@ -44,8 +44,8 @@ class Reference(NamedTuple):
     tables: Mapping[str, Mapping[str, Mapping[str, float]]] = {}
     source: str = ""
 
-    def of(self, table: str, label: str) -> dict[str, float]:
-        """Values of a setting, {} if there are none; labels match regardless of spaces, hyphens, commas and case.
+    def of(self, table: str, scenario: str) -> dict[str, float]:
+        """Values of a setting, {} if there are none; scenarios match regardless of spaces, hyphens, commas and case.
 
         Examples
         --------
@@ -53,7 +53,7 @@ class Reference(NamedTuple):
         {'fedavg': 0.25}
         """
         found = {plain(name): values for name, values in self.tables.get(table, {}).items()}
-        return dict(found.get(plain(label), {}))
+        return dict(found.get(plain(scenario), {}))
 
     def notes(self, grid: Grid) -> list[str]:
         """Where the published values and the runs come from."""
@@ -63,12 +63,12 @@ class Reference(NamedTuple):
         """Methods and settings of a published table that were not run."""
         notes, theirs = [], self.tables.get(table, {})
         wanted = ordered(m for values in theirs.values() for m in values)
-        for label in labels(grid):
-            run = set(grid.table.loc[grid.table["label"] == label, "method"])
+        for scenario in scenarios(grid):
+            run = set(grid.table.loc[grid.table["scenario"] == scenario, "method"])
             if missing := [METHODS.get(m, m) for m in wanted if m not in run]:
-                notes.append(f"{label}: not run: {', '.join(missing)}")
-        ours = {plain(label) for label in labels(grid)}
-        if absent := [label for label in theirs if plain(label) not in ours]:
+                notes.append(f"{scenario}: not run: {', '.join(missing)}")
+        ours = {plain(scenario) for scenario in scenarios(grid)}
+        if absent := [scenario for scenario in theirs if plain(scenario) not in ours]:
             notes.append(f"the paper's settings that were not run: {'; '.join(absent)}")
         return notes
 
@@ -87,10 +87,10 @@ def read_reference(path: str | Path) -> Reference:
     for name in found:
         settings, size = table(found, name, path), 100 if name in percent else 1
         tables[name] = {}
-        for label in settings:
-            where = f"{path}, [{name}], {label!r:.200}"
-            values = table(settings, label, f"{path}, [{name}]")
-            tables[name][label] = {method: _mean(x, f"{where}, {method}") / size for method, x in values.items()}
+        for scenario in settings:
+            where = f"{path}, [{name}], {scenario!r:.200}"
+            values = table(settings, scenario, f"{path}, [{name}]")
+            tables[name][scenario] = {method: _mean(x, f"{where}, {method}") / size for method, x in values.items()}
     return Reference(tables, source)
 
 
@@ -101,9 +101,9 @@ def _mean(value: Any, where: str) -> float:
     return mean
 
 
-def plain(label: str) -> str:
+def plain(scenario: str) -> str:
     """Label in lower case, without spaces, hyphens, underscores and commas."""
-    return re.sub(r"[\s\-_,]", "", label).lower()
+    return re.sub(r"[\s\-_,]", "", scenario).lower()
 
 
 def accuracy(
@@ -136,17 +136,17 @@ def accuracy(
     rule = summary.choose(grid.table, rule)
     values, notes = compare_settings(grid.table, grid, rule, reference)
     values, notes = add_overall(values, notes, grid.table, rule, reference)
-    others = grid.table.groupby(["label", "method"])[[*summary.RULES, "optimism", "before"]].mean()
-    values = values.join(others, on=["label", "method"])
-    values["paper"] = [paper.of(name, r["label"]).get(r["method"]) for r in values.to_dict("records")]
+    others = grid.table.groupby(["scenario", "method"])[[*summary.RULES, "optimism", "before"]].mean()
+    values = values.join(others, on=["scenario", "method"])
+    values["paper"] = [paper.of(name, r["scenario"]).get(r["method"]) for r in values.to_dict("records")]
     beside = [other for other in summary.RULES if other not in (rule, "final")]  # final is in the CSV
     blocks = {
-        str(label): pd.DataFrame(
+        str(scenario): pd.DataFrame(
             table_line(r, rule, reference)
             | {more: number(r[more]) for more in (*beside, "optimism", "before", "paper")}
             for r in rows.to_dict("records")
         )
-        for label, rows in values.groupby("label", sort=False)
+        for scenario, rows in values.groupby("scenario", sort=False)
     }
     meaning = (
         f"{rule}: {summary.words(rule, grid.table)}; {SE}", *difference_notes(grid, reference), OVERALL,
@@ -167,9 +167,9 @@ def timing(grid: Grid, paper: Reference, *, name: str, title: str, reference: st
         np.exp(values[column]) for column in ("difference", "sim_conf_low", "sim_conf_high")
     )
     values["seconds"] = np.exp(values["mean"])
-    values["paper"] = [paper.of(name, r["label"]).get(r["method"]) for r in values.to_dict("records")]
+    values["paper"] = [paper.of(name, r["scenario"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
-        str(label): pd.DataFrame(
+        str(scenario): pd.DataFrame(
             {
                 "method": title_of(r["method"]),
                 "seconds": number(r["seconds"], 3),
@@ -180,7 +180,7 @@ def timing(grid: Grid, paper: Reference, *, name: str, title: str, reference: st
             }
             for r in rows.to_dict("records")
         )
-        for label, rows in values.groupby("label")
+        for scenario, rows in values.groupby("scenario")
     }
     meaning = (
         "seconds: median of a run's rounds, without evaluation; geometric mean over seeds", *said,

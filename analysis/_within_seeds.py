@@ -11,7 +11,7 @@ import pandas as pd
 from fedstat.labelled import compare
 from fedstat.results.ranks import difference
 from fedstat.results.tables import p_value, plus_minus
-from fedstat.study.collect import Grid, labels, ordered, title_of
+from fedstat.study.collect import Grid, ordered, scenarios, title_of
 from fedstat.study.compare import against
 
 SE = "±: standard error over seeds"
@@ -21,7 +21,7 @@ OVERALL = "all settings: differences are means over these settings within each s
 
 def difference_notes(grid: Grid, reference: str) -> list[str]:
     """Return notes on the meaning of differences, intervals and p values, and on few seeds."""
-    n = int(grid.table.groupby("label")["seed"].nunique().max())
+    n = int(grid.table.groupby("scenario")["seed"].nunique().max())
     return [
         f"difference: from {title_of(reference)}, within seeds; {TOGETHER}",
         "in the CSV: each method's paired t test and interval; p_holm and sim_conf_low, sim_conf_high for all methods",
@@ -32,31 +32,31 @@ def difference_notes(grid: Grid, reference: str) -> list[str]:
 def compare_settings(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tuple[pd.DataFrame, list[str]]:
     """Compare methods with the reference within seeds, for every setting; return also notes on missing comparisons."""
     parts, notes = [], []
-    for label in labels(grid):
-        rows = table[table["label"] == label]
+    for scenario in scenarios(grid):
+        rows = table[table["scenario"] == scenario]
         rows = rows.assign(place=rows["method"].map({m: i for i, m in enumerate(_ordered(rows["method"]))}))
         if not len(rows):
-            notes.append(f"{label}: nothing to show")
+            notes.append(f"{scenario}: nothing to show")
             continue
         comparison = against(rows.sort_values(["place", "seed"]), value, reference)
-        parts.append(comparison.table.assign(label=label))
-        notes += [f"{label}: {note}" for note in comparison.notes]
+        parts.append(comparison.table.assign(scenario=scenario))
+        notes += [f"{scenario}: {note}" for note in comparison.notes]
     values = pd.concat(parts, ignore_index=True)
-    return values[["label", *values.columns.drop("label")]], notes
+    return values[["scenario", *values.columns.drop("scenario")]], notes
 
 
 def add_overall(
     values: pd.DataFrame, notes: list[str], rows: pd.DataFrame, value: str, reference: str
 ) -> tuple[pd.DataFrame, list[str]]:
     """Add the comparison over all settings, if there are several: means over them within each seed."""
-    if rows["label"].nunique() < 2 or reference not in set(rows["method"]):
+    if rows["scenario"].nunique() < 2 or reference not in set(rows["method"]):
         return values, notes
     place = rows["method"].map({m: i for i, m in enumerate(ordered(rows["method"]))})
     comparison = compare(
-        rows.assign(place=place).sort_values(["place", "label", "seed"]), reference=reference, value=value,
-        block=["label", "seed"], sample="seed",
+        rows.assign(place=place).sort_values(["place", "scenario", "seed"]), reference=reference, value=value,
+        block=["scenario", "seed"], sample="seed",
     )  # fmt: skip
-    over = comparison.table.assign(label="all settings", std_error_mean=np.nan)  # settings differ more than seeds do
+    over = comparison.table.assign(scenario="all settings", std_error_mean=np.nan)  # settings differ more than seeds do
     return pd.concat([values, over], ignore_index=True), [*notes, *(f"all settings: {n}" for n in comparison.notes)]
 
 

@@ -79,7 +79,7 @@ def ranks(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
     values = wide.T.assign(mean_rank=mean).sort_values("mean_rank", kind="stable")
     shown = [
         {"method": title_of(str(name)), "mean rank": number(row["mean_rank"], 1)}
-        | {str(label): number(row[label], 3) for label in wide.index}
+        | {str(scenario): number(row[scenario], 3) for scenario in wide.index}
         for name, row in values.iterrows()
     ]
     notes = [
@@ -119,15 +119,15 @@ def settings(runs: collect.Grid, found: pd.DataFrame, courses: pd.DataFrame, sai
     """What each method reaches in each setting, and what that costs."""
     targets = enough(found)
     reached = leaderboard.to_reach(courses, targets)
-    by = found.groupby(["label", "method"], sort=False)
+    by = found.groupby(["scenario", "method"], sort=False)
     values = by[["accuracy", "worst", "new", "optimism", "seconds", "kept"]].mean()
     values["std_error"] = by["accuracy"].sem()
     values["lr"], values["new_rule"] = by["lr"].first(), by["new_rule"].first()
-    values = values.reset_index().merge(reached, on=["label", "method"], how="left")
+    values = values.reset_index().merge(reached, on=["scenario", "method"], how="left")
     blocks = {}
-    for label, rows in values.groupby("label", sort=False):
-        target = f"to {targets[str(label)]:.3f}" if math.isfinite(targets[str(label)]) else "to –"
-        blocks[str(label)] = pd.DataFrame(line(row, target) for row in rows.to_dict("records"))
+    for scenario, rows in values.groupby("scenario", sort=False):
+        target = f"to {targets[str(scenario)]:.3f}" if math.isfinite(targets[str(scenario)]) else "to –"
+        blocks[str(scenario)] = pd.DataFrame(line(row, target) for row in rows.to_dict("records"))
     new = "as the method's own paper has them predict: the first of its rules, new_rule in the CSV"
     target = f"{100 * ENOUGH:g} % of {title_of(REFERENCES[0])}'s in this setting"
     notes = (
@@ -145,8 +145,10 @@ def settings(runs: collect.Grid, found: pd.DataFrame, courses: pd.DataFrame, sai
 
 def enough(found: pd.DataFrame) -> dict[str, float]:
     """Accuracy to be reached in each setting: a share of FedAvg+'s."""
-    mean = found[found["method"] == REFERENCES[0]].groupby("label")["accuracy"].mean()
-    return {str(label): ENOUGH * float(mean.get(label, math.nan)) for label in dict.fromkeys(found["label"])}
+    mean = found[found["method"] == REFERENCES[0]].groupby("scenario")["accuracy"].mean()
+    return {
+        str(scenario): ENOUGH * float(mean.get(scenario, math.nan)) for scenario in dict.fromkeys(found["scenario"])
+    }
 
 
 def line(row: Mapping[Any, Any], target: str) -> dict[str, str]:
@@ -176,7 +178,7 @@ def pairs(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
         values, told = add_overall(values, told, found, "accuracy", reference)
         parts.append(values.assign(reference=reference))
         notes += [note for note in told if note not in notes]
-        over = values["label"] == "all settings"
+        over = values["scenario"] == "all settings"
         each = values[~over] if over.any() else values
         clear = each.assign(above=each["sim_conf_low"] > 0, below=each["sim_conf_high"] < 0)
         counts = clear.groupby("method")[["above", "below"]].sum()
@@ -186,7 +188,7 @@ def pairs(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
             | {"above in": str(counts["above"][row["method"]]), "below in": str(counts["below"][row["method"]])}
             for row in shown.to_dict("records")
         )
-    n = found["label"].nunique()
+    n = found["scenario"].nunique()
     counted = f"above in, below in: of {n} settings, those whose interval for all methods together leaves out 0"
     meaning = (JUDGED, TOGETHER, OVERALL, counted, said)
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

@@ -88,9 +88,9 @@ def named(data: pd.DataFrame, plan: Planned) -> pd.DataFrame:
     if unknown := set(keys) ^ set(ROWS):
         raise ValueError(f"the runs must hold the methods {list(ROWS)} and no others, but differ in {sorted(unknown)}")
     data = data.assign(method=[ROWS[key] for key in keys])
-    places = [list(plan.labels), list(ROWS.values())]
+    places = [list(plan.scenarios), list(ROWS.values())]
     data["order"] = [
-        (places[0].index(a), places[1].index(b)) for a, b in zip(data["label"], data["method"], strict=True)
+        (places[0].index(a), places[1].index(b)) for a, b in zip(data["scenario"], data["method"], strict=True)
     ]
     return data.sort_values(["order", "seed"], ignore_index=True).drop(columns=["order", "estimator"])
 
@@ -120,18 +120,22 @@ def noise_floor(runs: collect.Grid, again: Path | None, seeds: int) -> Floor:
 
 def accuracies(plan: Planned, data: pd.DataFrame) -> Table:
     """Mean accuracies of all methods in all settings."""
-    whole = data.groupby(["method", "seed"], sort=False)["accuracy"].mean().reset_index().assign(label="all settings")
-    values = pd.concat([data, whole]).groupby(["label", "method"], sort=False)["accuracy"].agg(["mean", "sem", "size"])
+    whole = (
+        data.groupby(["method", "seed"], sort=False)["accuracy"].mean().reset_index().assign(scenario="all settings")
+    )
+    values = (
+        pd.concat([data, whole]).groupby(["scenario", "method"], sort=False)["accuracy"].agg(["mean", "sem", "size"])
+    )
     values = values.rename(columns={"sem": "std_error", "size": "seeds"}).reset_index()
     values["shown"] = [plus_minus(m, e, 3) for m, e in values[["mean", "std_error"]].to_numpy()]
-    wide = values.pivot(index="method", columns="label", values="shown").loc[list(ROWS.values())]
+    wide = values.pivot(index="method", columns="scenario", values="shown").loc[list(ROWS.values())]
     blocks: dict[str, list[str]] = {}
-    for label in plan.labels:
-        blocks.setdefault(label.partition(", ")[0], []).append(label)
+    for scenario in plan.scenarios:
+        blocks.setdefault(scenario.partition(", ")[0], []).append(scenario)
     groups = {name: own for name, own in blocks.items() if len(own) > 1}
     groups["others"] = [own[0] for own in blocks.values() if len(own) == 1] + ["all settings"]
     shown = {
-        name: wide[own].rename(columns={label: label.removeprefix(f"{name}, ") for label in own}).reset_index()
+        name: wide[own].rename(columns={scenario: scenario.removeprefix(f"{name}, ") for scenario in own}).reset_index()
         for name, own in groups.items()
     }
     what = "accuracy of the clients' models after the last round, weighted by their test samples"
@@ -207,7 +211,7 @@ def lines(found: pd.DataFrame) -> pd.DataFrame:
 
 def beside(found: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Comparisons in every setting, side by side."""
-    shown: dict[str, Any] = {"setting": next(iter(found.values()))["label"]}
+    shown: dict[str, Any] = {"setting": next(iter(found.values()))["scenario"]}
     for name, rows in found.items():
         shown[f"{name} [95 %]"] = [interval(*row) for row in rows[["difference", "low", "high"]].to_numpy(dtype=float)]
         shown[f"{name.partition(' − ')[0]} is"] = rows["conclusion"]
@@ -230,10 +234,10 @@ def sentence(row: Mapping[Any, Any]) -> str:
 def never_worse(found: pd.DataFrame, floor: Floor) -> str:
     """Whether pooled B is never worse than FedAvg, and where it is worse."""
     worse = found.loc[found["high"] < 0]
-    small = worse.loc[worse["difference"].abs() <= floor.value, "label"]
-    parts = [f"worse in {'; '.join(worse['label'].drop(small.index))}"] if len(worse) > len(small) else []
+    small = worse.loc[worse["difference"].abs() <= floor.value, "scenario"]
+    parts = [f"worse in {'; '.join(worse['scenario'].drop(small.index))}"] if len(worse) > len(small) else []
     parts += [f"below 0, but by less than the noise floor, in {'; '.join(small)}"] if len(small) else []
-    open_ = found.loc[~(found["low"] > -MARGIN), "label"]
+    open_ = found.loc[~(found["low"] > -MARGIN), "scenario"]
     if not len(open_):
         parts.insert(0, f"never worse: in every setting the lower limit is above -{MARGIN:g}")
     elif not parts or len(open_) > len(worse):
@@ -243,11 +247,12 @@ def never_worse(found: pd.DataFrame, floor: Floor) -> str:
 
 def predictions(shares: pd.DataFrame, gain: pd.DataFrame) -> pd.DataFrame:
     """Personal shares of the last hidden layer and the head, means over seeds, and the gain from fine-tuning."""
-    from_top = shares.groupby(["label", "seed"])["place"].transform("max") - shares["place"]
+    from_top = shares.groupby(["scenario", "seed"])["place"].transform("max") - shares["place"]
     mean = {
-        name: shares[from_top == k].groupby("label")["reliability"].mean() for name, k in (("hidden", 1), ("head", 0))
+        name: shares[from_top == k].groupby("scenario")["reliability"].mean()
+        for name, k in (("hidden", 1), ("head", 0))
     }
-    found = gain.assign(**{name: gain["label"].map(x) for name, x in mean.items()})
+    found = gain.assign(**{name: gain["scenario"].map(x) for name, x in mean.items()})
     found["differs"] = found["conclusion"].isin(["better", "worse"])
     for name in mean:
         found[f"{name}_right"] = (found[name] > HALF) == (found["difference"] > 0)
@@ -261,7 +266,7 @@ def predicted_lines(found: pd.DataFrame) -> pd.DataFrame:
     rows = found.to_dict("records")
     return pd.DataFrame(
         {
-            "setting": found["label"],
+            "setting": found["scenario"],
             "FedAvg+ − FedAvg [95 %]": [interval(r["difference"], r["low"], r["high"]) for r in rows],
             "share of last hidden layer": [number(r["hidden"], 3) for r in rows],
             "prediction": [told(r, "hidden") for r in rows],
@@ -287,16 +292,16 @@ def predicts(found: pd.DataFrame) -> list[str]:
 
 def profile(plan: Planned, shares: pd.DataFrame, steps: pd.DataFrame) -> Table:
     """Personal share by layer and setting (last ten rounds, first and last probed round), and B."""
-    chosen = steps.pivot_table(index=["label", "layer"], columns="readout", values="step")
+    chosen = steps.pivot_table(index=["scenario", "layer"], columns="readout", values="step")
     rows = []
-    ordered = shares.assign(at=shares["label"].map(plan.labels.index))
-    for (_, _, label, layer), own in ordered.groupby(["at", "place", "label", "layer"]):
+    ordered = shares.assign(at=shares["scenario"].map(plan.scenarios.index))
+    for (_, _, scenario, layer), own in ordered.groupby(["at", "place", "scenario", "layer"]):
         share, change = resampling.mean(own["reliability"]), resampling.mean(own["last"] - own["first"])
-        at = str(label), str(layer)
+        at = str(scenario), str(layer)
         pooled_b, own_b = (chosen[name].loc[at] for name in ("fedavg-shrunken", "fedavg-shrunken by=layer"))
         rows.append(
             {
-                "label": label, "layer": layer, "seeds": share.n,
+                "scenario": scenario, "layer": layer, "seeds": share.n,
                 "reliability": share.mean, "low": share.low, "high": share.high,
                 "first_round": own["first_round"].iloc[0], "first": own["first"].mean(),
                 "last_round": own["last_round"].iloc[0], "last": own["last"].mean(),
@@ -305,7 +310,7 @@ def profile(plan: Planned, shares: pd.DataFrame, steps: pd.DataFrame) -> Table:
             }
         )  # fmt: skip
     values = pd.DataFrame(rows)
-    blocks = {str(label): profile_lines(own) for label, own in values.groupby("label", sort=False)}
+    blocks = {str(scenario): profile_lines(own) for scenario, own in values.groupby("scenario", sort=False)}
     said = (
         "share: reliability, clients' differences beyond noise, mean over seeds with Student's interval",
         "last − first: share in the last probed round less that in the first, within seeds",

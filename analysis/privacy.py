@@ -25,7 +25,7 @@ from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.experiment import OF_AGGREGATOR
 from fedstat.study.summary import Table, make, require_writable, span
 
-SEEDS = ["label", "method", "noise"]
+SEEDS = ["scenario", "method", "noise"]
 MOST = 1e4
 """An ε above which it is not worth a number."""
 
@@ -53,8 +53,8 @@ def study(grid: Grid) -> Table:
     """Accuracy and recovery of the split by method and noise, beside the run of the same seed without privacy."""
     found = pd.concat([recovery(grid), read(grid)], axis=1)
     rows = []
-    for (label, method, noise), own in found.groupby(SEEDS, sort=False):
-        row: dict[str, Any] = {"label": label, "method": method, "noise": noise, "seeds": len(own)}
+    for (scenario, method, noise), own in found.groupby(SEEDS, sort=False):
+        row: dict[str, Any] = {"scenario": scenario, "method": method, "noise": noise, "seeds": len(own)}
         row |= {"epsilon": own["epsilon"].mean(), "delta": own["delta"].iloc[0]}
         for name in ("accuracy", "cost", "rand", "same"):
             mean = resampling.mean(own[name].dropna())
@@ -65,7 +65,7 @@ def study(grid: Grid) -> Table:
     values = values.sort_values(
         SEEDS, key=lambda x: x.map(places.index) if x.name == "method" else x, ignore_index=True
     )
-    blocks = {str(label): lines(own) for label, own in values.groupby("label", sort=False)}
+    blocks = {str(scenario): lines(own) for scenario, own in values.groupby("scenario", sort=False)}
     last = span(int(grid.table["rounds"].min()))
     rounds = "the last round" if last == 1 else f"the last {last} rounds"
     notes = (
@@ -93,17 +93,17 @@ def read(grid: Grid) -> pd.DataFrame:
                 "accuracy": accuracy,
             }
         )
-    found = pd.concat([grid.table[["label", "method", "seed"]], pd.DataFrame(rows)], axis=1)
+    found = pd.concat([grid.table[["scenario", "method", "seed"]], pd.DataFrame(rows)], axis=1)
     found["noise"] = found["noise"].fillna(0.0)
-    plain = found[found["noise"] == 0].set_index(["label", "method", "seed"])["accuracy"]
-    keys = pd.MultiIndex.from_frame(found[["label", "method", "seed"]])
+    plain = found[found["noise"] == 0].set_index(["scenario", "method", "seed"])["accuracy"]
+    keys = pd.MultiIndex.from_frame(found[["scenario", "method", "seed"]])
     found["cost"] = found["accuracy"] - plain.reindex(keys).to_numpy()
     return found
 
 
 def recovery(grid: Grid) -> pd.DataFrame:
     """Agreement of every run's split with that of the run of its seed without privacy; NaN where nothing is split."""
-    keys = list(grid.table[["label", "method", "seed"]].itertuples(index=False, name=None))
+    keys = list(grid.table[["scenario", "method", "seed"]].itertuples(index=False, name=None))
     private = [not math.isnan(experiment.settings_of(p).get("noise_multiplier", math.nan)) for p in grid.table["path"]]
     splits = [split(path) for path in grid.table["path"]]
     plain = {key: own for key, own, hidden in zip(keys, splits, private, strict=True) if not hidden}
@@ -153,17 +153,17 @@ def lines(found: pd.DataFrame) -> pd.DataFrame:
 def attacks(grid: Grid, args: argparse.Namespace) -> Table:
     """Deep leakage from gradients on what FedAvg releases of one client, by noise; the first seed."""
     parts = []
-    for label in collect.labels(grid):
-        own = grid.table[(grid.table["label"] == label) & (grid.table["method"] == "fedavg")]
+    for scenario in collect.scenarios(grid):
+        own = grid.table[(grid.table["scenario"] == scenario) & (grid.table["method"] == "fedavg")]
         paths = own.loc[own["seed"] == own["seed"].min(), "path"].tolist()
         noise = {p: experiment.settings_of(p).get("noise_multiplier") or 0.0 for p in paths}
         paths.sort(key=noise.__getitem__)
         result = attack.leakage(paths, rounds=[1], clients=args.clients, images=args.images, labels="given",
                                 data_dir=args.data_dir)  # fmt: skip
-        parts.append(result.augment().assign(label=label, noise=[noise[p] for p in paths]))
+        parts.append(result.augment().assign(scenario=scenario, noise=[noise[p] for p in paths]))
     values = pd.concat(parts, ignore_index=True)
     blocks = {
-        str(label): pd.DataFrame(
+        str(scenario): pd.DataFrame(
             {
                 "σ": [number(x, 4).rstrip("0").rstrip(".") if x else "not private" for x in rows["noise"]],
                 "PSNR, dB [95 %]": [
@@ -175,7 +175,7 @@ def attacks(grid: Grid, args: argparse.Namespace) -> Table:
                 "conclusion": rows["conclusion"],
             }
         )
-        for label, rows in values.groupby("label", sort=False)
+        for scenario, rows in values.groupby("scenario", sort=False)
     }
     said = (
         f"images of {args.clients} clients, {args.images} each, labels given, one local step after round 1",

@@ -8,6 +8,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
+os.environ["TQDM_DISABLE"] = "1"  # pages hold no bars, which depend on the speed of the machine
 
 import fedstat
 
@@ -48,10 +49,10 @@ html_theme_options = {
     "show_nav_level": 1,
     "collapse_navigation": True,
     "navbar_align": "left",
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 8,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
 }
-html_sidebars = {"index": [], "tutorial": [], "glossary": [], "findings": [], "architecture": []}
-copyright = "the fedstat developers, MIT licence"  # noqa: A001
+html_sidebars = {"index": [], "start": [], "tutorial": [], "findings": []}
+copyright = "the fedstat developers, MIT license"  # noqa: A001

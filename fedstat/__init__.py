@@ -4,10 +4,10 @@ fedstat estimates which hidden units of a federated network are shared by all cl
 
     describe a layer   fa, n_factors, layer_matrix, effective_rank, knn_entropy
     split its units    split, split_map, update, Absolute
-    uncertainty        bootstrap, permutation_test, sensitivity
+    uncertainty        bootstrap, jackknife, permutation_test, sensitivity
     clients            icc, variance_components, personal_from, client_clusters
     compare methods    compare
-    files              load, open_run, read_weights, read_split, report
+    files              load, open_run, settings, summary, read_weights, read_split, report
 
 Packages: data (data sets, partitions), fl (training), study (grids of runs), results (classes of results), plot, sim,
 motivation, ntk, attack, decompose.
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fedstat.labelled import effective_rank as effective_rank
     from fedstat.labelled import fa as fa
     from fedstat.labelled import icc as icc
+    from fedstat.labelled import jackknife as jackknife
     from fedstat.labelled import knn_entropy as knn_entropy
     from fedstat.labelled import layer_matrix as layer_matrix
     from fedstat.labelled import n_factors as n_factors
@@ -59,18 +60,21 @@ if TYPE_CHECKING:
     from fedstat.stats.split import Absolute as Absolute
     from fedstat.store import open_run as open_run
     from fedstat.store.results import load as load
+    from fedstat.study.overview import settings as settings
+    from fedstat.study.overview import summary as summary
 
 __version__ = version("fedstat")
 
 _VERBS = {
     "fedstat.labelled": (
         "fa", "n_factors", "layer_matrix", "effective_rank", "knn_entropy", "split", "split_map", "update", "bootstrap",
-        "permutation_test", "sensitivity", "icc", "variance_components", "client_clusters", "compare",
+        "jackknife", "permutation_test", "sensitivity", "icc", "variance_components", "client_clusters", "compare",
     ),
     "fedstat.results": ("personal_from",),
     "fedstat.stats.split": ("Absolute",),
     "fedstat.store": ("open_run",),
     "fedstat.store.results": ("load",),
+    "fedstat.study.overview": ("settings", "summary"),
     "fedstat.decompose": ("read_weights", "read_split"),
     "fedstat.reporting": ("report",),
 }  # fmt: skip

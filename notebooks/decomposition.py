@@ -14,13 +14,16 @@
 # %% [markdown]
 # # From weights to a conclusion
 #
-# Thirty clients each train a small network on their own data. Which hidden units carry what all clients know, which are
-# one client's own, and how certain is that? This notebook finds out on weights whose truth we know: model (8) of
-# the FedFac paper, in which half of the 60 hidden neurons are shared. Nothing is trained here; weights trained by any
-# library enter the same way, through `read_weights`.
+# Thirty clients each have a layer of 60 hidden units. Which units are shared, which personal, and how certain is that?
+# The weights are those of model (8) of the FedFac paper, in which half of the units are shared, so the truth is known.
+# Nothing is trained here; weights trained by any library enter by `read_weights`.
 #
-# **At the end you will know** how to get a split from weights, how to say how sure it is, what it depends on (κ, the
-# estimator, convergence), and how communality differs from agreement between clients.
+# FedFac shares units of high *communality* ν: the proportion of a unit's variance that the factors of a factor analysis
+# explain. κ is the proportion of the eigenvalue sum that the factors must reach; it sets their number. *Agreement*
+# (ICC) is the proportion of the variance of a unit's weights that is common to all clients.
+#
+# **At the end you will know** how to split a layer, how certain the split is, which analysis choices change it (κ, the
+# method, convergence), and how communality differs from agreement between clients.
 
 # %%
 import warnings
@@ -50,8 +53,8 @@ weights.sizes
 # %% [markdown]
 # ## 2. How many factors?
 #
-# The paper takes the smallest number of eigenvalues that hold a share κ of their sum. The classical rules disagree
-# with it, and with each other: the κ rule keeps factors that noise alone would give.
+# The paper takes the smallest number of factors that reach the proportion κ of the eigenvalue sum. Classical rules give
+# other numbers, and differ from each other: the κ rule retains factors that noise alone would give.
 
 # %%
 z = fs.layer_matrix(weights)
@@ -63,8 +66,9 @@ plot.scree(advice)
 # %% [markdown]
 # ## 3. The split
 #
-# At κ = 0.75 and the median of ν. Some communalities pass 1 (Heywood cases): there the factor model is improper, and
-# where principal axis stops depends on how long it runs. Section 5 asks whether the split depends on it.
+# We split at κ = 0.75 and τ = 0.5: units at or above the median of ν are shared. Some communalities exceed 1 (Heywood
+# cases), which no factor model can have. The communalities then depend on the number of iterations; section 5 tests
+# whether the split does.
 
 # %%
 result = fs.split(weights, kappa=0.75, tau=0.5, max_iter=2000)
@@ -82,8 +86,8 @@ figure.tight_layout()
 # %% [markdown]
 # ## 4. How certain is the split?
 #
-# The client is the independent unit, so clients are resampled. A replicate re-weights the clients' sums; the stacked
-# matrix is never rebuilt.
+# Clients are the sampling units, so the bootstrap draws clients with replacement. Its CIs refer to samples of 30
+# clients.
 
 # %%
 sure = fs.bootstrap(weights, kappa=0.75, tau=0.5, method="pc", n_boot=200, seed=1)
@@ -92,15 +96,17 @@ sure
 # %%
 plot.communality(sure)
 # %% [markdown]
-# Do units carry an identity across clients at all? Shuffling the units within each client answers.
+# Do communalities differ between units by more than chance? The permutation test has H0: units are exchangeable within
+# clients. It permutes the units of each client.
 
 # %%
 fs.permutation_test(weights, kappa=0.75, method="pc", n_permutations=199, seed=1)
 
 # %% [markdown]
-# ## 5. Does the conclusion depend on what we chose?
+# ## 5. Does the split depend on analysis choices?
 #
-# Everything but one choice is held fixed. The labels under a small κ have little to do with those of the reference.
+# We change one choice at a time. A low adjusted Rand index (1: identical, 0: chance) means that this choice changes the
+# split; it says nothing of sampling error. A small κ changes it.
 
 # %%
 fs.sensitivity(weights, kappa=0.75, n_starts=3).tidy().drop(columns="prop_unchanged").round(2)
@@ -108,8 +114,8 @@ fs.sensitivity(weights, kappa=0.75, n_starts=3).tidy().drop(columns="prop_unchan
 # %% [markdown]
 # ## 6. Against the truth
 #
-# Model (8) knows which neurons are shared. The area under the ROC curve is 1 if every shared unit has a higher ν than
-# every personal one, and 0 if the split is exactly inverted.
+# The shared units of model (8) are known. The area under the ROC curve (AUC) is 1 if every shared unit has a higher ν
+# than every personal unit, and 0 if the order is reversed.
 
 # %%
 shared = truth["unit_shared"].values
@@ -128,8 +134,8 @@ with warnings.catch_warnings():
 pd.DataFrame(rows).pivot(index="kappa", columns="estimator", values="auc").round(2)
 
 # %% [markdown]
-# The estimators fail in opposite regions. A split should be reported with κ, the estimator, whether the iteration
-# converged, and how often resampled clients agree with it.
+# The methods fail in opposite ranges of κ. Report a split with κ, the method, its convergence, and the adjusted Rand
+# index over bootstrap samples of clients.
 
 # %%
 found = fs.split(weights, kappa=0.75, method="pc")
@@ -138,16 +144,16 @@ pd.crosstab(pd.Series(found.group, name="found"), pd.Series(np.where(shared, "sh
 # %% [markdown]
 # ## 7. Do clients agree?
 #
-# ν says how well *other units* explain a unit. Whether the unit is alike in all *clients* is another question, with an
-# answer that needs no κ: an intraclass correlation over clients.
+# ν measures how well *other units* predict a unit. Agreement measures whether *clients* have equal weights, and needs
+# no κ.
 
 # %%
 agreement = fs.icc(weights)
 agreement
 
 # %% [markdown]
-# The true weights of a shared neuron are the same for every client, so that its agreement is 1 by construction.
-# Trained weights are blurred. How long does either of them tell shared from personal neurons?
+# The true weights of a shared unit are equal in all clients, so their agreement is 1 by construction. Training adds
+# noise. Up to which noise does each statistic separate shared from personal units?
 
 
 # %%
@@ -169,7 +175,7 @@ with warnings.catch_warnings():
 pd.DataFrame(rows).set_index("sd of noise").round(2)
 
 # %% [markdown]
-# Without a choice to make, agreement tells all neurons apart up to noise larger than the weights (sd 1), and most of
-# them at sd 3, while ν does so at none of these three κ where the noise has sd 0.3, and at two of them where it has
-# sd 1. It asks for units that every client has in the same place, and clients that have hardly left a common start
-# agree for that reason alone: `fs.icc(weights, baseline=...)` subtracts it.
+# Agreement needs no analysis choice. It separates all units up to noise larger than the weights (SD 1), and most units
+# at SD 3. ν does so at none of these three κ for noise of SD 0.3, and at two of them for SD 1. Agreement compares units
+# at the same position in all clients. Clients that have hardly left common initial parameters agree for that reason
+# alone: `fs.icc(weights, baseline=...)` subtracts the initial parameters.

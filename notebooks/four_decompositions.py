@@ -12,17 +12,22 @@
 # ---
 
 # %% [markdown]
-# # Four ways to divide a network into shared and own
+# # Four decompositions of a network into shared and personal parts
 #
-# In personalised federated learning every client has a model of its own, and a server averages a part of these models.
-# FedFac shares some hidden *units*; Factorized-FL shares a *factor* of every weight matrix, u of W = u vᵀ + μ (α), or
-# all of these (β); FedDecomp shares σ of W = σ + BA and keeps BA, of low rank; FedCP shares all but the last layer, and
-# a *policy* that divides every sample's features between a global and an own last layer. Each claims that its own part
-# holds what is particular to a client. Here clients come in four groups that we know, so that the claim can be tested:
-# does the own part tell who is like whom?
+# In personalized federated learning every client has its own model, and a server averages a part of these models. Four
+# algorithms define this shared part differently:
 #
-# **At the end you will know** how to take the own part of eight methods out of their runs, how to compare such parts by
-# factor analysis, rank and clusters of clients, and which of the claims these data bear and which they leave open.
+# - FedFac shares some hidden *units*.
+# - Factorized-FL shares a *factor* of every weight matrix: u of W = u vᵀ + μ (α), or u, v and μ (β).
+# - FedDecomp shares σ of W = σ + BA; BA, of low rank, is personal.
+# - FedCP shares all but the last layer, and a *policy* that divides every sample's features between a global and a
+#   personal last layer.
+#
+# Each paper claims that the personal part holds what is particular to a client. Here clients belong to four known
+# groups, so the claim can be tested: does the personal part identify the groups?
+#
+# **At the end you will know** how to extract the personal part of eight algorithms from their runs, how to compare such
+# parts by factor analysis, rank and clusters of clients, and which claims these data support.
 
 # %%
 import pandas as pd
@@ -40,9 +45,9 @@ SEEDS = range(4)
 # %% [markdown]
 # ## 1. Clients whose groups are known
 #
-# Sixteen clients in four groups of four; a group's clients hold the same classes of scikit-learn's 8 × 8 digits, and no
-# other group holds these. A client has 70 to 110 training images and 18 to 28 test images. The methods are not told the
-# groups. Each seed divides the images anew and starts another network.
+# Sixteen clients form four groups of four. Each group has different classes of scikit-learn's 8 × 8 digits. A client
+# has 70 to 110 training images and 18 to 28 test images. The algorithms do not know the groups. Each seed has a new
+# partition of the images and new initial parameters.
 
 
 # %%
@@ -59,11 +64,12 @@ fs.plot.partition(clients(0), ax=plt.subplots(figsize=(3.6, 4))[1])
 plt.show()
 
 # %% [markdown]
-# ## 2. The methods, and what each calls shared
+# ## 2. The algorithms, and their shared parts
 #
-# One network for all, 64 inputs, 40 hidden units (layer `fc1`), 10 outputs (`fc2`); settings are the defaults except
-# Λ, κ and τ of FedFac and the rank of FedDecomp: a tenth of 40 and of 10, so that BA has rank 4 in `fc1` and 1 in
-# `fc2`. Nothing was tuned. Local, FedAvg and FedPer are for comparison.
+# All algorithms train one network: 64 inputs, 40 hidden units (layer `fc1`), 10 outputs (`fc2`). Settings are the
+# defaults except the layers Λ, the proportion κ of the eigenvalue sum and the threshold τ of FedFac, and the rank of
+# FedDecomp: a tenth of 40 and of 10, so BA has rank 4 in `fc1` and 1 in `fc2`. Nothing was tuned. Local, FedAvg and
+# FedPer are for comparison.
 
 # %%
 METHODS = {
@@ -85,7 +91,8 @@ pd.DataFrame(about).T[["shared", "personal"]].style.set_properties(**{"text-alig
 def train(method, seed):
     return fs.fl.train(
         clients(seed), nets.mlp([64, 40, 10]), algorithms.named(method, **METHODS[method]), rounds=15, local_epochs=3,
-        batch_size=10, lr=0.1, seed=seed, threads=1, checkpoints=[1], evaluate_every=5, probe=["uploads", "parameters"],
+        batch_size=10, lr=0.1, seed=seed, threads=1, checkpoints=[1], evaluate_every=5,
+        probe=["trained-weights", "parameters"],
     )  # fmt: skip
 
 
@@ -95,8 +102,7 @@ group = runs["local", 0]["clients/domain"]
 # %% [markdown]
 # ## 3. Accuracy
 #
-# The mean over clients after round 15, on each client's own test images; differences from training alone, paired
-# within seeds.
+# Mean over clients after round 15, on each client's test images, and differences from training alone, paired by seed.
 
 # %%
 rows = []
@@ -108,10 +114,11 @@ fs.compare(pd.DataFrame(rows), reference=titles["local"])
 # %% [markdown]
 # ## 4. Factor analysis of each part
 #
-# Averaging makes shared weights equal in all clients, so that these are analysed as clients trained them, *before* the
-# server averaged: σ_i of FedDecomp, beside the whole W = σ + BA that clients predict with; FedFac's W; β's u, with one
-# value for each input. Inputs (pixels) that are 0 in every image leave u as it started, equal in all clients; they are
-# left out. With κ = 0.75 the number of factors is the number of leading eigenvalues that hold 75 % of their sum.
+# Shared weights are equal in all clients after averaging, so we analyze them as clients trained them, *before*
+# averaging: σ_i of FedDecomp, and W = σ + BA, with which clients predict; FedFac's W; β's u, with one value per input.
+# Inputs (pixels) that are 0 in every image leave u at its initial value, equal in all clients; they are left out. With
+# κ = 0.75 the factors reach 75% of the eigenvalue sum. ν is the communality: the proportion of a unit's variance that
+# the factors explain.
 
 # %%
 rows = []
@@ -133,11 +140,11 @@ for seed in SEEDS:
 pd.DataFrame(rows).groupby("part", sort=False).mean().round(2)
 
 # %% [markdown]
-# ## 5. How many directions has the own part?
+# ## 5. How many directions does the personal part have?
 #
-# The effective rank of a client's own part, mean over clients and seeds. Of FedDecomp and Factorized-FL the part is
-# W − σ = BA and W − μ = u vᵀ, and its rank is at most 4 and 1 by construction; of the others it is W less the mean over
-# clients. NaN: nothing is the client's own.
+# The table shows the effective rank of a client's personal part, mean over clients and seeds. For FedDecomp and
+# Factorized-FL the part is W − σ = BA and W − μ = u vᵀ, with rank at most 4 and 1 by construction; for the others it is
+# W minus the mean over clients. NaN: no entry is personal.
 
 # %%
 baseline = {"feddecomp": "weight", "factorized-fl-alpha": "mu", "factorized-fl-beta": "mu"}
@@ -151,13 +158,14 @@ ranks.groupby(["method", "part", "term", "checkpoint"], sort=False)["estimate"].
 ).round(2)
 
 # %% [markdown]
-# ## 6. Who is like whom?
+# ## 6. Which clients are similar?
 #
-# Clients are clustered by the vectors below, less their mean over clients, into four clusters. The adjusted Rand index
-# is 1 if these are the groups, and 0 on average by chance; p is from permuting the groups' labels over clients.
-# Output layers are left out: an output that a client never needs sinks, so that they show a client's *classes* and
-# would prove nothing about the methods. (The policy of FedCP sees the client's output layer, and BA of `fc1` is trained
-# through it.) The weights that clients trained under FedAvg, where nothing is their own, are the comparison.
+# We cluster clients into four clusters by the vectors below, minus their mean over clients. The adjusted Rand index is
+# 1 if the clusters are the groups, and 0 on average by chance. p permutes group membership over clients (H0: membership
+# is unrelated to the vectors). Output layers are left out: the output of a class that a client lacks decreases, so
+# these layers show a client's *classes* under any algorithm. (The policy of FedCP sees the client's output layer, and
+# BA of `fc1` is trained through it.) The comparison is the weights that clients train under FedAvg, where no entry is
+# personal.
 
 
 # %%
@@ -186,7 +194,7 @@ table = pd.concat(found.glance().assign(vector=name, seed=seed) for (name, seed)
 table.pivot(index="vector", columns="seed", values=["ari", "p_value"]).reindex(vectors(0)).round(4)
 
 # %% [markdown]
-# Two of these in full, from the first seed. The interval says how far the index depends on which clients took part.
+# The prints of two vectors, first seed. The interval refers to other clients.
 
 # %%
 print(alike["Factorized-FL α: v", 0], alike["FedDecomp: BA", 0], sep="\n\n")
@@ -200,15 +208,15 @@ for ax, name in zip(axes.flat, shown, strict=True):
 plt.show()
 
 # %% [markdown]
-# Does the part that is sent hold less of the groups than under FedAvg? Indices, paired within seeds:
+# Does the uploaded part identify the groups less well than under FedAvg? Adjusted Rand indices, paired by seed:
 
 # %%
 sent = ["Factorized-FL β: u, as sent", "Factorized-FL β: v, as sent", "FedDecomp: σ, as sent", "FedAvg: W, as sent"]
 fs.compare(table[table["vector"].isin(sent)], reference=sent[-1], value="ari", method="vector")
 
 # %% [markdown]
-# Across seeds: index and contrast (mean similarity within groups minus between), mean and smallest of the four, the
-# widest interval, and how well clusters are found again without half of the clients.
+# Over the four seeds: mean and minimum of the adjusted Rand index, the widest interval, the contrast (mean similarity
+# within minus between groups), and the mean index of clusters of random halves of the clients.
 
 # %%
 by = table.groupby("vector", sort=False)
@@ -225,11 +233,11 @@ columns = {
 pd.DataFrame(columns).round(4)
 
 # %% [markdown]
-# ## 7. The methods' own measures over rounds
+# ## 7. Measures of the algorithms over rounds
 #
-# Factorized-FL mixes clients by the similarity of v, as it is. Nearly all of v is what clients began with, in common,
-# so that similarities are close to 1 and a client's mixture is nearly the mean of all. FedCP's ratio is the share of
-# features that its policy sends to the own output layer.
+# Factorized-FL mixes clients by the similarity of v. Nearly all of v is its common initial value, so similarities are
+# close to 1, and a client's mixture is nearly the mean over all clients. FedCP's ratio is the proportion of features
+# that its policy gives to the personal output layer.
 
 # %%
 plot.similarity_over_rounds(runs["factorized-fl-alpha", 0]["measures/similarity"], rounds=[1, 5, 15])
@@ -254,37 +262,39 @@ print(
 )
 
 # %% [markdown]
-# Clients' lines lie on one another: the policies hardly differ in size, and clearly in direction, once what they have
-# in common is taken off.
+# The lines of the clients coincide: the policies hardly differ in size. Minus their common mean, they differ clearly in
+# direction.
 #
-# ## 8. What these numbers bear, and what they do not
+# ## 8. Conclusions
 #
-# Four seeds, sixteen clients, a network of 40 hidden units, 15 rounds, settings not tuned, 366 test images in all.
+# Four seeds, sixteen clients, a network of 40 hidden units, 15 rounds, settings not tuned, 366 test images in total.
 #
-# **Accuracy.** FedAvg is worse than training alone, by 20 points [11, 29]. None of the personalised methods is shown
-# to differ from training alone, nor to be as good: the intervals of FedPer, FedFac and Factorized-FL α end within 0.3
-# to 0.9 points above it and 0.8 to 2.0 below, those of Factorized-FL β, FedDecomp and FedCP are 9 to 20 points wide.
-# The task leaves nothing to gain, since a client alone reaches 99 %. Which method is best cannot be decided here.
+# **Accuracy.** FedAvg is less accurate than training alone, by 20 points, 95% CI [11, 29]. The personalized algorithms
+# are inconclusive: the intervals of FedPer, FedFac and Factorized-FL α reach from 0.8 to 2.0 points below to 0.3 to 0.9
+# above training alone; those of Factorized-FL β, FedDecomp and FedCP are 9 to 20 points wide. A client alone reaches
+# 99%, so there is little to gain. These data do not show which algorithm is best.
 #
 # **Factor analysis.** σ before averaging needs as many factors as FedFac's weights (17 and 16 of 40), W = σ + BA with
-# BA of rank 4 only 5 or 6: what is strong in FedDecomp's weights is its own part. The values of ν themselves say little
-# here: with principal components their mean is at least κ by construction, and u has fewer rows (clients) than
-# columns, so that a few factors must explain it.
+# BA of rank 4 only 5 or 6: the personal part dominates FedDecomp's weights. The values of ν say little here: with
+# principal components their mean is at least κ by construction, and u has fewer rows (clients) than columns, so few
+# factors explain it.
 #
-# **Size of the own part.** The bounds hold, 4 and 1, and FedDecomp uses 2.6 directions of 4. Own units of FedFac and
-# own weights under Local use 6 and 9 of 40. These are different things, W − σ and W less its mean, and do not rank the
-# methods.
+# **Size of the personal part.** The bounds of 4 and 1 hold, and FedDecomp uses 2.6 of 4 directions. Personal units of
+# FedFac and weights under Local use 6 and 9 of 40. These are different quantities, W − σ and W minus its mean, and do
+# not rank the algorithms.
 #
-# **Who is like whom.** The groups are found without error in every seed (index 1, p 0.0001, the smallest that 9999
-# permutations can give) by FedFac's own units, BA and FedCP's policy. v of Factorized-FL finds them in part: more than
-# by chance in all seeds, with intervals of a single run that reach below 0. But so do the weights sent under FedAvg,
-# in which nothing is the client's own. An index of 1 thus shows that a part *holds* the groups, not that the method
-# *put* them there: clients with different classes differ in whatever they train. The telling number is what the shared
-# part has lost. σ as sent finds the groups less well than FedAvg's weights as sent, by 0.72 [0.23, 1.20] over seeds
-# (p 0.02), as it should if BA has taken over what is particular to a group; but σ is also trained for two epochs of
-# three, after BA. For β's u this is not decided (p 0.21), for its v hardly (p 0.04, and the interval holds 0).
+# **Similar clients.** FedFac's personal units, BA and FedCP's policy identify the groups without error in every seed
+# (index 1, p = 0.0001, the smallest possible with 9999 permutations). v of Factorized-FL identifies them in part: more
+# than by chance in all seeds, with intervals of single runs that include 0. But the weights uploaded under FedAvg,
+# where no entry is personal, identify them, too. An index of 1 thus shows that a part *holds* the groups, not that the
+# algorithm *put* them there: clients with different classes differ in everything they train. The decisive question is
+# whether the shared part no longer holds them. The uploaded σ identifies the groups less well than FedAvg's uploads, by
+# 0.72, 95% CI [0.23, 1.20] over seeds (p = 0.02), as expected if BA holds what is particular to a group; but σ is also
+# trained for two epochs of three, after BA. β's u is inconclusive (p = 0.21); for its v, p = 0.04, but the simultaneous
+# CI includes 0.
 #
-# **Not decided.** Whether BA, own units or policies tell groups apart best: all are at 1, and need a harder task.
-# Whether Factorized-FL's matching helps: at the default ε = 1, τ = 0 its mixtures are almost the mean of all (own
-# weight 0.064, where 1/16 is 0.0625), although v less its mean knows something of the groups. Whether any of it holds
-# for larger networks, convolutions, partial participation, or groups that differ in labels and not in images.
+# **Inconclusive.** Whether BA, personal units or policies identify groups best: all indices are 1, so this needs a
+# harder task. Whether Factorized-FL's matching helps: at the default ε = 1, τ = 0 its mixtures are almost the mean over
+# all clients (weight of the client itself 0.064; 1/16 is 0.0625), although v minus its mean holds information on the
+# groups. Whether any of this holds for larger networks, convolutions, partial participation, or groups that differ in
+# labels and not in images.

@@ -12,20 +12,20 @@
 # ---
 
 # %% [markdown]
-# # Do hidden neurons fall into shared and client-specific ones?
+# # Are there two kinds of hidden units?
 #
-# FedFac begins with a picture (Wang, Tang and Li, section 1, Figs. 1 and 2): one MLP with 200 hidden units for each of
-# 100 clients, trained alone from a common start; once the clients hold random samples of MNIST, once one digit each.
-# For every neuron the paper takes the entropy of its outputs over clients. In the IID case most entropies are near or
-# below zero; in the other case the paper sees two peaks, near zero and near two.
+# FedFac begins with an example (Wang, Tang and Li, section 1, Figs. 1 and 2). Each of 100 clients trains an MLP with
+# 200 hidden units alone, from common initial parameters; in one case clients have random samples of MNIST, in the other
+# one digit each. The paper computes the entropy of each unit's outputs over clients. In the first case (IID) most
+# entropies are near or below zero; in the second the paper sees two peaks, near zero and near two.
 #
-# **At the end you will know** whether hidden neurons of clients' networks fall into two kinds, as the picture suggests;
-# how sure that is, and what it depends on; and whether the neurons that factor analysis calls shared are those whose
-# outputs are alike in all clients.
+# **At the end you will know** whether these hidden units are of two kinds, how certain that is, which choices change
+# the answer, and whether units of high communality (the proportion of a unit's variance that the factors of a factor
+# analysis explain) are those with similar outputs in all clients.
 #
-# If `make figures-motivation` has stored a study, MNIST (with `DATA_DIR=FOLDER`) or the digits, that is read. Without
-# one, the study is made here, on the small 8 × 8 digits that come with scikit-learn and 100 units: its numbers are not
-# those of MNIST, of which the text below speaks.
+# The notebook reads a study that `make figures-motivation` has stored, of MNIST (with `DATA_DIR=FOLDER`) or of the
+# digits. Without one, it makes the study here, with scikit-learn's small 8 × 8 digits and 100 units. The text below
+# describes MNIST; numbers of the digits differ.
 
 # %%
 from pathlib import Path
@@ -41,21 +41,21 @@ run = fedstat.open_run(stored[0]) if stored else motivation.study(data="digits",
 plot.motivation_origin(run)
 
 # %% [markdown]
-# ## Fig. 1: outputs of every neuron for every client
+# ## Fig. 1: outputs of every unit in every client
 #
-# A neuron's output for a client is its mean activation over the client's own training samples.
+# The output of a unit in a client is its mean activation over the client's training samples.
 
 # %%
 plot.fig1(run)
 plt.show()
 
 # %% [markdown]
-# With random samples every neuron does the same for all clients. With one digit per client, clients of one digit are
-# alike and digits differ: a neuron is either on or exactly zero for nearly all clients of a digit. The
-# 2-means clusters mostly follow one digit, the one with the largest outputs.
+# With random samples, outputs of a unit are similar in all clients. With one digit per client, clients of one digit are
+# similar and digits differ: a unit is either active or exactly zero in nearly all clients of a digit. The 2-means
+# clusters mostly separate one digit, the one with the largest outputs.
 
 # %% [markdown]
-# ## Fig. 2: entropies, their peaks, their errors
+# ## Fig. 2: entropies, their peaks, their standard errors
 
 # %%
 table = motivation.summary(run, outputs=("own",)).drop(columns="outputs").set_index("case")
@@ -69,18 +69,20 @@ plot.entropies(run["dispersion"].to_dataset().sel(outputs="own"))
 plt.show()
 
 # %% [markdown]
-# `p_one_peak` is Silverman's test that the entropies have one peak, `p_one_normal` the bootstrap test of one normal
-# distribution against a mixture of two, `bic_gain` positive if two are better; errors of the median and of peaks are
-# over clients, for these neurons. On MNIST with pixels in [0, 1] the entropies of one-digit clients do have two peaks,
-# as the paper says. But they lie lower than the paper's, the second holds seven of the 200 neurons, and there is only
-# one when the pixels are standardised (`--mean 0.1307 --sd 0.3081`), which the paper does not settle. The seven are
-# neurons whose outputs, up to ten, differ between clients of the same digit too. Neurons with large outputs for most
-# clients, the paper's common ones, do not occur: none is on for 80 of the 100 clients.
+# `p_one_peak` is Silverman's test (H0: the entropies have one peak), `p_one_normal` the bootstrap test of one normal
+# distribution against a mixture of two; `bic_gain` is positive if the mixture fits better. Standard errors of the
+# median and of peaks refer to other clients with these units.
 #
-# The entropies do not show how far apart outputs are. Outputs of one-digit clients spread about five times as
-# widely (`spread`), but half of them are exact zeros (`zero_share`), which have no density and are set apart, and the
-# rest lie in ten narrow groups, one per digit. The third neighbour of a client lies in its own group of ten, so the
-# estimate is of the spread *within* a digit. It rises with k:
+# On MNIST with pixels in [0, 1] the entropies of one-digit clients have two peaks, as in the paper. But the peaks are
+# lower than the paper's, the second has seven of the 200 units, and there is only one peak with standardized pixels
+# (`--mean 0.1307 --sd 0.3081`), which the paper leaves open. Outputs of the seven units reach ten, and also differ
+# between clients of one digit. Units with large outputs in most clients, the paper's common ones, do not occur: none is
+# active in 80 of the 100 clients.
+#
+# The entropies do not measure the distance of outputs. The SD of outputs of one-digit clients is about five times as
+# large (`spread`), but half of the outputs are exact zeros (`zero_share`), which have no density and are treated
+# separately. The others form ten narrow groups, one per digit. The third neighbor of a client is in its group of ten,
+# so the estimate measures variation *within* a digit. It increases with k:
 
 # %%
 rows = []
@@ -92,10 +94,10 @@ for case in run["outputs"].to_dataset()["case"].values:
 pd.DataFrame(rows).pivot(index="k", columns="case").round(2)
 
 # %% [markdown]
-# ## Are concentrated neurons the ones that factor analysis calls shared?
+# ## Do units with concentrated outputs have high communality?
 #
-# FedFac shares the units of high communality. If those were the neurons with concentrated outputs, entropy and
-# communality would be negatively correlated. Intervals are over clients (half-samples), for these 200 neurons.
+# FedFac shares the units of high communality. If these were the units with concentrated outputs, entropy and
+# communality would be negatively correlated. Intervals refer to other clients (half-samples) with these 200 units.
 
 # %%
 related = motivation.correlations(run).query("outputs == 'own'")
@@ -111,10 +113,12 @@ for ax, case in zip(axes, ("iid", "one-class"), strict=True):
 plt.show()
 
 # %% [markdown]
-# `*`: the principal-axis iteration had not converged in 50 steps at κ = 0.75, so that the numbers are of what 50 steps
-# give, half-samples too; MINRES, or fewer factors, is well posed. **What is found:** on MNIST the answer depends on
-# the estimator and on whether weights or updates are analysed, and where it matters, with one digit per client, the
-# relation is weak: the correlations lie within a quarter of zero. With random samples the updates of concentrated
-# neurons do have the higher communality, but on the weights themselves the estimators contradict each other, because
-# all clients carry the same random start, which fills the correlation matrix. Entropy of outputs and communality of
-# weights measure different things.
+# `*`: principal axis did not converge in 50 iterations at κ = 0.75 (κ is the proportion of the eigenvalue sum that the
+# factors must reach). These numbers, and their half-samples, use communalities after 50 iterations; MINRES, or fewer
+# factors, has a well-posed solution.
+#
+# **Conclusion.** On MNIST the correlation depends on the method, and on whether weights or updates are analyzed. With
+# one digit per client, the case of interest, it is weak: between −0.25 and 0.25. With random samples, updates of units
+# with concentrated outputs have the higher communality; on the weights, the methods contradict each other, because all
+# clients have common random initial parameters, which dominate the correlation matrix. Entropy of outputs and
+# communality of weights measure different properties.

@@ -59,13 +59,13 @@ def figure(
 
 
 def of_runs(grid: Grid, read: Callable[[xr.DataTree], pd.DataFrame]) -> pd.DataFrame:
-    """What is read of every run, with its label, method (by title) and seed, methods in the order of tables."""
+    """What is read of every run, with its scenario, method (by title) and seed, methods in the order of tables."""
     places = ordered(grid.table["method"])
     runs = grid.table.sort_values("method", key=lambda methods: methods.map(places.index), kind="stable")
     return pd.concat(
         [
             read(fedstat.open_run(run["path"])).assign(
-                label=run["label"], method=title_of(run["method"]), seed=run["seed"]
+                scenario=run["scenario"], method=title_of(run["method"]), seed=run["seed"]
             )
             for run in runs.to_dict("records")
         ],

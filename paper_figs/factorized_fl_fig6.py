@@ -27,17 +27,19 @@ def progress(run: xr.DataTree) -> pd.DataFrame:
 
 
 def draw(grid: Grid) -> tuple[Figure, str]:
-    labels, data = collect.labels(grid), of_runs(grid, progress)
-    mean = data.groupby(["label", "method", "round"], sort=False)[["accuracy", "megabytes"]].mean().reset_index()
+    scenarios, data = collect.scenarios(grid), of_runs(grid, progress)
+    mean = data.groupby(["scenario", "method", "round"], sort=False)[["accuracy", "megabytes"]].mean().reset_index()
     names = list(dict.fromkeys(data["method"]))
-    drawn, axes = plt.subplots(2, len(labels), figsize=(4.2 * len(labels), 6.4), squeeze=False, layout="constrained")
-    for column, label in zip(axes.T, labels, strict=True):
-        here = mean[mean["label"] == label]
+    drawn, axes = plt.subplots(
+        2, len(scenarios), figsize=(4.2 * len(scenarios), 6.4), squeeze=False, layout="constrained"
+    )
+    for column, scenario in zip(axes.T, scenarios, strict=True):
+        here = mean[mean["scenario"] == scenario]
         for ax, x in zip(column, ("round", "megabytes"), strict=True):
             # What sends nothing has no place on an axis of what was sent.
             shown = here if x == "round" else here[here["megabytes"] > 0]
             method_lines(shown, names, x, "accuracy", ax, legend=bool(ax is axes[0, -1]))
-        column[0].set(title=label, ylabel="test accuracy")
+        column[0].set(title=scenario, ylabel="test accuracy")
         column[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         column[1].set(xscale="log", xlabel="MB sent and received by all clients", ylabel="test accuracy")
         column[1].xaxis.set_major_locator(LogLocator(subs=(1, 3)))

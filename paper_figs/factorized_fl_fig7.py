@@ -24,7 +24,7 @@ WHAT = {"similarity_u": "u", "similarity": "v"}
 
 
 def draw(grid: Grid) -> tuple[Figure, str]:
-    first = grid.table.sort_values(["label", "seed", "method"]).iloc[0]
+    first = grid.table.sort_values(["scenario", "seed", "method"]).iloc[0]
     run = fedstat.open_run(first["path"])
     rounds = np.unique(np.linspace(0, run["measures"].sizes["round"] - 1, 5).round().astype(int))
     drawn = plt.figure(figsize=(2.1 * len(rounds) + 4.2, 4.6), layout="constrained")
@@ -50,7 +50,7 @@ def draw(grid: Grid) -> tuple[Figure, str]:
     ax.title.set_fontsize("medium")
     _of_clients(ax, ends)
     drawn.colorbar(image, ax=ax, label=f"rounds of {len(weight)}", shrink=0.6)
-    title = f"{title_of(first['method'])}, {first['label']}, seed {first['seed']}"
+    title = f"{title_of(first['method'])}, {first['scenario']}, seed {first['seed']}"
     names = ", ".join(dict.fromkeys(map(str, domain)))
     return drawn, f"{title}; layer before the classifier; lines part the domains: {names}"
 

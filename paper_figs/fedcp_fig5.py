@@ -26,17 +26,17 @@ def ratio(run: xr.DataTree) -> pd.DataFrame:
 
 
 def draw(grid: Grid) -> tuple[Figure, str]:
-    labels, data = collect.labels(grid), of_runs(grid, ratio)
+    scenarios, data = collect.scenarios(grid), of_runs(grid, ratio)
     seed = data["seed"].min()
     drawn, axes = plt.subplots(
-        1, len(labels), figsize=(4.6 * len(labels), 3.6), squeeze=False, sharey=True, layout="constrained"
+        1, len(scenarios), figsize=(4.6 * len(scenarios), 3.6), squeeze=False, sharey=True, layout="constrained"
     )
-    for ax, label in zip(axes.flat, labels, strict=True):
-        here = data[(data["label"] == label) & (data["seed"] == seed)]
+    for ax, scenario in zip(axes.flat, scenarios, strict=True):
+        here = data[(data["scenario"] == scenario) & (data["seed"] == seed)]
         sns.lineplot(here, x="round", y="ratio", units="client", estimator=None, color="0.6", linewidth=0.7, ax=ax)
         sns.lineplot(here, x="round", y="ratio", errorbar=None, color="black", linewidth=2, ax=ax)
         ax.axhline(0.5, color="#e69f00", linewidth=1, linestyle="--")
-        ax.set(title=label, ylabel="mean policy s")
+        ax.set(title=scenario, ylabel="mean policy s")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return drawn, (
         f"seed {seed}; grey: clients; black: their mean; mean policy s of a client's training samples, as downloaded; "

@@ -32,15 +32,15 @@ def curves(run: xr.DataTree) -> pd.DataFrame:
 
 
 def draw(grid: Grid) -> tuple[Figure, str]:
-    labels, data = collect.labels(grid), of_runs(grid, curves)
-    mean = data.groupby(["label", "method", "round"], sort=False)[list(ROWS)].mean().reset_index()
+    scenarios, data = collect.scenarios(grid), of_runs(grid, curves)
+    mean = data.groupby(["scenario", "method", "round"], sort=False)[list(ROWS)].mean().reset_index()
     names = list(dict.fromkeys(data["method"]))
     drawn, axes = plt.subplots(
-        3, len(labels), figsize=(3.2 * len(labels) + 1.8, 7.2), squeeze=False, sharex="col", layout="constrained"
+        3, len(scenarios), figsize=(3.2 * len(scenarios) + 1.8, 7.2), squeeze=False, sharex="col", layout="constrained"
     )
-    for column, label in zip(axes.T, labels, strict=True):
+    for column, scenario in zip(axes.T, scenarios, strict=True):
         for ax, (name, title) in zip(column, ROWS.items(), strict=True):
-            here = mean[mean["label"] == label]
+            here = mean[mean["scenario"] == scenario]
             method_lines(here, names, "round", name, ax, legend=bool(ax is axes[0, -1]))
             ax.set_ylabel(title)
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -48,7 +48,7 @@ def draw(grid: Grid) -> tuple[Figure, str]:
         low = min(ax.get_ylim()[0] for ax in column[1:])
         for ax in column[1:]:
             ax.set_ylim(low, high)
-        column[0].set_title(label)
+        column[0].set_title(scenario)
     axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     return (
         drawn,

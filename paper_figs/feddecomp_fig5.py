@@ -21,7 +21,7 @@ from fedstat.study.collect import Grid
 def draw(grid: Grid) -> tuple[Figure, str]:
     rule = summary.choose(grid.table)
     epochs = grid.table["method"].str.extract(r"lora_epochs=(\d+)")[0].astype(int)
-    data = pd.DataFrame({"epochs": epochs, "accuracy": grid.table[rule], "setting": grid.table["label"]})
+    data = pd.DataFrame({"epochs": epochs, "accuracy": grid.table[rule], "setting": grid.table["scenario"]})
     drawn, ax = plt.subplots(figsize=(5, 3.6), layout="constrained")
     sns.lineplot(data, x="epochs", y="accuracy", style="setting", marker="o", errorbar="se", err_style="bars", ax=ax)
     ax.set(xlabel="$E_{lora}$, epochs on the personal part", ylabel="test accuracy")

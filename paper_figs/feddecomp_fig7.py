@@ -21,18 +21,18 @@ OURS, OTHERS = "feddecomp", ("local", "fedavg")
 
 
 def draw(grid: Grid) -> tuple[Figure, str]:
-    labels = collect.labels(grid)
+    scenarios = collect.scenarios(grid)
     data = of_runs(grid._replace(table=grid.table[grid.table["method"].isin([OURS, *OTHERS])]), summary.clients)
-    wide = data.pivot(index=["label", "seed", "client"], columns="method", values="accuracy")
+    wide = data.pivot(index=["scenario", "seed", "client"], columns="method", values="accuracy")
     ours = title_of(OURS)
     gains = pd.concat(
         pd.DataFrame({"gain": wide[ours] - wide[title_of(m)], "over": title_of(m)}) for m in OTHERS
     ).reset_index()
     drawn, axes = plt.subplots(
-        1, len(labels), figsize=(4 * len(labels), 3.6), squeeze=False, sharey=True, layout="constrained"
+        1, len(scenarios), figsize=(4 * len(scenarios), 3.6), squeeze=False, sharey=True, layout="constrained"
     )
-    for ax, label in zip(axes.flat, labels, strict=True):
-        here = gains[gains["label"] == label]
+    for ax, scenario in zip(axes.flat, scenarios, strict=True):
+        here = gains[gains["scenario"] == scenario]
         order = [title_of(m) for m in OTHERS]
         sns.stripplot(here, x="over", y="gain", order=order, size=3, color="0.5", ax=ax)
         sns.pointplot(
@@ -50,7 +50,7 @@ def draw(grid: Grid) -> tuple[Figure, str]:
         ax.axhline(0, color="0.3", linewidth=0.8)
         lost = here.groupby("over")["gain"].agg(lambda g: f"{(g < 0).mean():.0%} lose")
         ax.set_xticks(range(len(order)), [f"over {m}\n{lost[m]}" for m in order])
-        ax.set(title=label, xlabel="", ylabel=f"gain in accuracy of {ours}")
+        ax.set(title=scenario, xlabel="", ylabel=f"gain in accuracy of {ours}")
     return (
         drawn,
         "points: clients of all seeds, mean accuracy over the last 10 rounds (if there are as many); bar: their mean",

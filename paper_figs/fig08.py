@@ -29,13 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(args: argparse.Namespace) -> None:
     out = figure_path(args.out, f"fig08-{args.runs.name}")
     grid = collect.select(collect.collect(args.runs), ())
-    labels = collect.labels(grid)
+    scenarios = collect.scenarios(grid)
     clients = pd.concat(
-        summary.clients(fedstat.open_run(r["path"])).assign(label=r["label"], method=r["method"], seed=r["seed"])
+        summary.clients(fedstat.open_run(r["path"])).assign(scenario=r["scenario"], method=r["method"], seed=r["seed"])
         for r in grid.table.to_dict("records")
     )
-    columns = min(3, len(labels))
-    rows = -(-len(labels) // columns)
+    columns = min(3, len(scenarios))
+    rows = -(-len(scenarios) // columns)
     high = 0.21 * grid.table["method"].nunique() + 0.7
     figure, axes = plt.subplots(
         rows,
@@ -45,10 +45,10 @@ def work(args: argparse.Namespace) -> None:
         sharey=True,
         layout="constrained",
     )
-    for ax in axes.flat[len(labels) :]:
+    for ax in axes.flat[len(scenarios) :]:
         ax.remove()
-    for ax, label in zip(axes.flat, labels, strict=False):
-        plot.client_boxplot(clients[clients["label"] == label], ax=ax).set_title(label)
+    for ax, scenario in zip(axes.flat, scenarios, strict=False):
+        plot.client_boxplot(clients[clients["scenario"] == scenario], ax=ax).set_title(scenario)
     plot.caption(
         figure,
         "Clients of all seeds; accuracy: mean over the last 10 rounds (with fewer rounds: after the last). "

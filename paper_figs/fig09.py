@@ -37,9 +37,9 @@ def work(args: argparse.Namespace) -> None:
     grid = collect.select(grid._replace(table=grid.table[grid.table["method"].isin(args.methods)]), ())
     if absent := set(args.methods) - set(grid.table["method"]):
         raise ValueError(f"not run: {', '.join(sorted(absent))}")
-    labels = collect.labels(grid)
+    scenarios = collect.scenarios(grid)
     loss, accuracy = (of_runs(grid, name) for name in ("train_loss", "accuracy"))
-    figure = draw(labels, loss, accuracy)
+    figure = draw(scenarios, loss, accuracy)
     plot.caption(
         figure,
         "Training loss: of the active clients' batches, weighted by their samples. Test accuracy: mean over clients, "
@@ -53,23 +53,25 @@ def work(args: argparse.Namespace) -> None:
 def of_runs(grid: Grid, name: str) -> pd.DataFrame:
     """A metric of all runs by round."""
     return pd.concat(
-        summary.curve(fedstat.open_run(r["path"]), name).assign(label=r["label"], method=r["method"], seed=r["seed"])
+        summary.curve(fedstat.open_run(r["path"]), name).assign(
+            scenario=r["scenario"], method=r["method"], seed=r["seed"]
+        )
         for r in grid.table.to_dict("records")
     )
 
 
-def draw(labels: Sequence[str], loss: pd.DataFrame, accuracy: pd.DataFrame) -> Figure:
+def draw(scenarios: Sequence[str], loss: pd.DataFrame, accuracy: pd.DataFrame) -> Figure:
     """Loss above accuracy, three settings beside one another, one legend."""
-    columns = min(3, len(labels))
-    blocks = -(-len(labels) // columns)
+    columns = min(3, len(scenarios))
+    blocks = -(-len(scenarios) // columns)
     figure = plt.figure(figsize=(3.1 * columns + 0.4, 4.4 * blocks + 1.2), layout="constrained")
     grid, panels = figure.add_gridspec(2 * blocks, columns), []
-    for i, label in enumerate(labels):
+    for i, scenario in enumerate(scenarios):
         block, column = divmod(i, columns)
         top = figure.add_subplot(grid[2 * block, column])
         bottom = figure.add_subplot(grid[2 * block + 1, column], sharex=top)
-        plot.loss_curves(loss[loss["label"] == label], ax=top).set_title(label)
-        plot.accuracy_curves(accuracy[accuracy["label"] == label], ax=bottom)
+        plot.loss_curves(loss[loss["scenario"] == scenario], ax=top).set_title(scenario)
+        plot.accuracy_curves(accuracy[accuracy["scenario"] == scenario], ax=bottom)
         top.tick_params(labelbottom=False)
         top.set_xlabel("")
         panels += [top, bottom]

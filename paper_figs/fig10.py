@@ -6,7 +6,6 @@ Reads runs of FedFac in which a convolution is split and of FedAvg with the same
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,14 +24,14 @@ from fedstat import _cli, plot
 from fedstat.data import to_float
 from fedstat.fl import nets
 from fedstat.fl.nets import Net
-from fedstat.study import collect, experiment
+from fedstat.study import collect, experiment, summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     cli = _cli.Parser(description=__doc__.splitlines()[0])
     cli.add_argument("--runs", type=Path, nargs="+", default=[RUNS / "fedfac-quick"], help="folders of stores")
     cli.add_argument("--data-dir", type=Path, help="folder of the data sets' files (default $FEDSTAT_DATA)")
-    cli.add_argument("--label", help="setting (default: the first one with a split convolution)")
+    cli.add_argument("--scenario", help="scenario (default: the first one with a split convolution)")
     cli.add_argument("--layer", help="convolution (default: the first that is split)")
     cli.add_argument("--client", type=int, default=0, help="whose model (default 0)")
     cli.add_argument("--image", type=int, default=0, help="number among the client's test images (default 0)")
@@ -51,11 +50,11 @@ def pair(args: argparse.Namespace) -> tuple[xr.DataTree, xr.DataTree, str]:
     runs = [fedstat.open_run(p) for folder in args.runs for p in collect.stores(folder)]
     runs = [r for r in runs if "ended" in r.attrs and "weights" in r.children]
     same = ("data", "partition", "shapes", "seed")
-    for fedfac in (r for r in runs if config(r)["algorithm"] == "fedfac-dynamic"):
-        for fedavg in (r for r in runs if config(r)["algorithm"] == "fedavg"):
-            if args.label not in (None, config(fedfac)["label"]):
+    for fedfac in (r for r in runs if summary.config_of(r)["algorithm"] == "fedfac-dynamic"):
+        for fedavg in (r for r in runs if summary.config_of(r)["algorithm"] == "fedavg"):
+            if args.scenario not in (None, summary.config_of(fedfac)["scenario"]):
                 continue
-            if all(config(fedavg)[key] == config(fedfac)[key] for key in same):
+            if all(summary.config_of(fedavg)[key] == summary.config_of(fedfac)[key] for key in same):
                 for layer in split_convolutions(fedfac):
                     if args.layer in (None, layer):
                         return fedfac, fedavg, layer
@@ -65,12 +64,8 @@ def pair(args: argparse.Namespace) -> tuple[xr.DataTree, xr.DataTree, str]:
     )
 
 
-def config(run: xr.DataTree) -> dict[str, Any]:
-    return dict(json.loads(run.attrs["config"]))
-
-
 def split_convolutions(run: xr.DataTree) -> Iterator[str]:
-    for name, shape in config(run)["shapes"].items():
+    for name, shape in summary.config_of(run)["shapes"].items():
         layer = nets.layer_of(name)
         if len(shape) == 4 and 0 < run[f"split/{layer}/shared"].isel(round=-1).mean() < 1:
             yield layer
@@ -106,7 +101,7 @@ def side_by_side(
 
 
 def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Namespace) -> Any:
-    settings, same = config(fedfac), experiment.Settings(**experiment.noted(fedfac.attrs))
+    settings, same = summary.config_of(fedfac), experiment.Settings(**experiment.noted(fedfac.attrs))
     fed, _ = experiment.federated(same, args.data_dir)
     own = (fed["client"].to_numpy() == args.client) & (fed["split"].to_numpy() == "test")
     images = to_float(fed.isel(sample=own)).x.to_numpy()
@@ -123,7 +118,7 @@ def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Na
     filters = f"{int(shared.sum())} of {len(shared)} filters are shared"
     plot.caption(
         figure,
-        f"{settings['label']}, {layer}: {filters}; client {args.client}, its test image {args.image}",
+        f"{settings['scenario']}, {layer}: {filters}; client {args.client}, its test image {args.image}",
         f"{collect.scale(settings)}; seed {settings['seed']}; commit {attrs['revision'] or 'not known'}",
         "image as the clients get it, standardised by their training images; every map has its own grey scale",
     )

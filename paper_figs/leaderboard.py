@@ -74,21 +74,21 @@ def spread(found: pd.DataFrame) -> Figure:
     """Boxes of the clients' accuracies, a panel for each setting."""
     parts = [
         leaderboard.of_clients(run["path"], run["chosen_round"]).assign(
-            **{name: run[name] for name in ("label", "method", "seed")}
+            **{name: run[name] for name in ("scenario", "method", "seed")}
         )
         for run in found.to_dict("records")
     ]
     data = pd.concat(parts, ignore_index=True)
-    labels = list(dict.fromkeys(data["label"]))
-    columns = min(2, len(labels))
-    rows = -(-len(labels) // columns)
+    scenarios = list(dict.fromkeys(data["scenario"]))
+    columns = min(2, len(scenarios))
+    rows = -(-len(scenarios) // columns)
     height = 1.2 + 0.2 * data["method"].nunique()
     figure, axes = plt.subplots(
         rows, columns, figsize=(6.4 * columns, height * rows), squeeze=False, layout="constrained"
     )  # fmt: skip
-    for ax, label in zip(axes.flat, labels, strict=False):
-        plot.client_boxplot(data[data["label"] == label], ax=ax).set_title(label, fontsize="medium")
-    for ax in axes.flat[len(labels) :]:
+    for ax, scenario in zip(axes.flat, scenarios, strict=False):
+        plot.client_boxplot(data[data["scenario"] == scenario], ax=ax).set_title(scenario, fontsize="medium")
+    for ax in axes.flat[len(scenarios) :]:
         ax.remove()
     return figure
 

@@ -70,7 +70,7 @@ def gains(outcomes: pd.DataFrame, plan: Planned, reference: str) -> pd.DataFrame
 
 def over_seeds(shares: pd.DataFrame, plan: Planned) -> pd.DataFrame:
     """Mean reliabilities with Student's intervals."""
-    keys = ["label", "place", "layer"]
+    keys = ["scenario", "place", "layer"]
     rows = [
         dict(zip(keys, names, strict=True)) | {"reliability": mean.mean, "low": mean.low, "high": mean.high}
         for names, own in shares.groupby(keys)
@@ -80,7 +80,7 @@ def over_seeds(shares: pd.DataFrame, plan: Planned) -> pd.DataFrame:
 
 
 def in_order(found: pd.DataFrame, plan: Planned) -> pd.DataFrame:
-    return found.assign(at=found["label"].map(plan.labels.index)).sort_values("at", kind="stable")
+    return found.assign(at=found["scenario"].map(plan.scenarios.index)).sort_values("at", kind="stable")
 
 
 if __name__ == "__main__":

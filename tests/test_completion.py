@@ -42,6 +42,7 @@ def complete(request: pytest.FixtureRequest) -> Callable[[str], set[str]]:
     [
         ("fedstat.split(run, m", {"margin=", "max_iter=", "method="}),
         ("fedstat.bootstrap(run, h", {"heywood="}),
+        ("fedstat.jackknife(run, h", {"heywood="}),
         ("fedstat.permutation_test(run, n_", {"n_factors=", "n_permutations="}),
         ("fedstat.fa(run, ro", {"rotation="}),
         ("fedstat.icc(run, inf", {"inference="}),

@@ -1,10 +1,15 @@
-"""Names: no function hides the module that it stands in."""
+"""Names: no function hides the module that it stands in, and none has a name that CHANGELOG calls an earlier one."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import pkgutil
+import re
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import fedstat
@@ -22,3 +27,96 @@ def test_no_name_of_a_package_hides_one_of_its_modules():
             if not isinstance(getattr(import_module(parent), name), ModuleType):
                 hidden.append(found.name)
     assert hidden == []
+
+
+# Earlier names of definitions, of columns of results and of options, none of which may come back.
+CLASSES = {
+    "Training", "Machine", "Computing", "Start", "Memory", "Uploads", "Received", "Sharing", "Ranks", "Parts", "Given",
+    "ByLayer", "StabilityResult", "Look",
+}  # fmt: skip
+FUNCTIONS = {
+    "round_of", "moved", "side_by_side", "everything", "nothing", "outcomes", "claim_of", "icc_of", "say_if_alone",
+    "left_out", "beside", "said_of", "look", "make_readouts", "readout_jobs", "readouts_probe", "iteration_stability",
+}  # fmt: skip
+PARAMETERS = {
+    "reshare", "uploads", "minus", "resamples", "permutations", "min_size", "new_share", "readouts", "memory",
+    "estimators",
+}  # fmt: skip
+FIELDS = PARAMETERS | {"label", "samples", "test", "validation", "labels"}
+COLUMNS = {
+    "h2", "dead", "of_change", "n_exchanges", "p_fdr", "p_shared", "same_state", "adjusted_rand", "recurs", "verdict",
+    "outcome", "all_low", "guess", "label",
+}  # fmt: skip
+OPTIONS = {
+    "label", "labels", "new-share", "samples", "min-size", "test", "validation", "share", "readouts", "minus", "start",
+    "bootstrap", "permutation", "stability", "memory", "estimators",
+}  # fmt: skip
+ALLOWED = {
+    ("fedstat.attack.experiment", "labels"): "labels of samples, which the attacker knows or infers",
+    ("fedstat.attack", "labels"): "labels of samples, which the attacker knows or infers",
+    ("fedstat.fl.record", "uploads"): "the group of a store, whose name stays",
+    ("fedstat.fl.algorithms.fedcp", "Parts"): "parts of FedCP's model, not sums of squares",
+    ("fedstat.stats.clustering", "left_out"): "clusters of subsamples, which leave objects out; not skipped layers",
+    ("fedstat.stats.clustering", "permutations"): "a count within the module of arrays",
+}
+COMMANDS = ("fl", "sim", "sim.recovery", "decompose", "attack", "ntk", "motivation", "reporting")
+ROOT = Path(fedstat.__file__).parent
+
+
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        name = ".".join(["fedstat", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
+        yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _is_allowed(module: str, name: str) -> bool:
+    return (module, name) in ALLOWED
+
+
+def test_no_definition_has_an_earlier_name():
+    used = []
+    for module, tree in _modules():
+        for node in ast.walk(tree):
+            names: set[str] = set()
+            if isinstance(node, ast.ClassDef):
+                fields = {
+                    one.target.id
+                    for one in node.body
+                    if isinstance(one, ast.AnnAssign)
+                    if isinstance(one.target, ast.Name)
+                }
+                settings = (
+                    FIELDS if node.name in ("Settings", "Federation", "TrainConfig", "ComputeConfig") else PARAMETERS
+                )
+                names = ({node.name} & CLASSES) | (fields & settings)
+            elif isinstance(node, ast.FunctionDef):
+                public = not node.name.startswith("_")
+                args = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+                names = ({node.name} & FUNCTIONS) | (args & PARAMETERS if public else set())
+            used += [(module, name) for name in sorted(names) if not _is_allowed(module, name)]
+    assert used == []
+
+
+def test_no_column_of_a_result_has_an_earlier_name():
+    used = [
+        (module, function.name, text.value)
+        for module, tree in _modules()
+        if module.startswith(("fedstat.results", "fedstat.study", "fedstat.ntk.results"))
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef) and function.name in ("tidy", "glance", "augment", "row")
+        for text in ast.walk(function)
+        if isinstance(text, ast.Constant) and text.value in COLUMNS
+    ]
+    assert used == []
+
+
+def test_no_option_of_a_command_has_an_earlier_name(capsys):
+    used = []
+    for command in COMMANDS:
+        main = import_module(f"fedstat.{command}.__main__").main
+        with contextlib.suppress(SystemExit):
+            main(["--help"])
+        options = set(re.findall(r"--([a-z][a-z-]*)", capsys.readouterr().out))
+        assert options, command
+        used += [(command, name) for name in sorted(options & OPTIONS) if not _is_allowed(f"fedstat.{command}", name)]
+    assert used == []

@@ -30,19 +30,21 @@ def sent(grid: Grid, asked: Asked) -> Table:
     grid = of_study(grid, FILE, "table1")
     table = grid.table
     total = table.assign(megabytes=(table["bytes_up"] + table["bytes_down"]) / 1e6)
-    values = total.groupby(["label", "method"], sort=False)["megabytes"].agg(["mean", "min", "max"]).reset_index()
+    values = total.groupby(["scenario", "method"], sort=False)["megabytes"].agg(["mean", "min", "max"]).reset_index()
     places = values["method"].map(ordered(values["method"]).index)
-    values = values.assign(place=places).sort_values(["label", "place"]).drop(columns="place")
-    fedavg = values[values["method"] == FEDAVG].set_index("label")["mean"]
+    values = values.assign(place=places).sort_values(["scenario", "place"]).drop(columns="place")
+    fedavg = values[values["method"] == FEDAVG].set_index("scenario")["mean"]
     published = asked.paper.tables.get("communication", {})
-    theirs = [next((v for name, v in published.items() if label.startswith(name)), {}) for label in values["label"]]
-    values["relative"] = values["mean"] / values["label"].map(fedavg)
+    theirs = [
+        next((v for name, v in published.items() if scenario.startswith(name)), {}) for scenario in values["scenario"]
+    ]
+    values["relative"] = values["mean"] / values["scenario"].map(fedavg)
     values["paper"] = [
         of.get(m.split("-private-head")[0], float("nan")) / of["fedavg"] if of else float("nan")
         for of, m in zip(theirs, values["method"], strict=True)
     ]
     blocks = {
-        str(label): pd.DataFrame(
+        str(scenario): pd.DataFrame(
             {
                 "method": title_of(r["method"]),
                 "MB": number(r["mean"], 3),
@@ -51,7 +53,7 @@ def sent(grid: Grid, asked: Asked) -> Table:
             }
             for r in rows.to_dict("records")
         )
-        for label, rows in values.groupby("label", sort=False)
+        for scenario, rows in values.groupby("scenario", sort=False)
     }
     said = (
         "MB: sent and received by all clients over all rounds, mean over seeds; entries of 4 bytes",

@@ -36,12 +36,12 @@ def build(grid: Grid, asked: Asked) -> Table:
     runs = [row for path in grid.table["path"] for row in moved(path)]
     table = pd.DataFrame(runs)
     rule = summary.choose(table, asked.rule)
-    values = table.groupby(["label", "epochs"])[[rule, "sigma", "tau"]].agg(["mean", "sem"])
+    values = table.groupby(["scenario", "epochs"])[[rule, "sigma", "tau"]].agg(["mean", "sem"])
     values.columns = ["_".join(names) for names in values.columns]
     values = values.reset_index()
     paper = asked.paper.of("table6", "accuracy")
     blocks = {
-        str(label): pd.DataFrame(
+        str(scenario): pd.DataFrame(
             {
                 "E_lora": str(row["epochs"]),
                 rule: plus_minus(row[f"{rule}_mean"], row[f"{rule}_sem"]),
@@ -51,7 +51,7 @@ def build(grid: Grid, asked: Asked) -> Table:
             }
             for row in part.to_dict("records")
         )
-        for label, part in values.groupby("label")
+        for scenario, part in values.groupby("scenario")
     }
     said = (
         f"{rule}: {summary.words(rule, table)}; {SE}",
@@ -67,7 +67,7 @@ def moved(path: str) -> list[dict[str, Any]]:
     settings = Settings(**experiment.settings_of(path))
     fed, others = experiment.federated(settings)
     if others is None:
-        raise ValueError(f"{path} holds no clients out: the study needs new_share > 0")
+        raise ValueError(f"{path} holds no clients out: the study needs unseen_fraction > 0")
     start = weights(open_run(path))
     net = nets.started(federation.network(settings, fed), start)
     rows = []
@@ -75,7 +75,7 @@ def moved(path: str) -> list[dict[str, Any]]:
         method = algorithms.feddecomp(lora_epochs=epochs, global_epochs=settings.local_epochs - epochs)
         same = {name: getattr(settings, name) for name in SAME}
         run = fl.train(others, net, method, batch_size=settings.batch_size or None, probe="parameters", **same)
-        own = summary.row(run) | {"label": settings.name, "epochs": epochs}
+        own = summary.row(run) | {"scenario": settings.name, "epochs": epochs}
         rows.append(own | dict(zip(("sigma", "tau"), distances(run, start), strict=True)))
     return rows
 

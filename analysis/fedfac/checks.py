@@ -133,16 +133,16 @@ def against_random(grid: Grid, *, value: str | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``label``, ``method``, ``layers``, ``kappa``, ``tau``, ``estimator``, and the columns of
+        ``scenario``, ``method``, ``layers``, ``kappa``, ``tau``, ``estimator``, and the columns of
         :func:`fedstat.compare`; Holm's adjustment runs over all rows.
     """
     table, value = collect.in_order(grid), summary.choose(grid.table, value)
-    chance = table[table["method"] == "random"].set_index(["label", "layers", "tau", "seed"])[value]
+    chance = table[table["method"] == "random"].set_index(["scenario", "layers", "tau", "seed"])[value]
     others = table[by_analysis(table) | (table["method"] == "random-redrawn")]
     there = others.set_index(chance.index.names).index.isin(chance.index)
     if not there.any():
         return pd.DataFrame()
-    settings = ["label", "method", *collect.SETTINGS]
+    settings = ["scenario", "method", *collect.SETTINGS]
     data = others[there].assign(of=lambda t: t.groupby(settings, dropna=False, sort=False).ngroup().map(str))
     data["less"] = data[value] - chance.loc[pd.MultiIndex.from_frame(data[chance.index.names])].to_numpy()
     return data[["of", *settings]].drop_duplicates("of").merge(against_zero(data, "of", "less")).drop(columns="of")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import checks
 import pandas as pd
 from checks import KAPPA, TAU
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
 from fedstat import _cli
+from fedstat._utils.progress import track
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, plus_minus
 from fedstat.store import open_run
@@ -44,8 +43,7 @@ def work(args: argparse.Namespace) -> None:
     if args.out is not None:
         require_writable(Path(f"{args.out}-1"))
     grid = collect.select(collect.collect(args.runs), ())
-    bar = partial(tqdm, unit="run", disable=not sys.stderr.isatty())
-    tables = study(grid, value=args.rule, methods=args.methods, replicates=args.replicates, progress=bar)
+    tables = study(grid, value=args.rule, methods=args.methods, replicates=args.replicates)
     for n, made in enumerate(tables, 1) if args.out is not None else ():
         made.write(Path(f"{args.out}-{n}"))
     print("\n\n\n".join(made.text() for made in tables))
@@ -59,7 +57,7 @@ def study(
     methods: Sequence[str] = ANALYSED,
     replicates: int = 50,
     seed: int = 0,
-    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    progress: bool | None = None,
 ) -> list[Table]:
     """Tables that answer whether the split is better than random, at which layer, κ and τ, and by which estimator.
 
@@ -73,8 +71,8 @@ def study(
     replicates : int
         Bootstrap samples of clients, and shuffles of units, for every layer.
     seed : int
-    progress : callable
-        Wraps the list of the runs that are analysed, as tqdm does; a run takes some seconds.
+    progress : bool or None
+        Show how many runs are analysed, see :func:`fedstat.fl.train`; a run takes some seconds.
 
     Returns
     -------
@@ -88,21 +86,24 @@ def study(
     runs = runs[runs["method"].isin(methods)]
     keys = ["method", *(collect.varying(runs) if len(runs) else ()), "layer"]
     settled, sure, agree = [], [], []
-    for record in progress(runs.to_dict("records")):
-        run, at = (
-            open_run(record["path"]),
-            {name: record[name] for name in ("label", "method", "seed", *collect.SETTINGS)},
-        )
-        own = {"kappa": record["kappa"], "tau": record["tau"], "estimator": record["estimator"]}
-        own = {name: value for name, value in own.items() if collect.setting(value) != "–"}
-        settled.append(summary.states(run).assign(**at))
-        for layer, w in checks.hidden_weights(run).items():
-            # Only a quantile τ (not "mean") can be taken anew in a sample; agreement is not a factor analysis.
-            if not isinstance(record["tau"], str) and record["estimator"] != "icc":
-                sure.append(at | {"layer": layer} | checks.certainty(w, **own, replicates=replicates, seed=seed))
-            agree.append(
-                checks.variants(w).assign(design=collect.design(at, keys[1:-1]), label=at["label"], layer=layer)
+    with track(runs.to_dict("records"), "run", progress) as records:
+        for record in records:
+            run, at = (
+                open_run(record["path"]),
+                {name: record[name] for name in ("scenario", "method", "seed", *collect.SETTINGS)},
             )
+            own = {"kappa": record["kappa"], "tau": record["tau"], "estimator": record["estimator"]}
+            own = {name: value for name, value in own.items() if collect.setting(value) != "–"}
+            settled.append(summary.states(run).assign(**at))
+            for layer, w in checks.hidden_weights(run).items():
+                # Only a quantile τ (not "mean") can be taken anew in a sample; agreement is not a factor analysis.
+                if not isinstance(record["tau"], str) and record["estimator"] != "icc":
+                    sure.append(at | {"layer": layer} | checks.certainty(w, **own, replicates=replicates, seed=seed))
+                agree.append(
+                    checks.variants(w).assign(
+                        design=collect.design(at, keys[1:-1]), scenario=at["scenario"], layer=layer
+                    )
+                )
     notes = caption(grid, 10_000)
     tables = [_better(better, value, (f"{value}: {summary.words(value, grid.table)}", *notes))]
     if any(map(len, settled)):
@@ -119,7 +120,7 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
     if not len(table):
         return Table(title, table, {}, ("no pair of FedFac and a random split of the same Λ, τ and seed", *notes))
     shown = {
-        str(label): pd.DataFrame(
+        str(scenario): pd.DataFrame(
             {
                 "method": METHODS.get(r["method"], r["method"]),
                 "Λ": r["layers"] or "default",
@@ -133,7 +134,7 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
             }
             for r in rows.to_dict("records")
         )
-        for label, rows in table.groupby("label", sort=False)
+        for scenario, rows in table.groupby("scenario", sort=False)
     }
     fedfac, tests = table[checks.by_analysis(table)], int(table["p_holm"].notna().sum())
     clear = fedfac["p_holm"] < 0.05
@@ -173,7 +174,7 @@ def _sure(table: pd.DataFrame, keys: list[str], replicates: int, notes: Sequence
 
 def _agree(table: pd.DataFrame, notes: Sequence[str]) -> Table:
     blocks = {}
-    for (label, design), rows in table.groupby(["label", "design"], sort=False):
+    for (scenario, design), rows in table.groupby(["scenario", "design"], sort=False):
         ari = rows.groupby(["layer", "kappa", "estimator"], sort=False)["ari"].mean().unstack("estimator")
         quality = rows[rows["estimator"] == "pa"].groupby(["layer", "kappa"], sort=False)
         frame = ari.drop(columns="pa").map(number, digits=2)
@@ -182,7 +183,7 @@ def _agree(table: pd.DataFrame, notes: Sequence[str]) -> Table:
         frame["factors"] = quality["n_factors"].mean().map("{:.0f} of ".format) + units
         frame["converged"] = quality["converged"].mean().map(lambda x: number(x, 2))
         frame["Heywood"] = quality["heywood"].mean().map(lambda x: number(x, 1))
-        blocks[f"{label}, {design}"] = frame.reset_index().rename(columns={"kappa": "κ"})
+        blocks[f"{scenario}, {design}"] = frame.reset_index().rename(columns={"kappa": "κ"})
     means = (
         "minres, pc, leverage: adjusted Rand index with pa at the same κ, mean over τ and seeds; 0 is chance",
         f"the rest is of pa: agreement with κ = {KAPPA:g}, factors of units, share converged, communalities > 1",
@@ -196,18 +197,18 @@ _AFTER = "weights are those after the last round: under FedFac shared units are 
 
 
 def _mean_blocks(table: pd.DataFrame, keys: list[str], columns: list[str], digits: int) -> dict[str, pd.DataFrame]:
-    """Means ± standard errors over seeds, one block per label, one row per value of the keys."""
+    """Means ± standard errors over seeds, one block per scenario, one row per value of the keys."""
     blocks = {}
     if (table["layers"] == table["layer"]).all():  # if Λ is always one layer
         keys = [name for name in keys if name != "layers"]
-    for label, rows in table.groupby("label", sort=False):
+    for scenario, rows in table.groupby("scenario", sort=False):
         found: list[dict[str, Any]] = []
         for key, part in rows.groupby(keys, sort=False, dropna=False):
             line = {collect.SETTINGS.get(name, name): collect.setting(x) for name, x in zip(keys, key, strict=True)}
             line["method"] = METHODS.get(line["method"], line["method"])
             means, errors = part[columns].mean(), part[columns].sem()
             found.append(line | {c: plus_minus(float(means[c]), float(errors[c]), digits) for c in columns})
-        blocks[str(label)] = pd.DataFrame(found)
+        blocks[str(scenario)] = pd.DataFrame(found)
     return blocks
 
 

@@ -13,7 +13,7 @@ from fedstat._utils.settings import read_toml
 from fedstat.results.tables import interval, p_value
 from fedstat.study import collect, summary
 from fedstat.study import grid as grids
-from fedstat.study.collect import Grid, labels, ordered, origin, title_of
+from fedstat.study.collect import Grid, ordered, origin, scenarios, title_of
 from fedstat.study.summary import Table
 
 NAME = "simulations/fedfac.toml"
@@ -39,15 +39,15 @@ def interaction(grid: Grid, asked: Asked) -> Table:
     """Mixed model accuracy ~ method * heterogeneity + (1 | seed), for each data set with two or more settings."""
     blocks, values, notes = {}, [], []
     rule = summary.choose(grid.table, asked.rule)
-    datasets = {label: str(grid.configs[label]["data"]) for label in labels(grid)}
+    datasets = {scenario: str(grid.configs[scenario]["data"]) for scenario in scenarios(grid)}
     for name in dict.fromkeys(datasets.values()):
-        rows = grid.table[grid.table["label"].map(datasets) == name]
-        rows = rows.assign(place=rows["method"].map(ordered(rows["method"]).index)).sort_values(["label", "place"])
-        if rows["label"].nunique() < 2:
+        rows = grid.table[grid.table["scenario"].map(datasets) == name]
+        rows = rows.assign(place=rows["method"].map(ordered(rows["method"]).index)).sort_values(["scenario", "place"])
+        if rows["scenario"].nunique() < 2:
             notes.append(f"{name}: one setting only, so no model of heterogeneity")
             continue
         try:
-            fit = mixed(rows, reference=asked.reference or "fedavg", value=rule, heterogeneity="label", group="seed")
+            fit = mixed(rows, reference=asked.reference or "fedavg", value=rule, heterogeneity="scenario", group="seed")
         except ValueError as error:
             notes.append(f"{name}: no mixed model: {error}")
             continue
@@ -73,7 +73,7 @@ def designs(grid: Grid) -> list[str]:
     found: dict[str, list[str]] = {}
     for run in collect.in_order(grid).to_dict("records"):
         if run["method"].startswith("fedfac"):
-            found.setdefault(collect.design(run, collect.SETTINGS).partition(", ")[2], []).append(run["label"])
+            found.setdefault(collect.design(run, collect.SETTINGS).partition(", ")[2], []).append(run["scenario"])
     return [f"FedFac with {what}: {'; '.join(dict.fromkeys(where))}" for what, where in found.items()]
 
 

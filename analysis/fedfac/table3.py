@@ -24,18 +24,23 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
             for rule in (rule for rule in ways if rule in mean["rule"]):
                 name = run["method"] if len(ways) == 1 else f"{run['method']}, {rule}"
                 rows.append(
-                    {"label": run["label"], "seed": run["seed"], "method": name, "new": float(mean.sel(rule=rule))}
+                    {
+                        "scenario": run["scenario"],
+                        "seed": run["seed"],
+                        "method": name,
+                        "new": float(mean.sel(rule=rule)),
+                    }
                 )
     if not rows:
-        raise ValueError("no run held clients out, so nothing is known of new clients: run with new_share > 0")
+        raise ValueError("no run held clients out, so nothing is known of new clients: run with unseen_fraction > 0")
     table, reference = pd.DataFrame(rows), asked.reference or "fedfac-dynamic, ensemble"
     values, notes = compare_settings(table, grid, "new", reference)
-    values["paper"] = [asked.paper.of("table3", r["label"]).get(r["method"]) for r in values.to_dict("records")]
+    values["paper"] = [asked.paper.of("table3", r["scenario"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
-        str(label): pd.DataFrame(
+        str(scenario): pd.DataFrame(
             table_line(r, "new clients", reference) | {"paper": number(r["paper"])} for r in part.to_dict("records")
         )
-        for label, part in values.groupby("label")
+        for scenario, part in values.groupby("scenario")
     }
     said = (
         f"new clients: accuracy on their test samples, after the last round; {SE}", *difference_notes(grid, reference),

@@ -24,8 +24,8 @@ def ablation(grid: Grid, asked: Asked) -> Table:
         split = summary.states(tree).query("0 < shared < units")
         if "ablation" not in tree.children or not len(split):  # without a split layer nothing was replaced
             continue
-        here = {name: run[name] for name in ("label", "seed", *collect.SETTINGS)} | {"of": run["method"]}
-        here["heading"] = f"{run['label']}, {collect.design(run, named)}"
+        here = {name: run[name] for name in ("scenario", "seed", *collect.SETTINGS)} | {"of": run["method"]}
+        here["heading"] = f"{run['scenario']}, {collect.design(run, named)}"
         mean, shared, units = summary.ablated(tree).mean("draw"), split["shared"].sum(), split["units"].sum()
         for part in map(str, mean["part"].values):
             replaced = 0 if part == "none" else shared if part.startswith("shared") else units - shared
@@ -39,7 +39,7 @@ def ablation(grid: Grid, asked: Asked) -> Table:
         block, first = found.table, own.iloc[0]
         of_split = [name for name in own.columns if name not in found.table and name not in ("seed", "masked")]
         block[of_split] = first[of_split].to_list()
-        theirs = asked.paper.of("table8", first["label"]) if first["of"] == "fedfac-dynamic" else {}
+        theirs = asked.paper.of("table8", first["scenario"]) if first["of"] == "fedfac-dynamic" else {}
         block["paper"] = block["method"].map(theirs)
         block["units"] = block["method"].map(own.groupby("method")["units"].mean())
         values.append(block)
@@ -107,13 +107,13 @@ def random_split(grid: Grid, asked: Asked) -> Table:
     rule = summary.choose(rows, asked.rule)
     values, notes = compare_settings(rows, grid, rule, "random")
     values, notes = add_overall(values, notes, rows, rule, "random")
-    values["paper"] = [asked.paper.of("table8", r["label"]).get(r["method"]) for r in values.to_dict("records")]
+    values["paper"] = [asked.paper.of("table8", r["scenario"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
-        str(label): pd.DataFrame(
+        str(scenario): pd.DataFrame(
             table_line(r, rule, "random") | {"pairs": str(r["n"]), "paper": number(r["paper"])}
             for r in part.to_dict("records")
         )
-        for label, part in values.groupby("label", sort=False)
+        for scenario, part in values.groupby("scenario", sort=False)
     }
     said = (
         f"{rule}: {summary.words(rule, rows)}",

@@ -13,7 +13,7 @@ from fedstat.labelled import compare
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, plus_minus
 from fedstat.study import collect, summary
-from fedstat.study.collect import METHODS, Grid, labels
+from fedstat.study.collect import METHODS, Grid, scenarios
 from fedstat.study.summary import Table
 
 STAGES = {"table4": ("layers", "Λ"), "table5": ("tau", "τ"), "table6": ("kappa", "κ")}
@@ -43,19 +43,19 @@ def tuning(grid: Grid, asked: Asked, *, name: str, method: str = "fedfac-dynamic
     varied, symbol = STAGES[name]
     blocks, values, notes = {}, [], []
     runs = collect.in_order(grid)
-    for label in labels(grid):
-        rows = runs[(runs["label"] == label) & (runs["method"] == method)]
-        rows, fixed = _stage(rows, name, grid.configs[label])
+    for scenario in scenarios(grid):
+        rows = runs[(runs["scenario"] == scenario) & (runs["method"] == method)]
+        rows, fixed = _stage(rows, name, grid.configs[scenario])
         if not len(rows):
-            notes.append(f"{label}: not run at {fixed}")
+            notes.append(f"{scenario}: not run at {fixed}")
             continue
-        table = _tuned(rows, varied, summary.chosen(rows, varied, grid.configs[label]))
-        theirs = asked.paper.of(name, label)
+        table = _tuned(rows, varied, summary.chosen(rows, varied, grid.configs[scenario]))
+        theirs = asked.paper.of(name, scenario)
         table["paper"] = [theirs.get(str(x)) for x in table[varied]]
-        values.append(table.assign(label=label, fixed=fixed))
-        blocks[f"{label}; {fixed}"] = _tuning_block(table, varied, symbol)
+        values.append(table.assign(scenario=scenario, fixed=fixed))
+        blocks[f"{scenario}; {fixed}"] = _tuning_block(table, varied, symbol)
         if len(table) == 1:
-            notes.append(f"{label}: one {symbol} only was run")
+            notes.append(f"{scenario}: one {symbol} only was run")
     if not values:
         raise ValueError(f"no finished run of {method} is one of {name}: {'; '.join(notes) or 'no such run at all'}")
     blocks |= _references(grid, asked.paper, name, symbol)
@@ -114,7 +114,7 @@ def _tuning_block(table: pd.DataFrame, varied: str, symbol: str) -> pd.DataFrame
 
 def _references(grid: Grid, paper: Reference, name: str, symbol: str) -> Mapping[str, pd.DataFrame]:
     """The paper's own settings, if none of them was run: a reference, not results."""
-    if any(paper.of(name, label) for label in labels(grid)):
+    if any(paper.of(name, scenario) for scenario in scenarios(grid)):
         return {}
     settings = pd.DataFrame(paper.tables.get(name, {}))
     shown = settings.map(number).reset_index(names=symbol)

@@ -25,7 +25,8 @@ OF_PAPERS = (
 # Of these, what arranges, reads, selects or tabulates, and implements no formula.
 NO_FORMULA = {
     "fedstat.layer_matrix", "fedstat.load", "fedstat.open_run", "fedstat.read_split", "fedstat.read_weights",
-    "fedstat.update", "fedstat.sensitivity", "fedstat.data.partition.hold_out", "fedstat.data.partition.label_table",
+    "fedstat.update", "fedstat.sensitivity", "fedstat.settings", "fedstat.summary",
+    "fedstat.data.partition.hold_out", "fedstat.data.partition.label_table",
     "fedstat.data.partition.limit",
     "fedstat.data.partition.natural", "fedstat.data.partition.train_test", "fedstat.data.partition.iid",
     "fedstat.sim.prop_unchanged", "fedstat.sim.summary", "fedstat.sim.recovery.tidy", "fedstat.motivation.summary",

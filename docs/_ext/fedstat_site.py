@@ -17,10 +17,13 @@ import public_names
 import reference_pages
 from docutils import nodes
 from jupyter_cache import get_cache
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 from sphinx.util.parallel import make_chunks
+
+from fedstat.fl.algorithms import ALGORITHMS
 
 STAR = re.compile(r"``.*?``|(?<=, )\*(?=shape\b|,)")
 
@@ -107,6 +110,18 @@ def _of_class(found: Any, part: str) -> Any:
     return getattr(found, part, getattr(found, "__annotations__", {}).get(part))
 
 
+def link_algorithms(app: Sphinx, tree: nodes.document) -> None:
+    """Link the names in the table of algorithms to their pages, which exist on the site alone."""
+    if app.env.docname != "algorithms":
+        return
+    for row in tree.findall(nodes.row):
+        for name in list(row[0].findall(nodes.literal)):
+            if name.astext() in ALGORITHMS:
+                target = f"/methods/{method_pages.page_of(name.astext())}"
+                link = {"refdomain": "std", "reftype": "doc", "reftarget": target, "refdoc": "algorithms"}
+                name.replace_self(addnodes.pending_xref("", name.deepcopy(), refexplicit=True, **link))
+
+
 def pictures(app: Sphinx, tree: nodes.document) -> None:  # noqa: ARG001
     """Every picture of a page, but what its code draws, has a text for those who do not see it."""
     for image in tree.findall(nodes.image):
@@ -122,4 +137,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", complete, priority=400)  # before numpydoc, at 500
     app.connect("missing-reference", internal)
     app.connect("doctree-read", pictures)
+    app.connect("doctree-read", link_algorithms)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

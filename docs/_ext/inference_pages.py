@@ -1,4 +1,4 @@
-"""The page of what p values and intervals are worth, made from the table of simulations."""
+"""The page of measured error rates, and the tables of ``docs/which-test.md``, from the table of simulations."""
 
 from __future__ import annotations
 
@@ -10,22 +10,63 @@ from reference_pages import heading
 
 TABLE = Path(__file__).parents[2] / "analysis/inference/results/inference.csv"
 SAYS = {
-    "level": "A test of .05: how often it rejects where its null hypothesis is true. Above .06 it errs."
-    " Twice the Monte Carlo error is allowed for.",
-    "coverage": "An interval: how often it holds what it is of. Short of its confidence by more than .02 it errs."
-    " Twice the Monte Carlo error is allowed for.",
-    "rate": "A share that nothing is claimed of.",
+    "level": "False positive rate of a test at 0.05: proportion of data sets in which it rejects a true null"
+    " hypothesis. It errs above 0.06, by more than 2 Monte Carlo errors.",
+    "coverage": "Coverage of an interval: proportion of data sets in which it holds the true value. It errs if coverage"
+    " is more than 0.02 below the level, by more than 2 Monte Carlo errors.",
+    "rate": "A proportion that no claim limits.",
 }
+QUESTIONS = {
+    "agreement": {
+        "icc, sign-flip tests": "sign-flip test",
+        "icc, sign-flip tests beside shared units": "sign-flip test of personal units in layers with shared units",
+        "icc, power of sign-flip tests at FDR .05": "sign-flip test: shared units detected at FDR 0.05",
+        "icc, permutation tests": "permutation test",
+        "icc, F tests of 0": "F test",
+        "icc, intervals over clients": "95% CI of ICC, jackknife over clients",
+        "icc, intervals by F and bootstrap": "95% CI of ICC, F and bootstrap",
+    },
+    "communality": {
+        "permutation_test, units without an identity": "permutation test",
+        "bootstrap, ν of samples of this size": "95% CI of the expected communality, bootstrap over clients",
+        "fa, fit of a true model": "χ² test of the fit",
+        "fa, interval of RMSEA": "90% CI of RMSEA",
+    },
+    "reliability": {
+        "variance_components, tests of a share of 0": "test of reliability 0",
+        "variance_components, intervals of the share": "95% CI of reliability",
+        "variance_components, conclusion on the layer": "wrong conclusion on a layer (above or below 0.5)",
+        'split(tau="test"), any unit called the other': "some wrong unit in a layer, synthetic data",
+        'split(tau="test"), units called the other, of those called': "wrong units among shared and personal ones",
+        'split(tau="test"), layers with some unit called the other': "some wrong unit in a layer, trained networks",
+        'split(tau="test"), units decided': "units called shared or personal, not inconclusive",
+        "fl.profile, test over a window of rounds": "test of a layer over a window of rounds",
+    },
+    "sensitivity": {
+        "bootstrap, labels of .9 to .97 of the replicates are right": "true group, selection frequency 0.90 to 0.97",
+        "split, AgreementWarning": "warning that clients agree less on shared units, without such a difference",
+    },
+    "comparisons": {
+        "compare, m methods with a reference": "``compare``: t and sign-flip tests, Holm's p, simultaneous CIs",
+        "compare.mixed, effects of methods": "``compare.mixed``: mixed model",
+        "Friedman's test": "Friedman's test",
+        "Nemenyi's test, any pair": "Nemenyi's test, any pair",
+        "client_clusters, tests of known groups": "``client_clusters``: permutation test of known groups",
+        "Student's interval of a mean over replicates": "95% t interval of a mean over replicates",
+    },
+}
+"""Claims of the table, and what each measures, by the question of ``docs/which-test.md``."""
 LEAD = """
-Each p value and interval that fedstat gives was tried where the truth is known: in cases that its assumptions describe,
-and in cases that break them (few clients, correlated weights, unequal spread, ties). Shown is the share of simulated
-data sets in which a test of .05 rejected a true null hypothesis, or a 95 % interval covered, and its Monte Carlo error.
-*errs* marks a case in which the claim should not be relied on; *refused*, one in which fedstat gives no number.
+Each test and interval of fedstat was tried on data whose truth is known: in cases that its assumptions describe, and in
+cases that violate them (few clients, correlated weights, unequal variances, ties). The tables show the proportion of
+simulated data sets in which a test at 0.05 rejected a true null hypothesis, or a 95% interval covered, ± its Monte
+Carlo error. *errs* marks a case in which the claim should not be relied on; *refused*, one without a number.
+:doc:`../which-test` explains the tests.
 
-Trained networks are multilayer perceptrons on MNIST, drawn from pools of 400 clients with all classes, two or five
-classes or random labels, after 1 to 60 steps of SGD from a common start, two starts or starts of their own. The first
-table has the lowest and the highest value of the cases (their number in parentheses) in which assumptions hold, and how
-many of all cases err.
+Trained networks are multilayer perceptrons on MNIST. They are drawn from pools of 400 clients with all classes, two or
+five classes, or random labels, after 1 to 60 steps of SGD from common, two, or separate initial parameters. The first
+table has the lowest and the highest proportion over cases whose assumptions hold (number of cases in parentheses), and
+the number of cases that err, assumptions violated included.
 
 The simulations are in ``simulations/inference``; seed {seed}. From a copy of the repository, with the folder of MNIST's
 files::
@@ -36,16 +77,40 @@ files::
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """File, relative to ``inference/``, and text of the page."""
+    """File, relative to ``inference/``, and text: the page, and a table for each question."""
     table = pd.read_csv(TABLE, keep_default_na=False)
     claims = dict(iter(table.groupby("claim", sort=False)))
     parts = [_claim(name, rows) for name, rows in claims.items()]
     lead = LEAD.format(seed=", ".join(map(str, table["seed"].unique())))
-    yield "index.rst", "\n\n".join([heading("What p values and intervals are worth"), lead, _summary(claims), *parts])
+    yield (
+        "index.rst",
+        "\n\n".join([heading("Measured error rates of tests and intervals"), lead, _summary(claims), *parts]),
+    )
+    for question, descriptions in QUESTIONS.items():
+        yield f"{question}.inc", _question({text: claims[name] for name, text in descriptions.items()})
+
+
+def _question(claims: dict[str, pd.DataFrame]) -> str:
+    """Return a table of measured proportions: mean, lowest and highest over the cases of each claim.
+
+    The Monte Carlo error of a mean is the mean error of its cases, an upper bound.
+    """
+    rows = [["test or interval", "measured", "assumptions", "cases", "mean", "lowest", "highest", "err"]]
+    measured = {"level": "false positives", "coverage": "coverage", "rate": "proportion"}
+    for description, table in claims.items():
+        tried = table[(table["conclusion"] != "refused") & (table["mc_error"] != "")]
+        for assumptions, cases in sorted(tried.groupby("assumptions"), reverse=True):
+            values = cases[["observed", "mc_error"]].astype(float).sort_values("observed")
+            shown = [values.mean(), values.iloc[0], values.iloc[-1]]
+            numbers = [f"{one['observed']:.3f} ± {one['mc_error']:.3f}" for one in shown]
+            state = {"hold": "hold", "fail": "violated"}[assumptions]
+            errs = (cases["conclusion"] == "errs").sum()
+            rows.append([description, measured[table["kind"].iloc[0]], state, len(cases), *numbers, errs])
+    return _table([[str(cell) for cell in row] for row in rows])
 
 
 def _summary(claims: dict[str, pd.DataFrame]) -> str:
-    rows = [["claim", "synthetic data", "trained networks"]]
+    rows = [["claim", "synthetic data, assumptions hold", "trained networks, assumptions hold"]]
     for name, table in claims.items():
         of = dict(iter(table.groupby("layers")))
         rows.append([f"`{name}`_", *(_range(of.get(layers)) for layers in ("synthetic", "trained"))])

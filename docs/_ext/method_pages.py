@@ -1,4 +1,4 @@
-"""One page per method, made from its row, signature, docstring and one small run; none is written by hand."""
+"""One page per algorithm, from its row, signature, docstring and one small run."""
 
 from __future__ import annotations
 
@@ -43,41 +43,23 @@ def methods_of(constructor: Any) -> list[str]:
 
 def pages() -> Iterator[tuple[str, str]]:
     """File, relative to ``methods/``, and text of every page."""
-    yield "index.rst", _index()
     for name in algorithms.ALGORITHMS:
         yield f"{page_of(name)}.rst", _method(name)
     for end, wrap in algorithms.WRAPPERS.items():
         yield f"any-{WRAPPED[end]}.rst", _wrapper(end, wrap)
 
 
-def _index() -> str:
-    rows = []
-    for name in algorithms.ALGORITHMS:
-        about = algorithms.about(name)
-        rows.append([f":doc:`{about.title} <{page_of(name)}>`", f"``{name}``", about.shared, about.personal])
-    ends = [[f":doc:`{ENDINGS[end]} <any-{WRAPPED[end]}>`", f"``NAME{end}``", "", ""] for end in algorithms.WRAPPERS]
-    for row, wrap in zip(ends, algorithms.WRAPPERS.values(), strict=True):
-        row[2] = "as in the method: " + _first(wrap)
-    toctree = [f"   {page_of(n)}" for n in algorithms.ALGORITHMS] + [f"   any-{end}" for end in WRAPPED.values()]
-    return (
-        f"{heading('Methods')}\n\nEvery method by the name that ``--algorithm``, grids and "
-        ":func:`fedstat.fl.algorithms.named` take. The last rows are endings of names: they change any method.\n\n"
-        + _table([["method", "name", "shared", "a client's own"], *rows, *ends])
-        + "\n\n.. toctree::\n   :hidden:\n\n" + "\n".join(toctree) + "\n"
-    )  # fmt: skip
-
-
 def _method(name: str) -> str:
     about, inner = algorithms.about(name), _constructor(name)
     facts = [["name", f"``{name}``"], ["source", _linked(about.keys) or "–"], ["shared", about.shared]]
-    facts += [["a client's own", about.personal], ["new clients", _new_clients(about.new_clients)]]
+    facts += [["personal", about.personal], ["prediction for unseen clients", _new_clients(about.new_clients)]]
     ending = _end(name)
     more = f"\n{_first(algorithms.WRAPPERS[ending])} See :doc:`any-{WRAPPED[ending]}`.\n" if ending else ""
     code = f".. code-block:: python\n\n   from fedstat.fl import algorithms\n\n   algorithms.named({_call(name)})\n"
     command = f"Command line: ``python -m fedstat.fl --algorithm {name}``. Constructor: {_reference(inner)}.\n"
     parts = {
         "Algorithm": _prose(inner) + more,
-        "What is sent": _sent(name),
+        "Communication": _sent(name),
         "Settings": _settings(name),
         "Limits": _limits(name),
         "In Python": f"{code}\n{command}",
@@ -95,10 +77,11 @@ def _constructor(name: str) -> Any:
 def _wrapper(end: str, wrap: Any) -> str:
     settings = {p.name: p for p in list(inspect.signature(wrap, eval_str=True).parameters.values())[1:]}
     rows = [[f"``{n}``", _default(p.default), _note(p) or _described(wrap).get(n, "")] for n, p in settings.items()]
-    table = _table([["setting", "default", "meaning"], *rows]) if rows else "None of its own."
+    table = _table([["setting", "default", "meaning"], *rows]) if rows else "None."
     return "\n".join([
         heading(f"{ENDINGS[end].capitalize()}: NAME{end}"), "",
-        f"The ending ``{end}`` changes any method: ``fedper{end}`` is {algorithms.about('fedper' + end).title}.", "",
+        f"The suffix ``{end}`` modifies any algorithm: ``fedper{end}`` is {algorithms.about('fedper' + end).title}.",
+        "",
         _section("Algorithm"), _prose(wrap), _section("Settings"), table, "",
         _section("In Python"), f"{_reference(wrap)}\n",
     ])  # fmt: skip
@@ -181,11 +164,12 @@ def _bytes(name: str, normalises: bool = False) -> tuple[float, float]:
 def _sent(name: str) -> str:
     (up, down), (whole, _) = (_bytes(one, _normalises(name)) for one in (name, "fedavg"))
     return (
-        f"A client sends {up:,.0f} bytes in a round and receives {down:,.0f}: {up / whole:.0%} and {down / whole:.0%} "
-        "of FedAvg's. Counted in a run of the default settings with the network ``mlp([64, 40, 30, 10])``"
+        f"A client uploads {up:,.0f} bytes per round and downloads {down:,.0f}: {up / whole:.0%} and "
+        f"{down / whole:.0%} of FedAvg's. Counted in a run of the default settings with the network "
+        "``mlp([64, 40, 30, 10])``"
         + (", half of the units of ``fc2`` shared" if name == "fedsplit" else "")
-        + (" and layer normalisation" if _normalises(name) else "")
-        + "; float32 entries, without what a transport adds. On other networks the shares differ."
+        + (" and layer normalization" if _normalises(name) else "")
+        + "; float32 entries, without headers of a transport. The proportions depend on the network."
     )
 
 
@@ -198,9 +182,9 @@ def _limits(name: str) -> str:
     kept = f"{name.removesuffix('+').removesuffix('-shrunken')}-private-head"
     own_order = f"refused, as it shares an output layer; ``{kept}`` is not." if permuted else "possible."
     return "\n".join([
-        f"- Clients that number their classes differently: {own_order}",
+        f"- Permuted class labels: {own_order}",
         "- Differential privacy of clients: " + (f"refused. {_sentence(private)}" if private else "possible."),
-        "- Separate parties by Flower: " + (f"refused. {_sentence(separate)}" if separate else "possible."),
+        "- Separate organizations, by Flower: " + (f"refused. {_sentence(separate)}" if separate else "possible."),
         *_raises(name),
     ])  # fmt: skip
 
@@ -237,8 +221,8 @@ def _sentence(message: str) -> str:
 
 
 def _new_clients(rules: tuple[str, ...]) -> str:
-    words = {"global": "the server's model", "local_train": "shared entries as downloaded, the others trained",
-             "ensemble": "the mean of the predictions of clients that trained"}  # fmt: skip
+    words = {"global": "the global model", "local_train": "shared entries downloaded, personal entries trained",
+             "ensemble": "mean of the predictions of the clients that trained"}  # fmt: skip
     return "; ".join(words.get(rule, rule) for rule in rules)
 
 
@@ -261,7 +245,7 @@ def _call(name: str) -> str:
 
 
 def _default(value: Any) -> str:
-    return "to be given" if value is Parameter.empty else f"``{value!r}``"
+    return "required" if value is Parameter.empty else f"``{value!r}``"
 
 
 def _note(p: Parameter) -> str:

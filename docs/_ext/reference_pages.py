@@ -8,6 +8,19 @@ from collections.abc import Iterator
 
 from public_names import PACKAGES, Name, docstring, every_name, methods, names
 
+TASKS = {
+    "Analyze weights": ["fedstat", "fedstat.results", "fedstat.decompose"],
+    "Prepare data": ["fedstat.data", "fedstat.data.partition"],
+    "Train": ["fedstat.fl", "fedstat.fl.algorithms", "fedstat.fl.nets", "fedstat.fl.optim", "fedstat.fl.aggregate"],
+    "Compare, plot and report": ["fedstat.study", "fedstat.plot", "fedstat.reporting"],
+    "Add an algorithm": ["fedstat.fl.algorithm", "fedstat.fl.masks", "fedstat.fl.wrappers.composed"],
+    "Train with separate organizations": ["fedstat.flower"],
+    "Reproduce papers": [
+        "fedstat.sim", "fedstat.sim.recovery", "fedstat.motivation", "fedstat.ntk", "fedstat.attack"
+    ],
+}  # fmt: skip
+"""Packages of the reference by task."""
+
 
 def pages() -> Iterator[tuple[str, str]]:
     """File, relative to ``reference/``, and text of every page."""
@@ -20,13 +33,32 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def _index() -> str:
-    rows = "\n".join(f"   * - :doc:`{name} <{name}/index>`\n     - {said}" for name, said in PACKAGES.items())
-    toctree = "\n".join(f"   {package} <{package}/index>" for package in PACKAGES)
+    parts = []
+    for task, packages in TASKS.items():
+        rows = [row for package in packages for row in _rows(package)]
+        if rows:
+            parts.append(f".. rubric:: {task}\n\n.. list-table::\n   :widths: 30 70\n\n" + "\n".join(rows))
+    shown = [package for packages in TASKS.values() for package in packages if package in PACKAGES]
+    toctree = "\n".join(f"   {package} <{package}/index>" for package in shown)
     return (
-        f"{heading('Reference')}\n\nEvery public name, by package. Weights and runs are labelled arrays; shapes "
-        "stand in parentheses, as in *(client, unit, weight)*. After the data, arguments are keywords.\n\n"
-        f".. list-table::\n   :widths: 30 70\n\n{rows}\n\n.. toctree::\n   :hidden:\n\n{toctree}\n"
-    )
+        f"{heading('Reference')}\n\nPublic names by task. Weights and runs are labelled arrays; shapes stand in "
+        "parentheses, as in *(client, unit, weight)*. After the data, arguments are keywords. "
+        "``python -m fedstat`` lists the commands, and their ``--help`` the options.\n\n" + "\n\n".join(parts)
+        + f"\n\n.. toctree::\n   :hidden:\n\n   /algorithms\n{toctree}\n"
+    )  # fmt: skip
+
+
+def _rows(package: str) -> list[str]:
+    """Rows of the index: a package and its purpose; of fedstat, each task and its names."""
+    if package == "fedstat":
+        tasks = [
+            (task, ", ".join(f":doc:`{n.name} <fedstat/{n.name}>`" for n in part)) for task, part in _tasks(package)
+        ]
+        return [f"   * - :doc:`{task} <fedstat/index>`\n     - {listed}" for task, listed in tasks]
+    if package == "fedstat.fl.algorithms":
+        purpose = f"{PACKAGES[package]}; :doc:`table of the algorithms </algorithms>`"
+        return [f"   * - :doc:`{package} <{package}/index>`\n     - {purpose}"]
+    return [f"   * - :doc:`{package} <{package}/index>`\n     - {PACKAGES[package]}"] if package in PACKAGES else []
 
 
 def _package(package: str, purpose: str, known: dict[int, Name]) -> str:
@@ -83,7 +115,7 @@ def _method_link(name: Name) -> str:
     from method_pages import methods_of
 
     found = ", ".join(f":doc:`/methods/{page}`" for page in methods_of(name.value))
-    return f"\nAs a method: {found}.\n" if found else ""
+    return f"\nAlgorithms: {found}.\n" if found else ""
 
 
 def heading(text: str) -> str:

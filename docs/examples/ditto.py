@@ -1,8 +1,8 @@
-"""Ditto, written anew as an example: a personal model beside FedAvg's, held near it by a proximal term.
+"""Ditto as an example: FedAvg, and a personal model that a proximal term keeps near the global one.
 
 Li, Hu, Beirami and Smith (2021), "Ditto: fair and robust federated learning through personalization", ICML,
-arXiv:2012.04221, Algorithm 1: a client trains the global w, and its own v on F(v) + λ/2 ‖v − w(t)‖², where w(t) is what
-it has downloaded. It predicts with v, which never leaves it. python -m fedstat.fl --algorithm ditto.py:ditto --lam 0.5
+arXiv:2012.04221, Algorithm 1: a client trains the global w, and its personal v on F(v) + λ/2 ‖v − w(t)‖², where w(t)
+is the downloaded model. It predicts with v, which it never uploads. python -m fedstat.fl --algorithm ditto.py:ditto
 """
 
 from typing import Annotated, Any
@@ -18,8 +18,8 @@ from fedstat.fl.nets import Net, Params
 PREFIXES = ("global_", "own_")
 
 
-def ditto(*, lam: Annotated[float, "λ, strength of the pull towards the global model"] = 0.1) -> Algorithm:
-    """FedAvg, and beside it a personal model for every client."""
+def ditto(*, lam: Annotated[float, "λ, strength of the penalty on distance from the global model"] = 0.1) -> Algorithm:
+    """FedAvg, with a personal model for every client."""
 
     def penalty(params: Params, anchor: Params) -> Tensor:  # of each client (client,); autograd does the rest
         far = [(v - anchor[n.replace("own_", "global_")]).flatten(1) for n, v in params.items() if n.startswith("own_")]
@@ -34,7 +34,7 @@ def ditto(*, lam: Annotated[float, "λ, strength of the pull towards the global 
 
 
 def pair(net: Net) -> Net:
-    """Two copies of a network, which start equal; their outputs stand side by side, the personal ones last."""
+    """Two copies of a network with equal initial parameters; outputs are concatenated, the personal ones last."""
     names = {prefix + name: name for prefix in PREFIXES for name in net.shapes}
     heads, buffers = ([p + n for p in PREFIXES for n in some] for some in (nets.head_layers(net), net.buffers))
 
@@ -51,7 +51,7 @@ def pair(net: Net) -> Net:
 
 
 def both(inner: Loss, net: Net) -> Loss:
-    """The losses of both models, which have no parameter in common, added; predictions are the personal model's."""
+    """Sum of the losses of both models, which have no common parameter; predictions are the personal model's."""
     n = nets.n_outputs(net)
 
     def gradient(out: Tensor, y: Tensor, weight: Tensor) -> Tensor:

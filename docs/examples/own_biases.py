@@ -1,6 +1,6 @@
-"""A method of one's own: weights are averaged, biases and normalisation stay with their client.
+"""An algorithm with shared weights, and personal biases and normalization.
 
-FedBN (Li et al. 2021, arXiv:2102.07623) does so with the parameters of batch normalisation alone.
+FedBN (Li et al. 2021, arXiv:2102.07623) does so with the parameters of batch normalization only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from fedstat import fl, study
 from fedstat.fl import algorithms, masks, nets
 from fedstat.fl.algorithm import Algorithm, InitContext, SharedMask
 
-NORMALISATION = (".scale", ".shift", ".running_mean", ".running_var")
+NORMALIZATION = (".scale", ".shift", ".running_mean", ".running_var")
 
 
-def own_biases(*, biases: Annotated[bool, "keep the biases, too, not normalisation alone"] = True) -> Algorithm:
-    """FedAvg whose clients keep their biases and normalisation."""
-    own = (*NORMALISATION, ".bias") if biases else NORMALISATION
+def own_biases(*, biases: Annotated[bool, "biases are personal, too"] = True) -> Algorithm:
+    """FedAvg with personal biases and normalization."""
+    own = (*NORMALIZATION, ".bias") if biases else NORMALIZATION
 
     def init_mask(context: InitContext) -> SharedMask:
         mask = masks.share_all(context.net, context.device)  # for every parameter: True where an entry is shared
@@ -31,9 +31,9 @@ def own_biases(*, biases: Annotated[bool, "keep the biases, too, not normalisati
 
 
 def compared() -> fedstat.results.ComparisonResult:
-    """Compare with FedAvg on scikit-learn's digits: ten clients with unequal classes, three seeds."""
+    """Compare with FedAvg on scikit-learn's digits: ten clients with different classes, three seeds."""
     digits = fedstat.data.to_float(fedstat.data.load("digits"))
-    clients = fedstat.data.partition.dirichlet(digits, clients=10, concentration=0.3, min_size=20)
+    clients = fedstat.data.partition.dirichlet(digits, clients=10, concentration=0.3, min_samples=20)
     data = fedstat.data.partition.train_test(clients, test=0.3)
     net = nets.mlp([64, 32, 10])
     methods = {"FedAvg": algorithms.fedavg(), "own biases": own_biases()}

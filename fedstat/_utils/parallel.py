@@ -1,19 +1,16 @@
-"""Work in any ``concurrent.futures.Executor`` or in a plain loop, and its progress on stderr."""
+"""Work in any ``concurrent.futures.Executor`` or in a plain loop."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-from threadpoolctl import threadpool_limits
-from tqdm import tqdm
+from threadpoolctl import threadpool_info, threadpool_limits
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -56,8 +53,10 @@ def as_done(
             future.cancel()
 
 
-def in_order(executor: Executor | None, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield ``map(work, items)``, in an executor if there is one, with a bounded number of items submitted.
+def in_order(
+    executor: Executor | None, work: Callable[[Item], Result], items: Iterable[Item], *, ahead: int | None = None
+) -> Iterator[Result]:
+    """Yield ``map(work, items)``, in an executor if there is one, with at most ``ahead`` items submitted (64).
 
     With an executor, items are drawn and processed on one BLAS thread each. Results are then equal to the bit for all
     executors and numbers of workers: several threads change the last digits of eigenvectors of 300 units or more.
@@ -77,7 +76,7 @@ def in_order(executor: Executor | None, work: Callable[[Item], Result], items: I
         with one_blas_thread():
             for item in items:
                 waiting.append(executor.submit(_beside_others, work, item))
-                if len(waiting) == _AHEAD:
+                if len(waiting) == (_AHEAD if ahead is None else ahead):
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -89,6 +88,20 @@ def in_order(executor: Executor | None, work: Callable[[Item], Result], items: I
 def _beside_others(work: Callable[[Item], Result], item: Item) -> Result:
     with one_blas_thread():
         return work(item)
+
+
+def threads_of_blas(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yield ``map(work, items)`` in as many threads as BLAS has, each with one BLAS thread, and few items in memory.
+
+    Decompositions of hundreds of units gain little from several BLAS threads, and results depend on their number.
+    Here they do not.
+    """
+    n = max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
+    if n == 1:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(n) as pool:
+        yield from in_order(pool, work, items, ahead=2 * n)
 
 
 class _OneThread:
@@ -113,63 +126,3 @@ def one_blas_thread() -> Iterator[None]:
             _OneThread.users -= 1
             if not _OneThread.users:
                 _OneThread.limit.restore_original_limits()
-
-
-EVERY = 30.0
-"""Seconds between two lines, and before the first line: shorter work prints nothing."""
-
-
-class Lines:
-    """Progress for a log file, with the methods of a progress bar that fedstat calls.
-
-    Parameters
-    ----------
-    total : int
-    unit : str
-        Name of a counted item, such as "round".
-    """
-
-    def __init__(self, total: int, unit: str) -> None:
-        self.total, self.unit, self.done, self.label = total, unit, 0, ""
-        self._start = self._last_print = time.monotonic()
-        self._n_before: int | None = None
-
-    def update(self, n: float | None = 1) -> None:
-        """Count ``n`` more items; the first call counts the items that an earlier process finished."""
-        self.done += int(n or 0)
-        if self._n_before is None:
-            self._n_before = self.done
-        now = time.monotonic()
-        if now - self._last_print >= EVERY:
-            self._last_print = now
-            spent, n_done = now - self._start, self.done - self._n_before
-            remaining = f", about {_time(spent / n_done * (self.total - self.done))} left" if n_done > 0 else ""
-            name = f"{self.label}: " if self.label else ""
-            sys.stderr.write(f"{name}{self.done} of {self.total} {self.unit}s, {_time(spent)}{remaining}\n")
-            sys.stderr.flush()
-
-    def set_description(self, desc: str | None = None) -> None:
-        """Set the label of the current work."""
-        self.label = desc or ""
-
-    def close(self) -> None:
-        """Do nothing: there is no bar to remove."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def shown(total: int, unit: str, *, label: str = "", show: bool = True, leave: bool = True) -> Any:
-    """Return a progress bar if stderr is a terminal, else :class:`Lines`; a disabled bar if ``show`` is False."""
-    if show and not sys.stderr.isatty():
-        lines = Lines(total, unit)
-        lines.set_description(label)
-        return lines
-    return tqdm(total=total, unit=unit, desc=label or None, leave=leave, disable=not show)

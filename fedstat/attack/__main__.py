@@ -14,13 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from fedstat import _cli, store
 from fedstat._utils.lazy import xr
 from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.attack import leakage
-from fedstat.attack.experiment import Attack, modes_of, read, rounds_of
+from fedstat.attack.experiment import Attack, read, rounds_of
 from fedstat.results import LeakageResult
 
 COMMAND = "fedstat.attack"
@@ -67,9 +65,8 @@ def _work(args: argparse.Namespace) -> None:
     compute, start_time = _cli.compute(args), time.monotonic()
     attack = asdict(Attack(**read_arguments(args, Attack)))
     rounds = rounds_of(args.rounds, [(run.name, run.settings.rounds) for run in map(read, args.runs)])
-    total = len(args.runs) * len(rounds) * len(modes_of(attack["labels"]))
-    with tqdm(total=total, unit="attack", disable=args.quiet or not sys.stderr.isatty()) as bar:
-        result = leakage(args.runs, rounds=rounds, data_dir=args.data_dir, progress=bar.update, **attack, **compute)
+    options = {"rounds": rounds, "data_dir": args.data_dir, "progress": not args.quiet}
+    result = leakage(args.runs, **options, **attack, **compute)
     if is_table:
         with _cli.replace_file(args.out) as draft:
             result.tidy().to_csv(draft, index=False)

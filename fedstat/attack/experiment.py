@@ -13,6 +13,7 @@ import numpy as np
 from fedstat import _cli, store
 from fedstat._utils import check, streams
 from fedstat._utils.lazy import torch, xr
+from fedstat._utils.progress import progress_bar
 from fedstat._utils.settings import check_fields, setting
 from fedstat.attack.matching import Observed, Recovered, by_sign, matched, observe, recover
 from fedstat.fl import batches, nets
@@ -155,7 +156,7 @@ def leakage(
     device: str = "cpu",
     client_chunk: int | None = None,
     threads: int | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: bool | None = None,
     **attack: Any,
 ) -> LeakageResult:
     """Attack finished runs by gradient inversion (DLG; Zhu, Liu and Han 2019; FedDecomp §4.6, FedCP Appendix B).
@@ -174,8 +175,8 @@ def leakage(
         have them, or the last round.
     data_dir, device, client_chunk, threads
         See :func:`fedstat.study.experiment.run`.
-    progress : callable (int), optional
-        Called with 1 after every run, round and value of ``labels``.
+    progress : bool or None
+        Show how many attacks (run, round and value of ``labels``) are done; see :func:`fedstat.fl.train`.
     **attack
         See :class:`fedstat.attack.experiment.Attack`.
 
@@ -198,10 +199,11 @@ def leakage(
     numbers = rounds_of(rounds, [(run.name, run.settings.rounds) for run in stored])
     machine = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
     parts = []
-    for run in stored:
-        job, fed = job_of(run, data_dir, replace(machine, precision=run.settings.precision))
-        scale = fed.x.attrs["mean"], fed.x.attrs["sd"]
-        parts.append(leaks(job, states(run, job, numbers), chosen, scale=scale, progress=progress))
+    with progress_bar(len(stored) * len(numbers) * len(modes_of(chosen.labels)), "attack", progress) as bar:
+        for run in stored:
+            job, fed = job_of(run, data_dir, replace(machine, precision=run.settings.precision))
+            scale = fed.x.attrs["mean"], fed.x.attrs["sd"]
+            parts.append(leaks(job, states(run, job, numbers), chosen, scale=scale, tick=bar.update))
     methods, seeds = [run.name for run in stored], [run.settings.seed for run in stored]
     has_seeds = len(set(seeds)) > 1
     names = [f"{name}, seed {seed}" if has_seeds else name for name, seed in zip(methods, seeds, strict=True)]
@@ -265,7 +267,16 @@ def rounds_of(rounds: Sequence[int] | None, runs: Sequence[tuple[str, int]]) -> 
 
 
 def _require_equal_data(runs: Sequence[Stored]) -> None:
-    names = ("data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share")
+    names = (
+        "data",
+        "partition",
+        "clients",
+        "max_samples",
+        "min_samples",
+        "test_fraction",
+        "validation_fraction",
+        "unseen_fraction",
+    )
     first = runs[0]
     for run in runs[1:]:
         for name in names:
@@ -283,7 +294,7 @@ def leaks(
     attack: Attack,
     *,
     scale: tuple[Sequence[float], Sequence[float]],
-    progress: Callable[[int], object] | None = None,
+    tick: Callable[[int], object] = lambda _: None,
 ) -> xr.Dataset:
     """Attack one run and return the data of :class:`LeakageResult` without the dim ``run``."""
     first = job.train.x[:1]
@@ -316,8 +327,7 @@ def leaks(
             by_mode.append(
                 _scored(image(recovered.x), original, recovered, y, image(class_means.without(x, y, recovered.y)))
             )
-            if progress:
-                progress(1)
+            tick(1)
         numbers.append(number)
         by_round.append(_joined(by_mode, "labels", np.array(modes, object)))
     data = _joined(by_round, "round", np.array(numbers))
@@ -337,7 +347,7 @@ def _victims(job: Job, attack: Attack) -> tuple[np.ndarray, np.ndarray]:
     if few:
         raise ValueError(
             f"{attack.images} images of each client are to be attacked, but client {few[0]} has "
-            f"{job.train.sizes[few[0]]}. Ask for fewer images, or train with a larger min_size."
+            f"{job.train.sizes[few[0]]}. Ask for fewer images, or train with a larger min_samples."
         )
     rows = [
         job.train.start[c]

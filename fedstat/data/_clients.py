@@ -99,7 +99,7 @@ def _assign_split(
         ]
         raise ValueError(
             f"every client must have samples of each subset, but these are too small: {few(sizes)}. Use larger "
-            'clients (min_size in the partition), other fractions, or leave them out: train_test(..., short="drop").'
+            'clients (min_samples in the partition), other fractions, or leave them out: train_test(..., short="drop").'
         )
     is_retained = (split != "") & is_complete[code]
     if not is_retained.all():

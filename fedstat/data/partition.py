@@ -87,12 +87,12 @@ def deal(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndar
     return client
 
 
-def top_up(counts: np.ndarray, min_size: int) -> int:
-    """Move samples, in place, to clients with fewer than ``min_size``; return the number of samples moved."""
+def top_up(counts: np.ndarray, min_samples: int) -> int:
+    """Move samples, in place, to clients with fewer than ``min_samples``; return the number of samples moved."""
     sizes = counts.sum(axis=0)
     moved = 0
-    for receiver in np.flatnonzero(sizes < min_size):
-        while sizes[receiver] < min_size:
+    for receiver in np.flatnonzero(sizes < min_samples):
+        while sizes[receiver] < min_samples:
             donor = int(sizes.argmax())
             largest_class = int(counts[:, donor].argmax())
             counts[largest_class, donor] -= 1
@@ -156,7 +156,7 @@ CIFAR100_DOMAINS: dict[str, tuple[str, ...]] = {
 """Five domains of ten classes each (Factorized-FL §5.1), as groups of CIFAR-100's superclasses by name."""
 
 
-def natural(data: xr.Dataset, *, by: str = "user", min_size: int = 1) -> xr.Dataset:
+def natural(data: xr.Dataset, *, by: str = "user", min_samples: int = 1) -> xr.Dataset:
     """Make a client of each writer or role (FedFac §5.1: FEMNIST, Shakespeare).
 
     Parameters
@@ -165,7 +165,7 @@ def natural(data: xr.Dataset, *, by: str = "user", min_size: int = 1) -> xr.Data
         With the coordinate ``by`` (sample).
     by : str
         Coordinate that identifies the clients.
-    min_size : int
+    min_samples : int
         Least number of samples; smaller clients are left out.
 
     Returns
@@ -189,15 +189,17 @@ def natural(data: xr.Dataset, *, by: str = "user", min_size: int = 1) -> xr.Data
         raise ValueError(
             f"by must be a coordinate of the samples, but got {by!r}; there are {list(map(str, data.coords))}"
         )
-    min_size = check.integer("min_size", min_size, low=1)
+    min_samples = check.integer("min_samples", min_samples, low=1)
     keys, code, size = np.unique(_labels.complete(by, data[by], "sample"), return_inverse=True, return_counts=True)
-    is_large = size >= min_size
+    is_large = size >= min_samples
     if not is_large.any():
-        raise ValueError(f"min_size must be at most {size.max()}, the size of the largest client, but got {min_size}")
+        raise ValueError(
+            f"min_samples must be at most {size.max()}, the size of the largest client, but got {min_samples}"
+        )
     all_names = data[by].attrs.get("names")
     names = [str(all_names[key] if all_names else key) for key in keys[is_large]]
     number = np.where(is_large, np.cumsum(is_large) - 1, -1)
-    fed = add_clients(data, number[code], f"natural(by={by!r}, min_size={min_size})")
+    fed = add_clients(data, number[code], f"natural(by={by!r}, min_samples={min_samples})")
     fed.client.attrs["names"] = names
     return fed
 
@@ -420,7 +422,7 @@ def dirichlet(
     *,
     clients: int,
     concentration: float,
-    min_size: int = 1,
+    min_samples: int = 1,
     below: Literal["redraw", "move"] = "redraw",
     seed: int = 0,
 ) -> xr.Dataset:
@@ -434,7 +436,7 @@ def dirichlet(
         Number of clients.
     concentration : float
         Parameter of the distribution, π of FedFac and β of FedCP: small values give each class to few clients.
-    min_size : int
+    min_samples : int
         Least number of samples of a client.
     below : {"redraw", "move"}
         If a client has fewer samples: draw all proportions again, in at most 1000 draws; or move samples to it, each
@@ -448,40 +450,40 @@ def dirichlet(
     Raises
     ------
     ValueError
-        If there are fewer than clients × min_size samples, or no draw gave every client min_size.
+        If there are fewer than clients × min_samples samples, or no draw gave every client min_samples.
 
     Examples
     --------
     >>> from fedstat.data import load
-    >>> fed = dirichlet(load("digits"), clients=20, concentration=0.5, min_size=10)
+    >>> fed = dirichlet(load("digits"), clients=20, concentration=0.5, min_samples=10)
     >>> int(np.bincount(fed.client).min()) >= 10
     True
     """
     check.choice("below", below, ("redraw", "move"))
     classes, y = _encode_classes(data)
     clients = check.integer("clients", clients, low=1)
-    min_size = check.integer("min_size", min_size, low=1)
+    min_samples = check.integer("min_samples", min_samples, low=1)
     concentration = check.real("concentration", concentration, low=0.0, open_low=True)
-    if clients * min_size > len(y):
+    if clients * min_samples > len(y):
         raise ValueError(
-            f"clients × min_size must be at most the {len(y)} samples, but got {clients} × {min_size}. "
-            "Use fewer clients or a smaller min_size."
+            f"clients × min_samples must be at most the {len(y)} samples, but got {clients} × {min_samples}. "
+            "Use fewer clients or a smaller min_samples."
         )
     rng, supply = generator(seed, "partition", "dirichlet"), np.bincount(y)
     for _ in range(_REDRAWS if below == "redraw" else 1):
         counts = apportion(supply, rng.dirichlet(np.full(clients, concentration), size=len(classes)))
-        if counts.sum(axis=0).min() >= min_size:
+        if counts.sum(axis=0).min() >= min_samples:
             break
     moved = 0
-    if counts.sum(axis=0).min() < min_size:
+    if counts.sum(axis=0).min() < min_samples:
         if below == "redraw":
             raise ValueError(
-                f"No draw of {_REDRAWS} gave all {clients} clients min_size={min_size} (last minimum: "
+                f"No draw of {_REDRAWS} gave all {clients} clients min_samples={min_samples} (last minimum: "
                 f"{counts.sum(axis=0).min()}). Use below='move' or a larger concentration."
             )
-        moved = top_up(counts, min_size)
+        moved = top_up(counts, min_samples)
     call = (
-        f"dirichlet(clients={clients}, concentration={concentration}, min_size={min_size}, "
+        f"dirichlet(clients={clients}, concentration={concentration}, min_samples={min_samples}, "
         f"below={below!r}, seed={seed})"
     )
     return add_clients(data, deal(y, counts, rng), call).assign_attrs(moved=moved)

@@ -12,14 +12,14 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 from fedstat import _cli, store
 from fedstat._utils.check import in_bytes
-from fedstat._utils.parallel import shown
+from fedstat._utils.progress import say
 from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND
@@ -31,7 +31,7 @@ from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, 
 
 _RESERVED = (
     *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "data_dir", "device",
-    "client_chunk", "threads", "memory", "dask", "out", "resume", "quiet", "help",
+    "client_chunk", "threads", "memory_budget", "dask", "out", "resume", "quiet", "help",
 )  # fmt: skip
 """Names of the command's options; a user's algorithm sets its settings of these names by --options."""
 
@@ -71,7 +71,7 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
     )
     compute = _cli.add_compute(cli)
     compute.add_argument(
-        "--memory",
+        "--memory-budget",
         metavar="SIZE",
         help="memory budget, such as 2GiB: beyond it, client rows are kept on disk, in the store",
     )
@@ -147,9 +147,9 @@ def _resume_hint(args: argparse.Namespace) -> str:
 
 
 def _compute_options(args: argparse.Namespace) -> dict[str, Any]:
-    if args.memory is not None:
-        in_bytes("--memory", args.memory)
-    return {"data_dir": args.data_dir, "memory": args.memory} | _cli.compute(args)
+    if args.memory_budget is not None:
+        in_bytes("--memory-budget", args.memory_budget)
+    return {"data_dir": args.data_dir, "memory_budget": args.memory_budget} | _cli.compute(args)
 
 
 def _run_single(args: argparse.Namespace) -> None:
@@ -164,8 +164,7 @@ def _run_single(args: argparse.Namespace) -> None:
     settings = Settings(**stored).but(**read_settings(args))
     experiment.federated(settings, args.data_dir)  # cached for the run
     federation.forget_files()
-    with shown(settings.rounds, "round", show=not args.quiet) as bar:
-        run = experiment.run(settings, out=args.out, resume=args.resume, progress=bar.update, **options)
+    run = experiment.run(settings, out=args.out, resume=args.resume, progress=not args.quiet, **options)
     print(report.report(run))
     print(f"Saved: fedstat.open_run({str(args.out)!r})")
 
@@ -176,13 +175,12 @@ def _run_grid(args: argparse.Namespace) -> None:
         raise ValueError(f"--{option} belongs in {args.config}: a grid takes its settings from the file")
     args.out = args.out or Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
     runs = grid.cells(args.config, scale=args.scale, study=args.study)
-    progress = None if args.quiet else _progress_bar
     if args.tune or args.tuned:
-        _tune(args, runs, progress)
+        _tune(args, runs)
         return
     options = _compute_options(args)
     with _cli.executor(args) as executor:
-        _make_runs(args, runs, {"progress": progress, "executor": executor, **options})
+        _make_runs(args, runs, {"progress": not args.quiet, "executor": executor, **options})
 
 
 def _train_runs(
@@ -193,8 +191,8 @@ def _train_runs(
     for number, (settings, path, is_new) in enumerate(grid.run_all(runs, args.out, repeat=args.repeat, **options), 1):
         if is_new and not args.quiet:
             minutes = (time.monotonic() - start_time) / 60
-            print(f"[{number}/{len(runs)}, {minutes:.1f} min] {settings.name}, {custom.short(settings.algorithm)}, "
-                  f"seed {settings.seed}: {report.line(store.open_run(path))}", flush=True)  # fmt: skip
+            say(f"[{number}/{len(runs)}, {minutes:.1f} min] {settings.name}, {custom.short(settings.algorithm)}, "
+                f"seed {settings.seed}: {report.line(store.open_run(path))}")  # fmt: skip
         yield settings, path, is_new
 
 
@@ -214,7 +212,7 @@ def _make_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str
         print(f"\nNo comparison: {error}")
 
 
-def _tune(args: argparse.Namespace, runs: list[Settings], progress: Any) -> None:
+def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
     candidates, seeds, together = grid.tuning(args.config, scale=args.scale)
     tunable = tunable_runs(runs, candidates)
     groups = tuning_groups(tunable, together=together)
@@ -222,7 +220,7 @@ def _tune(args: argparse.Namespace, runs: list[Settings], progress: Any) -> None
     compute = _compute_options(args)
     selected: dict[tuple[str, str], Settings | None] = {}
     with _cli.executor(args) as executor:
-        options = {"progress": progress, "executor": executor, **compute}
+        options = {"progress": not args.quiet, "executor": executor, **compute}
         if executor is not None:
             with suppress(FloatingPointError):  # a candidate that diverges is not selected
                 deque(_train_runs(args, first_runs(groups.values(), candidates, seeds), options), maxlen=0)
@@ -254,11 +252,6 @@ def _make_tuned_runs(args: argparse.Namespace, tuned: list[Settings], options: d
     except FloatingPointError as error:
         print(f"Skipped, diverged:\n{error}")
     print(f"{count(len(tuned), 'run')} with the tuned settings in {args.out}, {n_new} new")
-
-
-def _progress_bar(settings: Settings, number: int, total: int) -> Callable[[int], object]:
-    label = f"{number + 1}/{total} {settings.name} {custom.short(settings.algorithm)}"
-    return shown(settings.rounds, "round", label=label, leave=False).update
 
 
 if __name__ == "__main__":

@@ -122,14 +122,14 @@ _OF_CLIENT = 400  # bytes that a run holds of every client, selected or not: sco
 _FIXED = 100_000_000  # bytes that do not grow with clients, rounds or models
 
 
-def samples_stay(data: xr.Dataset, memory: str | int | None) -> bool:
+def samples_stay(data: xr.Dataset, memory_budget: str | int | None) -> bool:
     """Return True if x is on disk and reading it would take more than half of the rest of the memory budget."""
-    if memory is None or "x" not in data or not batches.on_disk(data["x"]):
+    if memory_budget is None or "x" not in data or not batches.on_disk(data["x"]):
         return False
-    return 4 * 4 * data["x"].size > check.in_bytes("memory", memory) - _held_bytes(torch.device("cpu"))
+    return 4 * 4 * data["x"].size > check.in_bytes("memory_budget", memory_budget) - _held_bytes(torch.device("cpu"))
 
 
-def remaining_bytes(job: Job, memory: str | int) -> int:
+def remaining_bytes(job: Job, memory_budget: str | int) -> int:
     """Return the bytes of the memory budget that a round leaves.
 
     Raises
@@ -137,7 +137,7 @@ def remaining_bytes(job: Job, memory: str | int) -> int:
     ValueError
         If a round takes more than the budget.
     """
-    budget, held = check.in_bytes("memory", memory), _held_bytes(job.device)
+    budget, held = check.in_bytes("memory_budget", memory_budget), _held_bytes(job.device)
     k, model = _max_selected(job), _model_bytes(job.net)
     matrices = 16 * job.clients**2 if job.algorithm.mixing_weights else 0
     x = job.train.x
@@ -149,10 +149,10 @@ def remaining_bytes(job: Job, memory: str | int) -> int:
         if matrices:
             what += f", {_format_bytes(matrices)} of it for the mixing matrix of all clients"
         raise ValueError(
-            f"memory={memory!r} is too small: the process already holds {_format_bytes(held)}, including the data, and "
-            f"{what}. Give at least {_format_bytes(held + needed)}, or take fewer clients per round (participation) or "
-            "at a time (client_chunk), smaller models, or data that stay on disk (xarray.open_zarr, "
-            "fedstat.data.open_folder)."
+            f"memory_budget={memory_budget!r} is too small: the process already holds {_format_bytes(held)}, including "
+            f"the data, and {what}. Give at least {_format_bytes(held + needed)}, or take fewer clients per round "
+            "(participation) or at a time (client_chunk), smaller models, or data that stay on disk "
+            "(xarray.open_zarr, fedstat.data.open_folder)."
         )
     return budget - held - needed
 
@@ -168,8 +168,9 @@ def require_for_all(job: Job) -> None:
     if job.room is not None and (needed := job.clients * _model_bytes(job.net)) > job.room:
         raise ValueError(
             f"method {job.algorithm.name!r} looks at models of all {job.clients} clients before the first round. They "
-            f"take {_format_bytes(needed)}, but memory leaves {_format_bytes(max(job.room, 0))}. Raise memory, or "
-            "take a method that needs only sums over clients, such as fedfac with another tau than 'test'."
+            f"take {_format_bytes(needed)}, but memory_budget leaves {_format_bytes(max(job.room, 0))}. Raise "
+            "memory_budget, or take a method that needs only sums over clients, such as fedfac with another tau than "
+            "'test'."
         )
 
 

@@ -59,7 +59,7 @@ class ComputeConfig:
     client_chunk: int | None = None
     threads: int | None = None
     precision: Precision = "float32"
-    memory: str | int | None = None
+    memory_budget: str | int | None = None
 
     def __post_init__(self) -> None:
         if self.device != "cpu":  # checking the default would load torch
@@ -68,8 +68,8 @@ class ComputeConfig:
             if getattr(self, name) is not None:
                 check.integer(name, getattr(self, name))
         check.choice("precision", self.precision, ("float32", "tf32", "bfloat16"))
-        if self.memory is not None:
-            check.in_bytes("memory", self.memory)
+        if self.memory_budget is not None:
+            check.in_bytes("memory_budget", self.memory_budget)
         if self.precision == "tf32" and device_named(self.device).type != "cuda":
             raise ValueError(f"precision='tf32' needs a CUDA device, but got device {self.device!r}. Use 'float32'.")
 

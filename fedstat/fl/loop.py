@@ -158,10 +158,12 @@ class Ledger:
     job : Job
     by_client : set of str
         Arrays of which each of several processes adds the part of its clients.
+    layers : sequence of str
+        Layers whose weights are stored.
     """
 
-    def __init__(self, writer: Relay, job: Job, by_client: frozenset[str]) -> None:
-        self._writer, self._job, self._by_client = writer, job, by_client
+    def __init__(self, writer: Relay, job: Job, by_client: frozenset[str], layers: Sequence[str]) -> None:
+        self._writer, self._job, self._by_client, self._layers = writer, job, by_client, layers
         self._buffer = Buffer(writer)
         self._committed = self._saved = time.monotonic()
         self._patience = _SAVE_SECONDS
@@ -186,12 +188,12 @@ class Ledger:
                 self._patience = max(_SAVE_SECONDS, (self._committed - now) / _SAVE_FRACTION)
 
     def interrupt(self, state: State) -> None:
-        """Commit the finished rounds, with the state.
+        """Commit the finished rounds, with the state and the weights of clients.
 
         One of several processes does not commit, as the other processes may be waiting elsewhere.
         """
         if state.round and not self._job.process_group.several:
-            self._commit(state)
+            self._commit(state, record.last_weights(self._job, state, self._layers))
 
     def finish(self, state: State, values: Mapping[str, Any]) -> None:
         """Write arrays that have no dim of rounds, and the state, so that the run can be extended."""
@@ -201,11 +203,11 @@ class Ledger:
                 self._writer.write(name, (), value)
         record.save_state(self._writer, self._job, state)
 
-    def _commit(self, state: State | None) -> None:
+    def _commit(self, state: State | None, weights: Mapping[str, Any] = {}) -> None:
         if self._writer.first:
             self._buffer.flush()
         if state is not None:
-            record.save_state(self._writer, self._job, state)
+            record.save_state(self._writer, self._job, state, weights)
         self._writer.commit()
         for rows in state.rows if state is not None else ():
             rows.commit()

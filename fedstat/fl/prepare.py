@@ -140,7 +140,7 @@ def prepare(
             f"algorithm must be one of fedstat.fl.algorithms, such as algorithms.fedavg(), but got {algorithm!r}"
         )
     device = device_named(machine.device)
-    stored = chunks.samples_stay(data, machine.memory)
+    stored = chunks.samples_stay(data, machine.memory_budget)
     train_rows, test_rows = (batches.rows_of(data, s, device, stored=stored) for s in ("train", "test"))
     subset_names = data["split"].to_numpy() if "split" in data.coords else ()
     validation = batches.rows_of(data, "validation", device, stored=stored) if "validation" in subset_names else None
@@ -188,8 +188,8 @@ def assembled(
     )
     checks.phases(algorithm, net, job.local_epochs)
     evaluate.require(job)
-    if machine.memory is not None:
-        job = replace(job, room=chunks.remaining_bytes(job, machine.memory))
+    if machine.memory_budget is not None:
+        job = replace(job, room=chunks.remaining_bytes(job, machine.memory_budget))
     return job if job.aggregator.privacy is None else _make_private(job, job.aggregator.privacy)
 
 

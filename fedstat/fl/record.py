@@ -332,7 +332,8 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
     before, rounds = growth["rounds"]
     if rounds < before:
         raise ValueError(
-            f"rounds must be at least {before}, as stored in {path}, but got {rounds}. Runs can only be extended."
+            f"rounds must be at least {before}, as stored in {path}, but got {rounds}. Runs can only be extended. "
+            f"To end an unfinished run after its last finished round: fedstat.fl.finish({str(path)!r})."
         )
     stored, requested = ([n for n in numbers if n < before] for numbers in growth["checkpoints"])
     if stored != requested:
@@ -342,8 +343,8 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
         )
     if "ended" in store.attributes(path) and not store.has_state(path):
         raise ValueError(
-            f"{path} was finished by an older fedstat, which stored no state to continue from. Start a new run of "
-            f"{rounds} rounds at another path."
+            f"{path} is finished and holds no state to continue from: an older fedstat stored none, or the process was "
+            f"killed before it stored one. Start a new run of {rounds} rounds at another path."
         )
 
     def keep_array(name: str, array: xr.DataArray) -> xr.DataArray | None:
@@ -368,15 +369,45 @@ def _gather_rows(parts: Sequence[Params], job: Job) -> Params:
     return merged
 
 
-def save_state(writer: Relay, job: Job, state: State) -> None:
+def last_weights(job: Job, state: State, layers: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return the weights (client, unit, ...) of clients, by their names in the store; {} if rows are on disk.
+
+    An interrupted run saves them with its state, for :func:`fedstat.fl.finish`.
+    """
+    if job.rows_folder is not None or not layers:
+        return {}
+    download, few, blocks = Download(job, state), _clients_at_once(job), []
+    for low in range(0, job.clients, few):
+        weights = nets.whole(job.net, download.models(np.arange(low, min(low + few, job.clients))))
+        blocks.append(dict(_yield_arrays(weights, layers)))
+    return {
+        f"weights/{nets.layer_of(name)}/{variable(name)}": torch.from_numpy(np.concatenate([b[name] for b in blocks]))
+        for name in blocks[0]
+    }
+
+
+def load_last_weights(path: Path, number: int) -> dict[str, np.ndarray]:
+    """Read what :func:`last_weights` saved in the store at ``path`` after a round; {} if there is nothing."""
+    if not store.has_state(path):
+        return {}
+    parts = _load_part(store.state_file(path), map_location="cpu", mmap=True)
+    return {name: p.numpy() for name, p in parts.get(_WEIGHTS, {}).items()} if parts["round"] == number else {}
+
+
+_WEIGHTS = "weights"  # part of a state file
+
+
+def save_state(writer: Relay, job: Job, state: State, weights: Mapping[str, torch.Tensor] = {}) -> None:
     """Add the state to the writer's next commit, so that run and state belong to one round.
 
-    Each of several processes saves the rows of its clients.
+    Each of several processes saves the rows of its clients. ``weights`` are those of :func:`last_weights`.
     """
     parts = {_STORED.get(name, name): part for name, part in state._asdict().items()}
     parts |= {name: parts[name].saved() for name in ("params", "optimizer")}
     parts |= {"memory": (state.algorithm_state.clients.saved(), dict(state.algorithm_state.server))}
     parts |= {"sharing": _pack_mask(state.mask)}
+    if weights:
+        parts[_WEIGHTS] = dict(weights)
     if job.process_group.several:
         parts["of"] = job.process_group.number
     if job.process_group.rank:

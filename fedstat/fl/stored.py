@@ -45,7 +45,7 @@ def client_weights(
         default W, the weights that a client predicts with.
     stage : {"trained", "aggregated"}
         "trained": after local training, before aggregation, only of the clients selected in that round; needs
-        ``probe="parameters"``, or ``probe="uploads"`` for W. "aggregated": of all clients, as they predict.
+        ``probe="parameters"``, or ``probe="trained-weights"`` for W. "aggregated": of all clients, as they predict.
     checkpoint : int, optional
         Round after which weights were stored; the last by default.
 
@@ -65,7 +65,8 @@ def client_weights(
     >>> import fedstat
     >>> from fedstat.fl import algorithms, nets
     >>> data = fedstat.sim.generate(clients=6, d=8, m=10, n_train=20, n_test=10)
-    >>> run = fedstat.fl.train(data, nets.mlp([8, 10, 1]), algorithms.fedavg(), rounds=2, lr=0.5, probe="uploads")
+    >>> net, options = nets.mlp([8, 10, 1]), {"rounds": 2, "lr": 0.5}
+    >>> run = fedstat.fl.train(data, net, algorithms.fedavg(), probe="trained-weights", **options)
     >>> trained = client_weights(run, "fc1", stage="trained")
     >>> fedstat.split(trained, kappa=0.7).factors.n_factors
     3
@@ -98,7 +99,7 @@ def _find_variable(run: xr.DataTree, layer: str, parameter: str | None, stage: s
         if group not in run.children:
             raise ValueError(
                 f"the run holds no {parameter or 'weights'} of {layer!r} before aggregation. Train it with "
-                "probe='uploads', or with probe='parameters' for the factors of composed weights."
+                "probe='trained-weights', or with probe='parameters' for the factors of composed weights."
             )
         data = run[f"{group}/{layer}"].to_dataset()
         name = {None: "w", "weight": "w", "bias": "b"}.get(parameter, parameter)
@@ -212,7 +213,7 @@ def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95)
     Parameters
     ----------
     run : DataTree
-        Result of ``fedstat.fl.train(..., probe="halves")``.
+        Result of ``fedstat.fl.train(..., probe="split-half")``.
     window : int, optional
         Pool the probed rounds among the last ``window`` rounds; by default each round is analyzed separately.
     level : float
@@ -238,12 +239,12 @@ def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95)
     >>> data = fedstat.data.partition.iid(fedstat.data.load("digits"), clients=10)
     >>> data = fedstat.data.partition.train_test(fedstat.data.to_float(data), test=0.2)
     >>> net = fedstat.fl.nets.mlp([64, 20, 10])
-    >>> run = fedstat.fl.train(data, net, fedstat.fl.algorithms.fedavg(), rounds=2, probe="halves")
+    >>> run = fedstat.fl.train(data, net, fedstat.fl.algorithms.fedavg(), rounds=2, probe="split-half")
     >>> list(profile(run, window=1).layer)
     ['fc1', 'fc2']
     """
     if "probe" not in run.children:
-        raise ValueError("the run has no group 'probe'. Train it with probe='halves' (--probe halves).")
+        raise ValueError("the run has no group 'probe'. Train it with probe='split-half' (--probe split-half).")
     probe = run["probe"].to_dataset()
     probed = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
     rounds = np.flatnonzero(np.any(probed, axis=1))

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
-from fedstat._utils.parallel import shown
+from fedstat._utils.progress import on_interrupt, progress_bar
 from fedstat.fl import accountant, batches, disk_rows, loop, masks, nets, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.algorithm import Algorithm
@@ -28,16 +28,17 @@ from fedstat.fl.prepare import aggregator_named, optimizer_named, prepare, unsee
 from fedstat.fl.prepare import group as dataset_group
 from fedstat.fl.probes import Observer, metrics
 from fedstat.fl.probes.measures import drift_probe, halves_probe, measures_probe
-from fedstat.fl.probes.variants import ablation_probe, new_clients_probe, readout_jobs, readouts_probe
+from fedstat.fl.probes.variants import ablation_probe, new_clients_probe, prediction_jobs, prediction_rules_probe
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import State
+from fedstat.fl.stored_names import from_stored, to_stored
 from fedstat.store import Group, Writer
 
 COMMAND = "fedstat.fl"
 PROBES: dict[str, Callable[[Job, int], Observer] | None] = {
-    "halves": halves_probe,
+    "split-half": halves_probe,
     "drift": drift_probe,
-    "uploads": None,
+    "trained-weights": None,
     "parameters": None,
 }
 """Functions of a job and its number of rounds that make the observer of a probe; None: the probe stores checkpoints."""
@@ -64,7 +65,7 @@ def train(
     client_chunk: int | None = None,
     threads: int | None = None,
     precision: Precision = "float32",
-    memory: str | int | None = None,
+    memory_budget: str | int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     checkpoints: Sequence[int] = (),
@@ -73,7 +74,7 @@ def train(
     new: xr.Dataset | None = None,
     ablation: int = 0,
     probe: str | Sequence[str] | None = None,
-    readouts: Mapping[str, Callable[[Algorithm], Algorithm]] | None = None,
+    prediction_rules: Mapping[str, Callable[[Algorithm], Algorithm]] | None = None,
     progress: bool | Callable[[int], object] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> xr.DataTree:
@@ -127,7 +128,7 @@ def train(
         Precision of matrix products in training and evaluation; parameters and updates are float32. "tf32" needs CUDA.
         "bfloat16" is faster on GPUs and on CPUs with AVX-512-BF16 or AMX, for convolutions and batches of 50 samples or
         more.
-    memory : str or int, optional
+    memory_budget : str or int, optional
         Memory budget: "2GiB", "500MB" or a number of bytes, of the process or, on a GPU, of the GPU. Beyond it, client
         rows (personal entries, optimizer states, algorithm states) are kept in files in the store. Samples in a zarr
         store or a memory map are then not loaded. Both are read and written for selected clients only. The results do
@@ -149,18 +150,19 @@ def train(
     ablation : int, default 0
         Number of draws of random values, which replace the parameters of shared or of personal units after the last
         round.
-    probe : {"halves", "drift", "uploads", "parameters"} or sequence of these, optional
-        Measurements that do not change training. "halves": split-half training of the selected clients before every
-        evaluated round, for the reliability of client differences (:func:`fedstat.fl.profile`). "drift": distance of
-        the shared entries of clients, before aggregation, from the global model, in every round. "uploads": weights
-        before aggregation, at the checkpoints. "parameters": factors of composed weights, before and after aggregation,
-        at the checkpoints.
-    readouts : mapping from str to callable (Algorithm) -> Algorithm, optional
+    probe : {"split-half", "drift", "trained-weights", "parameters"} or sequence of these, optional
+        Measurements that do not change training. "split-half": training of the selected clients on each half of
+        their samples before every evaluated round, for the reliability of client differences
+        (:func:`fedstat.fl.profile`). "drift": distance of the shared entries of clients, before aggregation, from the
+        global model, in every round. "trained-weights": weights before aggregation, at the checkpoints. "parameters":
+        factors of composed weights, before and after aggregation, at the checkpoints.
+    prediction_rules : mapping from str to callable (Algorithm) -> Algorithm, optional
         Other prediction rules for the final models, such as ``{"fedavg+": algorithms.finetuned}``. Their scores equal
         the scores of a run of that algorithm.
-    progress : bool or callable (int)
-        True shows a progress bar or, without a terminal, a line every half minute. A callable is called with 1 after
-        each round.
+    progress : bool, None or callable (int)
+        True shows a progress bar in a terminal or notebook, and a line per update elsewhere, on stderr. None shows a
+        bar in a terminal or notebook if training takes longer than two seconds. False shows nothing. A callable gets
+        the number of rounds done by an earlier call, then 1 after each round.
     about : mapping, optional
         Further settings to store in the run, such as the names of the data set and the partition.
 
@@ -227,28 +229,42 @@ def train(
         seed=seed,
     )
     compute = ComputeConfig(
-        device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory=memory
+        device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory_budget=memory_budget
     )
     job = prepare(data, net, algorithm, training, compute, track=True, new=new)
     probe_names = _probe_names(probe)
     weights = _checkpoints(job, {*checkpoints, rounds}, keep_weights, probe_names)
-    rule_jobs, unseen_clients = readout_jobs(job, readouts or {}), unseen(job, new)
+    rule_jobs, unseen_clients = prediction_jobs(job, prediction_rules or {}), unseen(job, new)
     measurements = _Measurements(rounds, evaluate_every, weights, probe_names, ablation, rule_jobs, unseen_clients)
     optimizer_name = optimizer if isinstance(optimizer, str) else optimizer.name
-    config = dict(about or {}) | _config(job, net, algorithm, training, measurements, optimizer_name, lr)
+    config = to_stored(dict(about or {}) | _config(job, net, algorithm, training, measurements, optimizer_name, lr))
     attrs = _attributes(job, net, algorithm, config, about or {})
     probes = _probes(job, measurements)
     groups = record.run_layout(job, rounds, weights)
     groups |= {"clients": dataset_group(data, job.train, nets.n_outputs(job.net))}
     for observer in probes:
         groups |= observer.groups
-    process_group = _process_group(job, attrs, out, memory)
+    process_group = _process_group(job, attrs, out, memory_budget)
     local_job = of_rank(job, process_group)
     del job  # frees the samples of other ranks' clients
-    with shown(rounds, "round", show=progress is True and not process_group.rank) as bar:
+    show = False if callable(progress) or process_group.rank else progress
+    label = f"{config.get('label', '')} {algorithm.name}, seed {seed}".lstrip()
+    shown = progress_bar(rounds, "round", show, label=label, resumed=True)
+    with on_interrupt(lambda: _resume_hint(out)), shown as bar:
         tick = progress if callable(progress) else bar.update
         plan = _Plan(config, attrs, groups, weights, probes, tick, resume)
         return store.run_at(out, lambda path: _run_at(local_job, plan, path), resume=resume)
+
+
+def _resume_hint(out: str | Path | None) -> str:
+    if out is None:
+        return "Nothing is stored. Pass out=... to keep finished rounds."
+    if not Path(out).exists():
+        return "No round was finished, so nothing is stored."
+    return (
+        f"The finished rounds are in {str(out)!r}. To resume, repeat the call with resume=True. To end the run there: "
+        f"fedstat.fl.finish({str(out)!r})."
+    )
 
 
 class _Measurements(NamedTuple):
@@ -272,7 +288,7 @@ def _config(
     optimizer_name: str,
     lr: float,
 ) -> dict[str, Any]:
-    """Return the settings of a run by name, as its store holds them."""
+    """Return the settings of a run by name."""
     return {
         "algorithm": algorithm.name,
         "algorithm_settings": dict(algorithm.settings),
@@ -285,7 +301,9 @@ def _config(
         "evaluate_every": measurements.evaluate_every,
         "ablation": measurements.ablation,
         "probe": measurements.probe_names,
-        "readouts": {name: dict(rule_job.algorithm.settings) for name, rule_job in measurements.rule_jobs.items()},
+        "prediction_rules": {
+            name: dict(rule_job.algorithm.settings) for name, rule_job in measurements.rule_jobs.items()
+        },
         "precision": job.compute.precision,
         "lr": lr,
         **{name: value for name, value in vars(training).items() if (name, value) != ("sampling", "fixed")},
@@ -342,7 +360,7 @@ def _checkpoints(
     """Return the rounds and layers whose weights are stored."""
     all_layers = list(nets.layers(job.net))
     layers = all_layers if keep_weights is None else {masks.require_layer(job.net, name) for name in keep_weights}
-    flags = {name: name in probe_names for name in ("uploads", "parameters")}
+    flags = {"uploads": "trained-weights" in probe_names, "parameters": "parameters" in probe_names}
     return record.Checkpoints(sorted(rounds), [layer for layer in all_layers if layer in layers], **flags)
 
 
@@ -354,17 +372,19 @@ def _probes(job: Job, measurements: _Measurements) -> list[Observer]:
     probes += [make(job, rounds) for name in measurements.probe_names if (make := PROBES[name])]
     probes += [new_clients_probe(job, *measurements.unseen_clients)] if measurements.unseen_clients else []
     probes += [ablation_probe(job, ablation)] if ablation else []
-    probes += [readouts_probe(job, measurements.rule_jobs)] if measurements.rule_jobs else []
+    probes += [prediction_rules_probe(job, measurements.rule_jobs)] if measurements.rule_jobs else []
     return probes
 
 
-def _process_group(job: Job, attrs: Mapping[str, Any], out: object, memory: object) -> ranks.ProcessGroup:
+def _process_group(job: Job, attrs: Mapping[str, Any], out: object, memory_budget: object) -> ranks.ProcessGroup:
     """Return the process group of the run; raise ValueError if a setting does not allow several ranks."""
     group = ranks.begin(job.sizes, fewest(job.participation, job.clients), job.device, json.loads(attrs["config"]))
     if group.several and out is None:
         raise ValueError(f"out is required with {group.number} ranks, which write one store. Pass the same out to all.")
-    if group.several and memory is not None:
-        raise ValueError("memory is not supported with several ranks, which already divide the clients. Remove it.")
+    if group.several and memory_budget is not None:
+        raise ValueError(
+            "memory_budget is not supported with several ranks, which already divide the clients. Remove it."
+        )
     if group.several and job.aggregator.privacy:
         raise ValueError(
             f"private(...) is not supported with several ranks, but got {group.number}. Start one process."
@@ -382,7 +402,7 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
         store.settle(path)
         if plan.resume and path.exists():
             record.extend(path, plan.config, plan.groups, plan.attrs)
-            return store.resume(path, plan.config, command=COMMAND, user_code=components)
+            return store.resume(path, plan.config, command=COMMAND, user_code=components, rename=from_stored)
         return store.create(path, plan.groups, plan.attrs)
 
     writer = job.process_group.first(open_writer)
@@ -396,7 +416,7 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
             *metrics.observers(list(nets.layers(job.net))), *plan.probes,
             record.checkpoint_writer(out, plan.weights),
         ]  # fmt: skip
-        ledger = Ledger(out, job, plan.by_client)
+        ledger = Ledger(out, job, plan.by_client, plan.weights.layers)
         # No variable may hold the initial state: it would keep the rows of all clients in memory.
         loop.run(
             job,

@@ -7,7 +7,7 @@ from fedstat.labelled.comparison import compare, effective_rank
 from fedstat.labelled.components import variance_components
 from fedstat.labelled.factor import fa
 from fedstat.labelled.splitting import split, split_map, update
-from fedstat.labelled.uncertainty import bootstrap, n_factors, permutation_test, sensitivity
+from fedstat.labelled.uncertainty import bootstrap, jackknife, n_factors, permutation_test, sensitivity
 
 __all__ = [
     "bootstrap",
@@ -16,6 +16,7 @@ __all__ = [
     "effective_rank",
     "fa",
     "icc",
+    "jackknife",
     "knn_entropy",
     "layer_matrix",
     "n_factors",

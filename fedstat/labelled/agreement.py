@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check, memory
 from fedstat._utils.lazy import xr
+from fedstat._utils.progress import progress_bar
 from fedstat.labelled.arrays import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
 from fedstat.labelled.inputs import baseline_of, by_layer, require_related
 from fedstat.results.icc import INFERENCE, IccResult, Inference
@@ -40,6 +41,7 @@ def icc(
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    progress: bool | None = None,
 ) -> IccResult:
     """Estimate each unit's agreement: its intraclass correlation over clients, ICC2 = ICC(A,1) [2]_.
 
@@ -61,8 +63,8 @@ def icc(
         Bootstrap samples of clients; 0: no bootstrap.
     seed : int
         Seed of the bootstrap, of sign flips with more than 13 clients, and of random permutations.
-    layer, checkpoint
-        Layers and round to analyze, if there are several: as in :func:`fedstat.split`.
+    layer, checkpoint, progress
+        Layers and round to analyze, and the bar of layers and clients that are read: as in :func:`fedstat.split`.
 
     Returns
     -------
@@ -108,36 +110,40 @@ def icc(
     blocks: Callable[[], Iterable[Any]] = list
     if (n_boot or inference == "permutation") and isinstance(weights, xr.DataArray):
         _require_memory(weights)
-    for clients, w in group_blocks(weights, at_once=n_boot > 0):
-        w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
-        blocks = partial(_client_blocks, w if total is None else weights)
-        if baseline is not None and total is None:
-            origin = baseline_of(baseline, weights, w)
-            require_related(origin, w)
-        names += clients.tolist()
-        block_sums = _icc.sums(w, origin)
-        _require_finite(block_sums, w, units, clients)
-        total = block_sums if total is None else total + block_sums
-        if n_boot and len(clients) > 1:  # icc_sums raises for a single client
-            boot_samples = icc_resampling.bootstrap(w, origin, replicates=n_boot, seed=seed)
-    sums = cast(_icc.Sums, total)
-    result = icc_sums(sums, units, level=level)
-    if inference != "F":
-        test = partial(_TESTS[inference], seed=seed)
-        by_clients = over_clients(blocks, sums, test, origin, level=level)
-        result = replace(
-            result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
-            test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
-        )  # fmt: skip
+    n_passes = 1 if inference == "F" else 2
+    with progress_bar(n_passes * len(labels(weights, "client", 0)), "client", progress) as bar:
+        for clients, w in group_blocks(weights, at_once=n_boot > 0):
+            w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
+            blocks = partial(_client_blocks, w if total is None else weights, bar.update)
+            if baseline is not None and total is None:
+                origin = baseline_of(baseline, weights, w)
+                require_related(origin, w)
+            names += clients.tolist()
+            block_sums = _icc.sums(w, origin)
+            _require_finite(block_sums, w, units, clients)
+            total = block_sums if total is None else total + block_sums
+            if n_boot and len(clients) > 1:  # icc_sums raises for a single client
+                boot_samples = icc_resampling.bootstrap(w, origin, replicates=n_boot, seed=seed)
+            bar.update(len(clients))
+        sums = cast(_icc.Sums, total)
+        result = icc_sums(sums, units, level=level)
+        if inference != "F":
+            test = partial(_TESTS[inference], seed=seed)
+            by_clients = over_clients(blocks, sums, test, origin, level=level)
+            result = replace(
+                result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
+                test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
+            )  # fmt: skip
     return replace(
         result, baseline_subtracted=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1]
     )
 
 
-def _client_blocks(weights: Weights) -> Iterator[Any]:
+def _client_blocks(weights: Weights, tick: Callable[[int], object]) -> Iterator[Any]:
     """Iterate over blocks of clients again."""
-    for _, w in group_blocks(weights):
+    for clients, w in group_blocks(weights):
         yield w
+        tick(len(clients))
 
 
 def icc_sums(total: _icc.Sums, units: NDArray[Any], *, level: float = 0.95) -> IccResult:

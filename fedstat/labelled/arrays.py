@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
 from fedstat._utils import check
@@ -131,17 +132,30 @@ def row_sums(z: Any, units: NDArray[Any]) -> _Scaled:
 
 def client_sums(weights: Weights) -> LayerSums:
     """Sum a layer's weights within each client; the moments are stacked along a first dim client."""
-    units, icc_total = labels(weights, "unit", 1), None
-    require_memory(len(units), all_pairs=False, clients=len(labels(weights, "client", 0)))
-    by_client: list[_Scaled] = []
+    units, n_clients, icc_total = labels(weights, "unit", 1), len(labels(weights, "client", 0)), None
+    require_memory(len(units), all_pairs=False, clients=n_clients)
+    stacked: Moments | None = None
+    exponents: list[Any] = []
     for names, block in group_blocks(weights):
-        by_client += [_client_moments(w, units, name) for name, w in zip(names, block, strict=True)]
+        for name, client_weights in zip(names, block, strict=True):
+            moments, exponent = _client_moments(client_weights, units, name)
+            if stacked is None:  # filled in place: a list that is stacked later takes the memory twice
+                xp, device = array_namespace(exponent), device_of(exponent)
+                shapes = ((n_clients, *field.shape) for field in moments)
+                stacked = Moments(*(xp.empty(shape, dtype=xp.float64, device=device) for shape in shapes))
+            _assign(stacked, len(exponents), moments)
+            exponents.append(exponent)
         icc_total = _add_icc_sums(icc_total, block)
-    xp = array_namespace(by_client[0][1])
-    top = reduce(xp.maximum, (e for _, e in by_client))
-    aligned = [rescaled(m, e - top) for m, e in by_client]
-    stacked = Moments(*(xp.stack(field) for field in zip(*aligned, strict=True)))
-    return LayerSums(stacked, top, units, len(by_client), _agreement(icc_total))
+    stacked, top = cast(Moments, stacked), reduce(array_namespace(exponents[0]).maximum, exponents)
+    for i, exponent in enumerate(exponents):
+        if bool((exponent != top).any()):
+            _assign(stacked, i, rescaled(Moments(*(field[i] for field in stacked)), exponent - top))
+    return LayerSums(stacked, top, units, n_clients, _agreement(icc_total))
+
+
+def _assign(stacked: Moments, index: int, moments: Moments) -> None:
+    for field, values in zip(stacked, moments, strict=True):
+        field[index] = values
 
 
 _Scaled = tuple[Moments, Any]

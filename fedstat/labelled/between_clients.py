@@ -14,6 +14,7 @@ from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
+from fedstat._utils.progress import progress_bar
 from fedstat._utils.signatures import show_options
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions
@@ -160,6 +161,7 @@ def client_clusters(
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    progress: bool | None = None,
 ) -> ClientClustersResult:
     """Cluster clients by their vectors, and compare the clusters with known groups such as domains.
 
@@ -190,6 +192,8 @@ def client_clusters(
         Seed of subsamples and permutations.
     layer, checkpoint
         Layers and round to analyze, if there are several: as in :func:`fedstat.split`.
+    progress : bool or None
+        Show how many layers and subsamples are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -231,9 +235,9 @@ def client_clusters(
     _require_directions(merges, n_clusters)
     cluster = clustering.cut(merges, n_clusters)
     group = None if group_names is None else clustering.codes(group_names)
-    subsamples = clustering.left_out(
-        similarity, cluster, group, n_clusters=n_clusters, share=_FRACTION_OMITTED, draws=n_subsamples, seed=seed
-    )
+    options: dict[str, Any] = {"share": _FRACTION_OMITTED, "draws": n_subsamples, "seed": seed}
+    with progress_bar(n_subsamples, "subsample", progress) as bar:
+        subsamples = clustering.left_out(similarity, cluster, group, n_clusters=n_clusters, **options, tick=bar.update)
     tests = {} if group is None else _agreement(similarity, cluster, group, subsamples, n_permutations, level, seed)
     subsample_ari = float(subsamples.subsample_ari.mean())
     about = (x.shape[1], subsample_ari, subsamples.left_out, n_subsamples, group_names)

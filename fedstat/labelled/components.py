@@ -39,6 +39,7 @@ def variance_components(
     level: float = 0.95,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    progress: bool | None = None,
 ) -> ComponentsResult:
     """Estimate between-client variance and training noise from replicates, and the reliability of client differences.
 
@@ -60,8 +61,8 @@ def variance_components(
         restricted maximum likelihood [3]_ for noise that falls as 1 / samples: more precise if this holds, else biased.
     level : float in (0, 1)
         Confidence level of intervals and conclusions.
-    layer, checkpoint
-        Layers and round to analyze, if there are several: as in :func:`fedstat.split`.
+    layer, checkpoint, progress
+        Layers and round to analyze, if there are several, and the progress bar: as in :func:`fedstat.split`.
 
     Returns
     -------

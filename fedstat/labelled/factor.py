@@ -43,7 +43,7 @@ class _FitOptions(TypedDict, total=False):
 
 
 class ReplicateOptions(_FitOptions, total=False):
-    """Further arguments of :func:`fedstat.bootstrap` and :func:`fedstat.permutation_test`.
+    """Further arguments of :func:`fedstat.bootstrap`, :func:`fedstat.jackknife` and :func:`fedstat.permutation_test`.
 
     Attributes
     ----------
@@ -144,6 +144,7 @@ def fa(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
 ) -> FactorResult:
     """Fit a factor analysis to a layer's hidden units (FedFac §4.1).
 
@@ -176,8 +177,8 @@ def fa(
         Communalities above 1: allow and flag them, clip them to 1 in every iteration, or raise an error.
     max_iter, tol : optional
         Maximum number of iterations (50 for "pa", 1000 for "minres"); largest last change (1e-3 and 1e-6).
-    layer, checkpoint, baseline
-        Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
+    layer, checkpoint, baseline, progress
+        Layers and round to analyze, initial parameters to subtract, and the progress bar: as in :func:`fedstat.split`.
 
     Returns
     -------

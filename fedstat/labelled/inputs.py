@@ -21,6 +21,7 @@ from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
+from fedstat._utils.progress import track
 from fedstat.labelled.arrays import Weights, labels, load_small, need_dims, numpy_of
 from fedstat.labelled.layer_names import find_skipped_layers, is_pattern, match_names, require_names
 from fedstat.labelled.states import SUFFIXES
@@ -169,7 +170,8 @@ def by_layer(
 
     The verb's body gets the weights of one layer, (client, unit, weight...), and the baseline of this layer, or None.
     It declares ``layer`` and ``checkpoint`` for its signature only: the decorator uses them. For several layers the
-    result is a :class:`LayerResults`. Warnings name the layer, and so do errors if there are several layers.
+    result is a :class:`LayerResults`, and ``progress`` shows how many layers are done; the body shows its loops.
+    Warnings name the layer, and so do errors if there are several layers.
 
     Parameters
     ----------
@@ -196,9 +198,8 @@ def by_layer(
                 checks(**{name: call.arguments[name] for name in names})
             (weights,), settings = call.args, call.kwargs
             arguments = dict(call.arguments)
-            layers, several, skipped_layers = layers_of(
-                weights, settings.pop("layer"), settings.pop("checkpoint"), frame=frame
-            )
+            selection, progress = (settings.pop("layer"), settings.pop("checkpoint")), settings["progress"]
+            layers, several, skipped_layers = layers_of(weights, *selection, frame=frame, progress=progress)
             baselines = _baselines(settings.pop("baseline"), layers) if initial else {}
 
             def analyze(layer: str) -> R:
@@ -210,7 +211,8 @@ def by_layer(
             if not several:
                 return analyze(*layers)
             is_named = len(layers) > 1
-            results = {layer: _name_layer(layer, partial(analyze, layer), in_errors=is_named) for layer in layers}
+            with track(layers, "layer", progress) as tracked:
+                results = {layer: _name_layer(layer, partial(analyze, layer), in_errors=is_named) for layer in tracked}
             return LayerResults(results, skipped_layers, _modules(layers))
 
         return cast("_Verb[P, R]", over)
@@ -245,6 +247,7 @@ def layers_of(
     checkpoint: int | None = None,
     *,
     frame: tuple[str, str] = ("row", "unit"),
+    progress: bool | None = False,
 ) -> LayerWeights:
     """Select layers of a user's weights at a checkpoint; arguments as in :func:`fedstat.split`.
 
@@ -260,12 +263,13 @@ def layers_of(
     if isinstance(weights, xr.DataTree):
         layers, skipped = _of_tree(weights, requested)
     elif isinstance(weights, Mapping) and not isinstance(weights, xr.Dataset):
-        layers, skipped = _of_files(list(weights.values()), requested, list(weights))
+        layers, skipped = _of_files(list(weights.values()), requested, list(weights), progress)
     elif isinstance(weights, _PATHS):
-        layers, skipped = _of_paths([weights], requested)
+        layers, skipped = _of_paths([weights], requested, progress)
     elif isinstance(weights, list | tuple) and weights and all(_is_source(x) for x in weights):
         all_paths = all(isinstance(x, _PATHS) for x in weights)
-        layers, skipped = _of_paths(weights, requested) if all_paths else _of_files(weights, requested, None)
+        read = partial(_of_paths, weights) if all_paths else partial(_of_files, weights, clients=None)
+        layers, skipped = read(requested=requested, progress=progress)
     elif requested is not None:
         raise ValueError(
             f"layer selects from a run, files or state_dicts, but got layer={layer!r} with one "
@@ -308,7 +312,10 @@ def _of_tree(tree: xr.DataTree, requested: Sequence[str] | None) -> tuple[dict[s
 
 
 def _of_files(
-    sources: Sequence[Any], requested: Sequence[str] | None, clients: Sequence[Any] | None
+    sources: Sequence[Any],
+    requested: Sequence[str] | None,
+    clients: Sequence[Any] | None,
+    progress: bool | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     from fedstat.labelled.weight_files import read_layers
 
@@ -319,7 +326,7 @@ def _of_files(
             "weight...)."
         )
     sources = [Path(x) if isinstance(x, PathLike) else x for x in sources]
-    tree, skipped = read_layers(sources, requested, clients, hidden=True)
+    tree, skipped = read_layers(sources, requested, clients, hidden=True, progress=progress)
     return {str(name): node["w"] for name, node in tree.children.items()}, skipped
 
 
@@ -328,11 +335,13 @@ def _is_source(x: object) -> bool:
     return isinstance(x, (*_PATHS, Mapping)) or hasattr(x, "state_dict")
 
 
-def _of_paths(sources: Sequence[Any], requested: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, str]]:
+def _of_paths(
+    sources: Sequence[Any], requested: Sequence[str] | None, progress: bool | None
+) -> tuple[dict[str, Any], dict[str, str]]:
     paths = [path for source in sources for path in _expand(fspath(source))]
     stores = [path for path in paths if is_store(path)]
     if not stores:
-        return _of_files(paths, requested, None)
+        return _of_files(paths, requested, None, progress)
     if len(paths) > 1:
         raise ValueError(
             f"{stores[0]} is a run, which holds all its clients, but got {len(paths)} paths. Pass one run, or files of "

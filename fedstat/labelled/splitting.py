@@ -11,6 +11,7 @@ import numpy as np
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd
+from fedstat._utils.progress import track
 from fedstat._utils.signatures import show_options
 from fedstat.labelled.agreement import icc
 from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, sums
@@ -56,6 +57,7 @@ def split(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
     **options: Unpack[SplitOptions],
 ) -> SplitResult:
     """Split a layer's units into shared and personal units, by communality, agreement or a test.
@@ -85,6 +87,8 @@ def split(
         Round of a run, or of a DataArray with a dim ``checkpoint``, whose weights are analyzed; by default the last.
     baseline : array, tensor or DataArray (unit, weight...), path, state_dict or module, optional
         Initial parameters common to all clients, which are subtracted: the changes by training are analyzed.
+    progress : bool or None
+        Show how many layers are done; see :func:`fedstat.fl.train`.
     method : {"pa", "minres", "pc", "leverage", "icc"}
         Statistic of a unit, see above.
     n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol
@@ -138,7 +142,7 @@ def split(
             f"method={method!r}. Use method='icc', with weights that have a dim replicate."
         )
     if method == "icc":
-        return icc(weights, baseline=baseline).split(tau=tau)
+        return icc(weights, baseline=baseline, progress=progress).split(tau=tau)
     fitting = _fitting(kappa, factor_options)
     result = analyze_weights(weights, baseline, **fitting).split(tau=tau)
     warn_if_contradicted(result)
@@ -283,6 +287,7 @@ def split_map(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     baseline: Any = None,
+    progress: bool | None = None,
 ) -> SplitMapResult:
     """Split a layer under every method and κ, to see which units depend on these choices.
 
@@ -302,6 +307,8 @@ def split_map(
         As in :func:`split`; a quantile is computed separately in every analysis.
     layer, checkpoint, baseline
         As in :func:`split`.
+    progress : bool or None
+        Show how many layers and fits are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -338,20 +345,20 @@ def split_map(
         raise ValueError("'icc' of methods needs at least 2 clients and 2 weights per unit. Remove it.")
     r = correlation(m)
     rows, shared = [], []
-    with warnings.catch_warnings():
+    choices = [(method, kappa) for method in methods for kappa in ((np.nan,) if method == "icc" else kappas)]
+    with warnings.catch_warnings(), track(choices, "fit", progress) as tracked:
         warnings.simplefilter("ignore", ConvergenceWarning)
-        for method in methods:
-            for kappa in (np.nan,) if method == "icc" else kappas:
-                fit = None if method == "icc" else fa(r, corr=True, kappa=kappa, method=method)
-                shared.append(_split.shared(agreement if fit is None else fit.communality, tau=tau))
-                rows.append(
-                    {
-                        "method": method,
-                        "kappa": float(kappa),
-                        "n_factors": 0 if fit is None else fit.n_factors,
-                        "converged": fit is None or fit.converged,
-                        "n_shared": int(shared[-1].sum()),
-                    }
-                )
+        for method, kappa in tracked:
+            fit = None if method == "icc" else fa(r, corr=True, kappa=kappa, method=method)
+            shared.append(_split.shared(agreement if fit is None else fit.communality, tau=tau))
+            rows.append(
+                {
+                    "method": method,
+                    "kappa": float(kappa),
+                    "n_factors": 0 if fit is None else fit.n_factors,
+                    "converged": fit is None or fit.converged,
+                    "n_shared": int(shared[-1].sum()),
+                }
+            )
     dead = np.isnan(np.diagonal(numpy_of(r)))
     return SplitMapResult(pd.DataFrame(rows), np.stack(shared), dead, units, str(tau))

@@ -18,6 +18,7 @@ from fedstat._utils import guard
 from fedstat._utils.check import few
 from fedstat._utils.guard import ObjectError
 from fedstat._utils.lazy import xr
+from fedstat._utils.progress import track
 from fedstat.labelled import states, torch_files
 from fedstat.labelled.layer_names import find_skipped_layers, is_pattern, match_names, require_names, stem
 from fedstat.labelled.states import Stack, State, is_module
@@ -41,6 +42,7 @@ def read_weights(
     layers: Sequence[str] | None = None,
     clients: Sequence[Any] | None = None,
     unit_axis: int | Mapping[str, int] | None = None,
+    progress: bool | None = None,
 ) -> xr.DataTree:
     """Read weights of clients from files, state_dicts or modules, and stack them by layer.
 
@@ -58,6 +60,8 @@ def read_weights(
     unit_axis : int or mapping from layer, or pattern of layers, to int, optional
         Axis of the stored weights that holds units, if module, names and shapes do not determine it, or are wrong. 0 if
         rows are units.
+    progress : bool or None
+        Show how many clients are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -96,7 +100,7 @@ def read_weights(
     >>> read_weights(states)["fc1"]["w"].sizes
     Frozen({'client': 3, 'unit': 4, 'weight': 9})
     """
-    return read_layers(sources, layers, clients, unit_axis=unit_axis)[0]
+    return read_layers(sources, layers, clients, unit_axis=unit_axis, progress=progress)[0]
 
 
 def read_layers(
@@ -106,6 +110,7 @@ def read_layers(
     *,
     unit_axis: int | Mapping[str, int] | None = None,
     hidden: bool = False,
+    progress: bool | None = False,
 ) -> tuple[xr.DataTree, dict[str, str]]:
     """Read weights as :func:`read_weights` does; return also the skipped layers, with the reason.
 
@@ -123,21 +128,22 @@ def read_layers(
     names = _names(sources, clients)
     module = next((s for s in sources if is_module(s)), None)
     stacks: dict[str, Stack] = {}
-    for c, (source, client) in enumerate(zip(sources, names, strict=True)):
-        with ExitStack() as opened:  # closed before the next file is read
-            state = _state_of(source, client, opened)
-            if c == 0:
-                keys, present, ignored = set(state), _compared(state, layers), states.ignored_in(state)
-                selected, skipped = _select(state, client, layers, hidden=hidden)
-                if isinstance(unit_axis, Mapping):
-                    match_names(list(unit_axis), [name for name, _ in selected], "the selection of layers")
-            elif state.keys() != keys:
-                states.require_equal_layers(present, _compared(state, layers), skipped, (names[0], client))
-            selected_keys = [key for pair in selected if (key := states.key_of(state, *pair)) is not None]
-            declared = sum(states.size_of(state[key]) for key in selected_keys)
-            guard.size(source if isinstance(source, str | Path) else client, declared, "the selected layers")
-            states.fill(stacks, selected, state, c, names, module, unit_axis)
-            del state
+    with track(sources, "client", progress) as tracked:
+        for c, (source, client) in enumerate(zip(tracked, names, strict=True)):
+            with ExitStack() as opened:  # closed before the next file is read
+                state = _state_of(source, client, opened)
+                if c == 0:
+                    keys, present, ignored = set(state), _compared(state, layers), states.ignored_in(state)
+                    selected, skipped = _select(state, client, layers, hidden=hidden)
+                    if isinstance(unit_axis, Mapping):
+                        match_names(list(unit_axis), [name for name, _ in selected], "the selection of layers")
+                elif state.keys() != keys:
+                    states.require_equal_layers(present, _compared(state, layers), skipped, (names[0], client))
+                selected_keys = [key for pair in selected if (key := states.key_of(state, *pair)) is not None]
+                declared = sum(states.size_of(state[key]) for key in selected_keys)
+                guard.size(source if isinstance(source, str | Path) else client, declared, "the selected layers")
+                states.fill(stacks, selected, state, c, names, module, unit_axis)
+                del state
     states.warn_about_layers(stacks)
     kinds = {} if module is None else states.indexed_modules(module, stacks)
     arrays = {name: _labelled(stack, names, kinds.get(name)) for name, stack in stacks.items()}

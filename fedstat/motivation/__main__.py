@@ -50,8 +50,8 @@ def _work(args: argparse.Namespace) -> None:
     _cli.claim(args, COMMAND)
     settings = config_of(args.out) if args.resume and args.out.exists() else {}
     settings |= read_arguments(args, Settings)
-    show = not args.quiet and sys.stderr.isatty()
-    run = study(data_dir=args.data_dir, out=args.out, resume=args.resume, progress=show, **compute, **settings)
+    options = {"data_dir": args.data_dir, "out": args.out, "resume": args.resume, "progress": not args.quiet}
+    run = study(**options, **compute, **settings)
     if args.plot is not None:
         from fedstat.plot.fedfac import motivation_grid
 

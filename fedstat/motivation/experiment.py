@@ -109,7 +109,7 @@ def study(
     device: str = "cpu",
     client_chunk: int | None = None,
     threads: int | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     **settings: Any,
 ) -> xr.DataTree:
     """Train one MLP per client from common initial parameters, and measure how hidden units differ between clients.
@@ -126,8 +126,8 @@ def study(
         If True, continue the study at ``out``, if there is one; complete cases are not repeated.
     device, client_chunk, threads
         See :func:`fedstat.fl.train`; they change no draw, and results only by float32 rounding.
-    progress : bool
-        If True, show a progress bar on stderr.
+    progress : bool or None
+        Show how many cases are done; see :func:`fedstat.fl.train`.
     **settings
         See :class:`fedstat.motivation.Settings`.
 

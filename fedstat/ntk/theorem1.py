@@ -9,11 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace
-from tqdm import tqdm
 
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
 from fedstat._utils.parallel import in_order
+from fedstat._utils.progress import track
 from fedstat.ntk import gram as stats
 from fedstat.ntk.descent import METHODS, Method, Network, descent, diverged, factor_rule, network
 from fedstat.ntk.results import ConvergenceResult
@@ -40,7 +40,7 @@ def convergence(
     kappa: float = 0.75,
     tau: float = 0.5,
     device: str | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     executor: Executor | None = None,
 ) -> ConvergenceResult:
     """Train network (4) and compare ‖y − h(t)‖² with the bound of Theorem 1, round by round.
@@ -74,8 +74,8 @@ def convergence(
         Settings of the factor analysis of dynamic FedFac.
     device : str, optional
         None uses NumPy; "cpu", "cuda", … use torch on that device.
-    progress : bool
-        Show a progress bar.
+    progress : bool or None
+        Show how many networks are trained; see :func:`fedstat.fl.train`.
     executor : Executor, optional
         Any :class:`concurrent.futures.Executor`. Its workers train the networks, each on one BLAS thread, as in
         :func:`fedstat.bootstrap`.
@@ -130,7 +130,8 @@ def convergence(
     rule = {"kappa": kappa, "tau": tau}
     work = partial(_run_cell, samples, kernels, steps, rounds=rounds, seed=seed, rule=rule, device=device)
     completed = in_order(executor, work, cells)
-    runs |= dict(zip(cells, tqdm(completed, total=len(cells), disable=not progress), strict=True))
+    with track(completed, "network", progress, total=len(cells)) as tracked:
+        runs |= dict(zip(cells, tracked, strict=True))
     data = _build_dataset(runs, list(methods), widths, replicates, rounds)
     _warn_if_diverged(data, steps, kernels)
     data = data.assign(

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from fedstat._utils import check, labels
 from fedstat._utils.lazy import xr
 from fedstat._utils.parallel import in_order
+from fedstat._utils.progress import track
 from fedstat.ntk import gram as stats
 from fedstat.ntk.descent import descent, diverged, network, predict
 from fedstat.ntk.results import GeneralizationResult
@@ -42,7 +42,7 @@ def generalization(
     replicates: int = 3,
     seed: int = 0,
     normalize: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
     executor: Executor | None = None,
 ) -> GeneralizationResult:
     """Compare the bound of Theorem 2 with the test loss of network (4), for several numbers of clients and samples.
@@ -114,7 +114,8 @@ def generalization(
         steps = stats.Steps(_choose_lr(lr, a, local_steps), server_lr, local_steps, len(a.names))
         runs += [(a, b, steps, replicate) for replicate in range(replicates)]
     work = partial(_observe, width=width, rounds=rounds, init_scale=init_scale, seed=seed)
-    losses = list(tqdm(in_order(executor, work, runs), total=len(runs), disable=not progress))
+    with track(in_order(executor, work, runs), "network", progress, total=len(runs)) as tracked:
+        losses = list(tracked)
     _warn_if_diverged(runs, losses)
     for i, row in enumerate(settings):
         pairs = losses[i * replicates : (i + 1) * replicates]

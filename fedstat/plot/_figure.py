@@ -22,7 +22,14 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from fedstat._utils import check
-from fedstat.results import BootstrapResult, LayerResults, PermutationResult, SensitivityResult, SplitResult
+from fedstat.results import (
+    BootstrapResult,
+    JackknifeResult,
+    LayerResults,
+    PermutationResult,
+    SensitivityResult,
+    SplitResult,
+)
 from fedstat.stats import resampling
 from fedstat.store import open_run
 from fedstat.study import summary
@@ -151,7 +158,7 @@ def as_run(data: Any) -> Any:
 
 def split_behind(result: object) -> SplitResult | None:
     """Return the split of a result: itself, or the split whose uncertainty it measures; else None."""
-    if isinstance(result, BootstrapResult | PermutationResult):
+    if isinstance(result, BootstrapResult | JackknifeResult | PermutationResult):
         return result.split
     if isinstance(result, SensitivityResult):
         return result.reference

@@ -310,7 +310,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
     elif isinstance(table, Mapping) and all(isinstance(result, ComponentsResult) for result in table.values()):
         table = pd.concat([result.layer.assign(layer=name, round=0) for name, result in table.items()])
     if not isinstance(table, pd.DataFrame):
-        takes = "a run with probe='halves', the table of fedstat.fl.profile(run) or {layer: ComponentsResult}"
+        takes = "a run with probe='split-half', the table of fedstat.fl.profile(run) or {layer: ComponentsResult}"
         raise refusal("profile", takes, table)
     if missing := [c for c in _COLUMNS if c not in table]:
         raise ValueError(f"the table must have columns {', '.join(_COLUMNS)}, but lacks {', '.join(missing)}.")

@@ -55,7 +55,8 @@ def scree(result: Any, *, ax: Axes | None = None, most: int = 60) -> Axes:
 
     Parameters
     ----------
-    result : FactorResult, NFactorsResult, or SplitResult, BootstrapResult, PermutationResult or SensitivityResult
+    result : FactorResult, NFactorsResult, or SplitResult, BootstrapResult, JackknifeResult, PermutationResult or
+        SensitivityResult
         An NFactorsResult adds parallel analysis (dashed: eigenvalues of random data) and the numbers by all rules. A
         split, or a result about its uncertainty, stands for its factor analysis.
     ax : matplotlib Axes, optional
@@ -116,7 +117,8 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
 
     Parameters
     ----------
-    result : SplitResult, BootstrapResult, PermutationResult, SensitivityResult, FactorResult, IccResult, or a run
+    result : SplitResult, BootstrapResult, JackknifeResult, PermutationResult, SensitivityResult, FactorResult,
+        IccResult, or a run
         A bootstrap adds the interval of each unit above; a permutation test adds the histogram expected under H0,
         scaled to the number of units. A run, or its node ``run["split/fc1"]``, stands for its last round with a split.
     ax : matplotlib Axes, optional
@@ -211,7 +213,10 @@ def _units(result: object, layer: str | None) -> _Units:
         return _Units(pd.DataFrame({"value": result.statistic, "group": "units"}), _LABELS[result.statistic_name])
     split = split_behind(result)
     if split is None:
-        takes = "a SplitResult, BootstrapResult, PermutationResult, SensitivityResult, FactorResult, IccResult or a run"
+        takes = (
+            "a SplitResult, BootstrapResult, JackknifeResult, PermutationResult, SensitivityResult, FactorResult, "
+            "IccResult or a run"
+        )
         raise refusal("communality", takes, result, "Pass fedstat.split(weights), for example.")
     table = pd.DataFrame({"value": split.statistic, "group": split.group})
     if split.conclusion is not None:
@@ -244,7 +249,7 @@ def loadings(result: Any, *, ax: Axes | None = None, units: int = 60, factors: i
 
     Parameters
     ----------
-    result : FactorResult, or SplitResult, BootstrapResult, PermutationResult or SensitivityResult
+    result : FactorResult, or SplitResult, BootstrapResult, JackknifeResult, PermutationResult or SensitivityResult
         A split, or a result about its uncertainty, stands for its factor analysis.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
@@ -345,7 +350,10 @@ def _factors(result: object, figure: str, also: str = "") -> FactorResult:
         return result
     split = split_behind(result)
     if split is None:
-        takes = f"a FactorResult, {also}SplitResult, BootstrapResult, PermutationResult or SensitivityResult"
+        takes = (
+            f"a FactorResult, {also}SplitResult, BootstrapResult, JackknifeResult, PermutationResult or "
+            "SensitivityResult"
+        )
         raise refusal(figure, takes, result, "Pass fedstat.split(weights), for example.")
     return split.factors
 

@@ -31,7 +31,7 @@ TAKES = (
     "the result of icc, variance_components, bootstrap, compare, effective_rank, knn_entropy, attack.leakage or "
     "ntk.extreme_eigenvalues, a split by agreement, or a table with the columns estimate, conf_low and conf_high"
 )
-_NAMES = ("term", "unit", "method", "layer", "label", "run", "client")
+_NAMES = ("term", "unit", "method", "layer", "scenario", "run", "client")
 
 
 class Rows(NamedTuple):
@@ -252,8 +252,8 @@ def forest(
           ``attack.leakage`` (PSNR minus PSNR of the class-mean image) or ``ntk.extreme_eigenvalues``; of several
           layers, choose one;
         - a split by agreement or by a test;
-        - a table with the columns estimate, conf_low and conf_high, and a column term, unit, method, layer, label, run
-          or client for the names.
+        - a table with the columns estimate, conf_low and conf_high, and a column term, unit, method, layer, scenario,
+          run or client for the names.
     type : {"ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k"}
         Coefficient of an IccResult.
     units : int

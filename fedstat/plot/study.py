@@ -350,7 +350,7 @@ def by_setting(data: pd.DataFrame, draw: Callable[..., Axes], *, columns: int = 
     Parameters
     ----------
     data : DataFrame
-        ``label``, the scenario, and the columns that ``draw`` needs.
+        ``scenario``, the scenario, and the columns that ``draw`` needs.
     draw : callable (data, ax, ...) -> Axes
         Such as :func:`method_courses` or :func:`trade_off`.
     columns : int
@@ -363,15 +363,15 @@ def by_setting(data: pd.DataFrame, draw: Callable[..., Axes], *, columns: int = 
     matplotlib Figure
     """
     check.integer("columns", columns)
-    labels = list(dict.fromkeys(data["label"]))
-    columns = min(columns, len(labels))
-    rows = -(-len(labels) // columns)
+    scenarios = list(dict.fromkeys(data["scenario"]))
+    columns = min(columns, len(scenarios))
+    rows = -(-len(scenarios) // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(5.0 * columns, 3.9 * rows), squeeze=False, layout="constrained"
     )  # fmt: skip
-    for ax, label in zip(axes.flat, labels, strict=False):
-        draw(data[data["label"] == label], ax=ax, **options).set_title(literal(label), fontsize="medium")
-    for ax in axes.flat[len(labels) :]:
+    for ax, scenario in zip(axes.flat, scenarios, strict=False):
+        draw(data[data["scenario"] == scenario], ax=ax, **options).set_title(literal(scenario), fontsize="medium")
+    for ax in axes.flat[len(scenarios) :]:
         ax.remove()
     return figure
 

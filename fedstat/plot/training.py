@@ -163,8 +163,8 @@ def differences(
     Parameters
     ----------
     data : DataFrame or ComparisonResult
-        ``label``, ``method``, ``difference``, ``low``, ``high``, one row per scenario and method; scenarios keep their
-        order. NaN limits draw no interval. A comparison is drawn with its simultaneous CIs.
+        ``scenario``, ``method``, ``difference``, ``low``, ``high``, one row per scenario and method; scenarios keep
+        their order. NaN limits draw no interval. A comparison is drawn with its simultaneous CIs.
     methods : sequence of str
         Methods in the order of their positions; by default the order of the data.
     margin : float
@@ -179,16 +179,16 @@ def differences(
     """
     if isinstance(data, ComparisonResult):
         columns = {"term": "method", "estimate": "difference", "sim_conf_low": "low", "sim_conf_high": "high"}
-        data = data.tidy().rename(columns=columns).assign(label=f"minus {data.reference}")
+        data = data.tidy().rename(columns=columns).assign(scenario=f"minus {data.reference}")
     if not isinstance(data, pd.DataFrame):
         raise refusal("differences", "the result of compare, or a table", data)
-    _require_columns(data, "label", "method", "difference", "low", "high")
+    _require_columns(data, "scenario", "method", "difference", "low", "high")
     ax = get_axes(ax)
-    scenarios, drawn = (list(dict.fromkeys(data[name])) for name in ("label", "method"))
+    scenarios, drawn = (list(dict.fromkeys(data[name])) for name in ("scenario", "method"))
     names, styles = list(methods) or drawn, styles_of(drawn)
     for method in drawn:
         i, rows, style = names.index(method), data[data["method"] == method], styles[method]
-        x = rows["label"].map(scenarios.index) + 0.66 * ((i + 0.5) / len(names) - 0.5)
+        x = rows["scenario"].map(scenarios.index) + 0.66 * ((i + 0.5) / len(names) - 0.5)
         title = literal(about(method).title)
         _draw_points(rows, x, "difference", ax, label=title, color=style.colour, marker=style.marker)
     if margin:
@@ -206,8 +206,8 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     data : DataFrame
-        ``label``, ``layer``, ``place`` (0 for the first layer of the network), ``reliability``, ``low``, ``high``, one
-        row per scenario and layer. NaN limits draw no interval.
+        ``scenario``, ``layer``, ``place`` (0 for the first layer of the network), ``reliability``, ``low``, ``high``,
+        one row per scenario and layer. NaN limits draw no interval.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
 
@@ -218,13 +218,13 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         0.5. Intervals are cut off at 0 and 1; an estimate outside of this range is drawn at its value.
     """
     if not isinstance(data, pd.DataFrame):
-        raise refusal("shares", "a table with the columns label, layer, place, reliability, low and high", data,
+        raise refusal("shares", "a table with the columns scenario, layer, place, reliability, low and high", data,
                       "Draw a single run with plot.profile.")  # fmt: skip
-    _require_columns(data, "label", "layer", "place", "reliability", "low", "high")
+    _require_columns(data, "scenario", "layer", "place", "reliability", "low", "high")
     ax = get_axes(ax)
-    scenarios, shades = list(dict.fromkeys(data["label"])), sns.color_palette("crest", as_cmap=True)
+    scenarios, shades = list(dict.fromkeys(data["scenario"])), sns.color_palette("crest", as_cmap=True)
     for number, scenario in enumerate(scenarios):
-        layers = data[data["label"] == scenario].sort_values("place")
+        layers = data[data["scenario"] == scenario].sort_values("place")
         layers["low"] = layers["low"].clip(lower=layers["reliability"].clip(upper=0))
         layers["high"] = layers["high"].clip(upper=layers["reliability"].clip(lower=1))
         for i, name in enumerate(layers["layer"]):

@@ -119,7 +119,7 @@ def _data(c: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> str:
         clients, form = c.get("clients", "the"), _PARTITIONS.get(kind)
         plain = f"dealt to {clients} clients by the partition {shown(c['partition'])}"
         how = ", " + (form.format(clients, shown(value), cited("hsu2019")) if form else plain)
-    size = "" if "samples" not in c or not c["samples"] else f", at most {c['samples']} samples each"
+    size = "" if not c.get("max_samples") else f", at most {c['max_samples']} samples each"
     noun = "data set" if len(names) == 1 else "data sets"
     return f"The {noun} {', '.join(map(shown, names))}{source} {'was' if len(names) == 1 else 'were'} used{how}{size}."
 

@@ -12,6 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from fedstat import store
+from fedstat._utils.progress import track
 from fedstat.fl.training import COMMAND as TRAINING
 from fedstat.plot import accuracy_curves, client_boxplot, loss_curves
 from fedstat.reporting import document, prose, split, stored, studies, training
@@ -41,29 +42,34 @@ _REFERENCES = ("fedavg", "local")
 _MOST_LABELS = 12  # settings that get figures of their own
 
 
-def part(runs: Sequence[Stored]) -> Part:
+def part(runs: Sequence[Stored], progress: bool | None = False) -> Part:
     """Report of several runs: what was run, and methods compared within seeds for every setting."""
     usable = [run for run in runs if _usable(run)]
     for run in usable:
         if run.tree is not None:
             run.tree["metrics"].load()  # once: what follows reads them many times
-    cautions = _grouped(runs)
+    cautions = _grouped(runs, progress)
     methods, cites = prose.of_training(runs)
-    title = f"{len(runs)} runs: {listed(dict.fromkeys(str(run.config.get('label') or '') for run in usable), most=3)}"
+    title = (
+        f"{len(runs)} runs: {listed(dict.fromkeys(str(run.config.get('scenario') or '') for run in usable), most=3)}"
+    )
     sections: list[Section] = []
     compared = None
     if usable:
         table = _table(usable)
         try:
-            collect.same_scale([dict(run.config) for run in usable], list(table["label"]))
+            collect.same_scale([dict(run.config) for run in usable], list(table["scenario"]))
             compared = compare_runs(_by_method(usable, table), reference=_reference(table))
         except ValueError as error:
             cautions.append(Caution("Not compared", str(error), severe=True))
         else:
             cautions += compared.cautions()
-            for label, comparison in list(compared.settings.items())[:_MOST_LABELS]:
-                rows = table[table["label"] == label]
-                sections.append(Section(shown(label), _figures([usable[i] for i in rows.index], rows, comparison)))
+            settings = list(compared.settings.items())[:_MOST_LABELS]
+            with track(settings, "scenario", progress) as tracked:
+                for scenario, comparison in tracked:
+                    rows = table[table["scenario"] == scenario]
+                    figures = _figures([usable[i] for i in rows.index], rows, comparison)
+                    sections.append(Section(shown(scenario), figures))
         sections.append(_costs(table))
     return Part(
         shown(title), _ran(runs), cautions, shown("" if compared is None else compared.summary(), PRINTED), sections,
@@ -83,7 +89,7 @@ def _table(runs: Sequence[Stored]) -> pd.DataFrame:
         noted = [experiment.noted(run.attrs) for run in runs]
         if all("algorithm" in settings for settings in noted):
             table["method"] = variants([experiment.Settings(**settings) for settings in noted])
-    if table.duplicated(["label", "method", "seed"]).any():
+    if table.duplicated(["scenario", "method", "seed"]).any():
         again = table.groupby("path").cumcount()
         table["method"] += ", " + table["path"] + again.map(lambda n: f" ({n + 1})" if n else "")
     return table
@@ -105,27 +111,28 @@ def _ran(runs: Sequence[Stored]) -> Table:
     """Tabulate runs by setting and method: seeds, and number of finished runs."""
     rows: dict[tuple[str, str], list[Stored]] = {}
     for run in runs:
-        label = run.config.get("label") or run.config.get("data") or "run"
-        rows.setdefault((str(label), str(run.config.get("algorithm", "not known"))), []).append(run)
+        scenario = run.config.get("scenario") or run.config.get("data") or "run"
+        rows.setdefault((str(scenario), str(run.config.get("algorithm", "not known"))), []).append(run)
     places = ordered(method for _, method in rows)
     in_order = sorted(rows.items(), key=lambda item: (item[0][0], places.index(item[0][1])))
     lines = [
-        [shown(label), shown(title_of(method)), listed(sorted({str(o.config.get("seed")) for o in group}), most=12),
+        [shown(scenario), shown(title_of(method)), listed(sorted({str(o.config.get("seed")) for o in group}), most=12),
          str(len(group)), str(sum(map(_usable, group)))]
-        for (label, method), group in in_order
+        for (scenario, method), group in in_order
     ]  # fmt: skip
     return Table("", ["setting", "method", "seeds", "runs", "finished and sound"], lines)
 
 
-def _grouped(runs: Sequence[Stored]) -> list[Caution]:
+def _grouped(runs: Sequence[Stored], progress: bool | None) -> list[Caution]:
     """Warnings of all runs: each once, with the runs that it is about."""
     lines_by_title: dict[tuple[str, bool], list[tuple[str, str]]] = {}
-    for run in runs:
-        check = partial(training.of_run, run, training.rounds_done(run))
-        checked, lost = run.attempt({"the other warnings": check})
-        run_cautions = [*damage_of(run), *lost, *checked.get("the other warnings", []), *stores.cautions(run)]
-        for caution in run_cautions:
-            lines_by_title.setdefault((caution.title, caution.severe), []).append((run.name, caution.text))
+    with track(runs, "run", progress) as tracked:
+        for run in tracked:
+            check = partial(training.of_run, run, training.rounds_done(run))
+            checked, lost = run.attempt({"the other warnings": check})
+            run_cautions = [*damage_of(run), *lost, *checked.get("the other warnings", []), *stores.cautions(run)]
+            for caution in run_cautions:
+                lines_by_title.setdefault((caution.title, caution.severe), []).append((run.name, caution.text))
     cautions = []
     for (title, severe), lines in lines_by_title.items():
         names = list(dict.fromkeys(name for name, _ in lines))
@@ -186,9 +193,9 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
 def _costs(table: pd.DataFrame) -> Section:
     """Accuracy of clients and communication, mean over seeds."""
     rows = []
-    for (label, method), group in table.groupby(["label", "method"], sort=False):
+    for (scenario, method), group in table.groupby(["scenario", "method"], sort=False):
         rows.append(
-            [shown(label), shown(title_of(str(method))), plus_minus(*group["final"].agg(["mean", "sem"])),
+            [shown(scenario), shown(title_of(str(method))), plus_minus(*group["final"].agg(["mean", "sem"])),
              number(group["spread"].mean(), 3), number(group["q10"].mean(), 3), number(group["before"].mean(), 4),
              megabytes(group["bytes_up"].mean()), megabytes(group["bytes_down"].mean()),
              number(group["seconds"].mean(), 2)]
@@ -205,7 +212,7 @@ def _costs(table: pd.DataFrame) -> Section:
 def _common(runs: Sequence[Stored]) -> dict[str, str]:
     """Return the settings that all runs share, and the values of settings that differ."""
     names = dict.fromkeys(name for run in runs for name in run.config)
-    hidden = ("shapes", "data_digest", "algorithm_settings", "label")
+    hidden = ("shapes", "data_digest", "algorithm_settings", "scenario")
     common = {}
     for name in names:
         values = list(dict.fromkeys(json.dumps(run.config.get(name)) for run in runs if run.config))
@@ -233,7 +240,7 @@ _PARTS: dict[str, Callable[[Stored], Part]] = {
 }
 
 
-def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
+def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress: bool | None = None) -> Report:
     """Report what was run, what it shows and with which uncertainty, on one self-contained page.
 
     Parameters
@@ -244,6 +251,8 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
         runs of the trainer are compared within seeds.
     out : path, optional
         Write the page to this HTML file, whole or not at all; a report that is there is replaced.
+    progress : bool or None
+        Show how many runs are read and reported; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -275,14 +284,19 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
     """
     if out is not None:
         require_ours("out", Path(out))
-    stored_runs = stored.read(run)
+    stored_runs = stored.read(run, progress)
     trained = [stored_run for stored_run in stored_runs if stored_run.command == TRAINING]
-    parts = [part(trained)] if len(trained) > 1 else [training.part(stored_run) for stored_run in trained]
-    parts += [
-        _PARTS.get(stored_run.command, studies.unknown)(stored_run)
+    if len(trained) > 1:
+        makes = [partial(part, trained, progress)]
+    else:
+        makes = [partial(training.part, stored_run) for stored_run in trained]
+    makes += [
+        partial(_PARTS.get(stored_run.command, studies.unknown), stored_run)
         for stored_run in stored_runs
         if stored_run.command != TRAINING
     ]
+    with track(makes, "part", progress) as tracked:
+        parts = [make() for make in tracked]
     page = Report(_title(parts), parts, store.now())
     if out is not None:
         page.save(out)

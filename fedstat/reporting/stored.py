@@ -14,6 +14,9 @@ import xarray as xr
 
 from fedstat import store
 from fedstat._utils import guard
+from fedstat._utils.progress import track
+from fedstat.fl.stored_names import from_stored
+from fedstat.fl.training import COMMAND
 from fedstat.reporting.document import PARAGRAPH, PRINTED, Part, Section, Table, listed, shown
 from fedstat.results.base import Caution
 
@@ -238,23 +241,26 @@ class Stored(NamedTuple):
         return parts, [Caution("Not in this report", text, severe=True)] if lost else []
 
 
-def read(runs: Run | Iterable[Run]) -> list[Stored]:
+def read(runs: Run | Iterable[Run], progress: bool | None = False) -> list[Stored]:
     """Open runs, whatever state they are in.
 
     Parameters
     ----------
     runs : path, DataTree, or several
         Stores, folders of stores, and runs opened by :func:`fedstat.open_run`.
+    progress : bool or None
+        Show how many stores are read.
 
     Raises
     ------
     FileNotFoundError
         If there is no store at a path, and none in the folder there.
     """
-    sources: list[Run] = [runs] if isinstance(runs, str | Path | xr.DataTree) else list(runs)
-    stored_runs: list[Stored] = []
-    for source in sources:
-        stored_runs += [_of_tree(source)] if isinstance(source, xr.DataTree) else map(_of_path, store.stores(source))
+    sources: list[Path | xr.DataTree] = []
+    for run in [runs] if isinstance(runs, str | Path | xr.DataTree) else runs:
+        sources += [run] if isinstance(run, xr.DataTree) else store.stores(run)
+    with track(sources, "run", progress) as tracked:
+        stored_runs = [_of_tree(source) if isinstance(source, xr.DataTree) else _of_path(source) for source in tracked]
     if not stored_runs:
         raise ValueError("a report needs at least one run, but got none")
     return stored_runs
@@ -293,6 +299,7 @@ def _config(attrs: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     if "config" not in attrs:
         return {}, ()
     try:
-        return dict(guard.parsed("config", attrs["config"].encode(), finite=False)), ()
+        config = dict(guard.parsed("config", attrs["config"].encode(), finite=False))
+        return (from_stored(config) if attrs.get("command") == COMMAND else config), ()
     except (ValueError, TypeError, AttributeError):
         return {}, ("its settings cannot be read",)

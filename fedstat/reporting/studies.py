@@ -49,7 +49,8 @@ def _study(
 
 def _ran(stored: Stored, positional: tuple[str, ...]) -> Table:
     hidden = ("out", "overwrite", "quiet", "plot", "spectrum")
-    options = {name: value for name, value in stored.config.items() if name not in hidden}
+    names = {"estimator": "methods"} if stored.command == sim_recovery.__name__ else {}  # options: names in the store
+    options = {names.get(name, name): value for name, value in stored.config.items() if name not in hidden}
     command = stores.command_line(stored.command, options, positional=positional) if stored.command else ""
     rows = {"command": command, "seed": stored.attrs.get("seed")} | stores.origin(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items() if value not in (None, "")})

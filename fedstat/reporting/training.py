@@ -203,8 +203,8 @@ def command(stored: Stored) -> str:
     defaults = experiment.Settings()
     always = ("data", "partition", "net", "algorithm", "clients", "rounds", "seed")
     options = {k: v for k, v in noted.items() if k in always or _plain(v) != _plain(getattr(defaults, k))}
-    if noted.get("label") == experiment.Settings(data=str(noted["data"]), partition=str(noted["partition"])).name:
-        options.pop("label", None)
+    if noted.get("scenario") == experiment.Settings(data=str(noted["data"]), partition=str(noted["partition"])).name:
+        options.pop("scenario", None)
     return command_line("fedstat.fl", options)
 
 
@@ -293,7 +293,7 @@ def _split(run: xr.DataTree) -> Section | None:
         Text(
             "Stability over rounds is not certainty over clients: a run does not store how often a unit would be "
             "shared if other clients had taken part. fedstat.bootstrap estimates this from client weights before "
-            "aggregation (train with probe='uploads')."
+            "aggregation (train with probe='trained-weights')."
         )
     )
     return Section("The split over rounds", blocks)
@@ -352,10 +352,10 @@ def _span(n: NDArray[Any]) -> str:
 
 
 def _setting(config: Mapping[str, Any]) -> str:
-    """Return data set and partition, after the label that they have in tables."""
+    """Return data set and partition, after the name of the scenario."""
     plain = _joined(config.get("data"), config.get("partition"))
-    label = str(config.get("label") or "")
-    return label if label.startswith(plain) else _joined(label, plain)
+    scenario = str(config.get("scenario") or "")
+    return scenario if scenario.startswith(plain) else _joined(scenario, plain)
 
 
 def _joined(*parts: object) -> str:

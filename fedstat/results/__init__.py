@@ -4,6 +4,7 @@ from fedstat.results.base import LayerResults
 from fedstat.results.between_clients import ClientClustersResult, EntropyResult
 from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.icc import IccResult
+from fedstat.results.jackknife import JackknifeResult
 from fedstat.results.leakage import LeakageResult
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.results.split import AgreementWarning, SplitMapResult, SplitResult
@@ -23,6 +24,7 @@ __all__ = [
     "EntropyResult",
     "FactorResult",
     "IccResult",
+    "JackknifeResult",
     "LayerResults",
     "LeakageResult",
     "NFactorsResult",

@@ -44,7 +44,7 @@ def recorded(verb: Callable[P, R]) -> Callable[P, R]:
 def origin_of(verb: Callable[..., Any], arguments: Mapping[str, Any], data: Any) -> dict[str, Any]:
     """Return the origin of a result: the verb's name, descriptions of its arguments, and a checksum of its input."""
     package = ".".join(verb.__module__.split(".")[:2]).replace("fedstat.labelled", "fedstat")
-    described = {name: describe(value) for name, value in arguments.items()}
+    described = {name: describe(value) for name, value in arguments.items() if name != "progress"}
     return {"verb": f"{package}.{verb.__name__}", "arguments": described, "input": checksum(data)}
 
 

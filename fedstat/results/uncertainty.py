@@ -19,7 +19,7 @@ from fedstat.stats.resampling import expanded_percentiles
 Floats = NDArray[np.float64]
 _LEVEL = 0.05
 _LEAST_CLIENTS = 8  # intervals were tested from this number on, see simulations/inference
-_MIN_SEPARATION = 2.0  # standard errors between groups, or between eigenvalues at the cut
+MIN_SEPARATION = 2.0  # standard errors between groups, or between eigenvalues at the cut
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -197,10 +197,10 @@ class BootstrapResult(Result):
     def cautions(self) -> list[Caution]:
         """Return cautions on eigenvalues or groups that are near each other, and on fits that did not converge."""
         cautions, gap = [], self._measure_gap()
-        if gap < _MIN_SEPARATION:
+        if gap < MIN_SEPARATION:
             text = f"eigenvalues at the cut are {gap:.1f} SE apart: factors are not identified"
             cautions.append(Caution("Factors not identified", text))
-        if self.separation < _MIN_SEPARATION:
+        if self.separation < MIN_SEPARATION:
             text = f"groups are {self.separation:.1f} SE apart: a group that recurs often may still be wrong"
             cautions.append(Caution("Groups near each other", text))
         if (stopped := 1 - float(self.converged.mean())) > 0:

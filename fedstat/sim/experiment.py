@@ -303,7 +303,7 @@ def study(
     device: str = "cpu",
     client_chunk: int | None = None,
     threads: int | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     executor: Executor | None = None,
     **settings: Any,
 ) -> xr.DataTree:
@@ -320,8 +320,8 @@ def study(
         rounds, because it stores no states of its runs.
     device, client_chunk, threads
         See :func:`fedstat.fl.train`; they change no draw, and results only by float32 rounding.
-    progress : bool
-        If True, show a progress bar on stderr.
+    progress : bool or None
+        Show how many rounds of all runs are done; see :func:`fedstat.fl.train`.
     executor : Executor, optional
         Trains the runs in parallel: any :class:`concurrent.futures.Executor`, such as Dask's
         ``Client.get_executor(pure=False)``. Only this process writes to ``out``. Runs that are incomplete when the
@@ -427,8 +427,8 @@ def _algorithm(settings: Settings, method: str, truth: np.ndarray, oracle: facto
         "oracle": lambda: algorithms.fedsplit({LAYER: split.shared(oracle.communality, tau=tau)}),
         "static": lambda: algorithms.fedfac([LAYER], dynamic=False, **analysis),
         "dynamic": lambda: algorithms.fedfac([LAYER], **analysis),
-        "random": lambda: algorithms.random_split([LAYER], share=fraction),
-        "random-redrawn": lambda: algorithms.random_split([LAYER], share=fraction, redrawn=True),
+        "random": lambda: algorithms.random_split([LAYER], shared_fraction=fraction),
+        "random-redrawn": lambda: algorithms.random_split([LAYER], shared_fraction=fraction, redrawn=True),
         "fedavg": algorithms.fedavg,
         "local": algorithms.local,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -244,9 +244,20 @@ class Left(NamedTuple):
 
 
 def left_out(
-    similarity: Floats, clusters: Ints, groups: Ints | None, *, n_clusters: int, share: float, draws: int, seed: int
+    similarity: Floats,
+    clusters: Ints,
+    groups: Ints | None,
+    *,
+    n_clusters: int,
+    share: float,
+    draws: int,
+    seed: int,
+    tick: Callable[[int], object] = lambda _: None,
 ) -> Left:
-    """Cluster random subsamples, each without a fraction ``share`` of the objects (delete-d, without replacement)."""
+    """Cluster random subsamples, each without a fraction ``share`` of the objects (delete-d, without replacement).
+
+    ``tick`` is called with 1 after each subsample.
+    """
     n, rng = len(clusters), generator(seed, "objects left out")
     n_left_out = min(max(1, round(share * n)), n - max(2, n_clusters))
     rands, subsample_ari = np.full(draws, np.nan), np.full(draws, np.nan)
@@ -256,6 +267,7 @@ def left_out(
         subsample_ari[i] = adjusted_rand(new_clusters, codes(clusters[retained]))
         if groups is not None:
             rands[i] = adjusted_rand(new_clusters, codes(groups[retained]))
+        tick(1)
     return Left(rands, subsample_ari, max(n_left_out, 0))
 
 

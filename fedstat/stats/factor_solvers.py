@@ -8,7 +8,8 @@ with F a principal-axis step. Principal axis is gradient descent with step 1 on 
 (Harman and Jones 1966, Psychometrika 31, 351-368; Jöreskog 2003, Factor analysis by MINRES).
 
 The diagonal of R − Σ_ε changes little from step to step. In the eigenvectors of an earlier step, the reference, the
-change is a small matrix E. Fixed-point iterations of a Riccati equation yield the leading subspace of the new matrix
+change is a small matrix E. Eigenvectors near the cut mix most, since their eigenvalues are near each other: they are
+decomposed together. Then fixed-point iterations of a Riccati equation yield the leading subspace of the new matrix
 (Stewart 1973, Error and perturbation bounds for subspaces associated with certain eigenvalue problems, SIAM Review 15,
 727-764). An iteration takes three matrix products in single precision, because E is small compared with the reference,
 which remains in double precision. Reference takes NumPy arrays.
@@ -127,8 +128,8 @@ Single = NDArray[np.float32]
 
 _SMALLEST = 150  # below this number of units a decomposition is at least as fast (bench_factor.py)
 # Above these bounds, rounding to float32 would change the ninth digit of a communality, or the iteration be slow.
-_LARGEST_CHANGE, _LARGEST_ROTATION = 0.02, 0.1
-_NEAREST = 48  # eigenvectors on either side of the cut that are rotated among themselves first
+_LARGEST_CHANGE, _LARGEST_ROTATION = 0.03, 0.2
+_NEAREST = 48  # eigenvectors on either side of the cut that are decomposed together first
 _CYCLES, _EXACT, _SLOW = 10, 1e-9, 0.9
 _LEAST_TOL = 1e-4
 
@@ -156,59 +157,86 @@ class Reference:
 
     def __init__(self, h: Floats, values: Floats, vectors: Floats, g: int) -> None:
         d = len(h)
-        self._h, self._least, self._leading = h, values[g - 1], g <= d - g
-        leading, rest = np.arange(g)[::-1], np.arange(g, d)  # eigenvalues next to the cut first
-        # The smaller side suffices, because the communalities of both sides sum to h.
-        followed, complement = (leading, rest) if self._leading else (rest, leading)
-        self._values, self._other_values = values[followed], values[complement]
-        v = vectors[:, followed]
-        self._squares, self._sum = (v**2).sum(1), v**2 @ self._values
-        self._v, self._u = (part.astype(np.float32, order="C") for part in (v, vectors[:, complement]))
+        self._h, self._values, self._g = h, values, g
+        self._vectors, self._single = vectors, vectors.astype(np.float32, order="C")
+        self._near = slice(max(g - _NEAREST, 0), min(g + _NEAREST, d))
 
     def communalities(self, h: Floats) -> Floats | None:
         """Return the communalities after a step from ``h``, to about 1e-8; None if ``h`` is far from the reference.
 
         With Y = V + U X, which spans the subspace, and (R − Σ_ε) Y = Y (Λ + T), they are the diagonal of
-        Y (Λ + T)(I + XᵀX)⁻¹ Yᵀ.
+        Y (Λ + T)(I + XᵀX)⁻¹ Yᵀ. V and U are the eigenvectors on the two sides of the cut, with those near the cut
+        turned to be eigenvectors in the space that they span. V is the smaller side, which suffices, because the
+        communalities of both sides sum to h.
         """
-        change = h - self._h
+        g, change = self._g, h - self._h
         shift = change.mean()  # shifts all eigenvalues and changes no eigenvector
-        e = (change - shift).astype(np.float32)[:, None]
+        e = change - shift
         largest = np.abs(e).max()
-        if largest > _LARGEST_CHANGE or self._least + shift <= largest:  # negative eigenvalues would not count
+        if largest > _LARGEST_CHANGE or self._values[g - 1] + shift <= largest:  # negative values would not count
             return None
-        v, u = self._v, self._u
-        a, b, c = v.T @ (e * v), u.T @ (e * v), u.T @ (e * u)
-        x = _subspace(a, b, c, self._values, self._other_values)
+        is_leading = g <= len(h) - g
+        v_side, u_side = (slice(g), slice(g, None)) if is_leading else (slice(g, None), slice(g))
+        e_matrix = _in_basis(self._single, e)
+        values, turn = self._turn_near(e_matrix, e)
+        x = _subspace(e_matrix, values, v_side, u_side)
         if x is None:
             return None
-        values = (self._values + shift).astype(np.float32)
-        t, xx = a + b.T @ x, x.T @ x
-        rotated = _solve(xx, xx @ (np.diag(values) + t.T))
+        t, xx = e_matrix[v_side, v_side] + e_matrix[v_side, u_side] @ x, x.T @ x
+        v_values = (values[v_side] + shift).astype(np.float32)
+        rotated = _solve(xx, xx @ (np.diag(v_values) + t.T))
         if rotated is None:
             return None
         t -= rotated.T
-        z = u @ x
-        communality = self._sum + shift * self._squares + ((2 * v + z) * z) @ values + (((v + z) @ t) * (v + z)).sum(1)
-        return communality if self._leading else h - communality
+        vectors, single, near = self._vectors.copy(), self._single.copy(), self._near
+        vectors[:, near] = single[:, near] = vectors[:, near] @ turn
+        v, z = single[:, v_side], single[:, u_side] @ x
+        communality = vectors[:, v_side] ** 2 @ (values[v_side] + shift)
+        communality += ((2 * v + z) * z) @ v_values + (((v + z) @ t) * (v + z)).sum(1)
+        return communality if is_leading else h - communality
+
+    def _turn_near(self, e_matrix: Single, e: Floats) -> tuple[Floats, Floats]:
+        """Decompose the matrix in the space of the vectors near the cut; express ``e_matrix`` in the turned basis.
+
+        This space needs double precision: small gaps of eigenvalues enlarge errors.
+
+        Returns
+        -------
+        values : array (unit,)
+            Diagonal of the matrix in the turned basis; the diagonal of ``e_matrix`` becomes 0.
+        turn : array (near, near)
+            Coordinates of the turned vectors.
+        """
+        near = self._near
+        vectors = self._vectors[:, near]
+        block = np.diag(self._values[near]) + vectors.T @ (e[:, None] * vectors)
+        near_values, turn = (part[..., ::-1] for part in np.linalg.eigh(block))
+        single = turn.astype(np.float32)
+        e_matrix[near] = single.T @ e_matrix[near]
+        e_matrix[:, near] = e_matrix[:, near] @ single
+        e_matrix[near, near] = 0
+        values = self._values + e_matrix.diagonal()
+        values[near] = near_values
+        np.fill_diagonal(e_matrix, 0)
+        return values, turn
 
 
-def _subspace(a: Single, b: Single, c: Single, values: Floats, other_values: Floats) -> Single | None:
-    """Return X of the invariant subspace V + U X of diag(values, other_values) + [[a, bᵀ], [b, c]].
+def _in_basis(vectors: Single, e: Floats) -> Single:
+    """Return Vᵀ diag(e) V. Two symmetric products, of rows with e > 0 and e < 0, take half the time of one product."""
+    roots = np.sqrt(np.abs(e)).astype(np.float32)[:, None]
+    above, below = (roots[rows] * vectors[rows] for rows in (e > 0, e < 0))
+    result: Single = above.T @ above
+    result -= below.T @ below
+    return result
 
-    It solves X (values − other_values) = b + c X − X (a + bᵀ X), with the diagonals of a and c among the eigenvalues.
-    None if the iteration does not converge soon.
+
+def _subspace(e_matrix: Single, values: Floats, v_side: slice, u_side: slice) -> Single | None:
+    """Return X of the invariant subspace V + U X of diag(values) + [[a, bᵀ], [b, c]].
+
+    It solves X (v_values − u_values) = b + c X − X (a + bᵀ X). None if the iteration does not converge soon.
     """
-    w = min(_NEAREST, *b.shape)
-    near, turn = _decompose(np.diag(values[:w]) + a[:w, :w])
-    near_other, turn_other = _decompose(np.diag(other_values[:w]) + c[:w, :w])
-    a, b, c = _rotate(a, turn, turn), _rotate(b, turn_other, turn), _rotate(c, turn_other, turn_other)
-    values, other_values = values + a.diagonal(), other_values + c.diagonal()
-    values[:w], other_values[:w] = near, near_other
-    for block in (a, c):
-        block[:w, :w] = 0
-        np.fill_diagonal(block, 0)
-    gap = values - other_values[:, None]
+    a, b, c = e_matrix[v_side, v_side], e_matrix[u_side, v_side], e_matrix[u_side, u_side]
+    gap = values[v_side] - values[u_side, None]
     if gap.min() <= 0 <= gap.max():
         return None
     inverse: Single = (1 / gap).astype(np.float32)
@@ -216,21 +244,21 @@ def _subspace(a: Single, b: Single, c: Single, values: Floats, other_values: Flo
     if np.abs(x).max() > _LARGEST_ROTATION:
         return None
     previous: tuple[Single, Single] | None = None
-    last_size = np.inf
+    last_size = size_before = np.inf
     for _ in range(_CYCLES):
         new = (b + c @ x - x @ (a + b.T @ x)) * inverse
         error = new - x
         size = float(np.linalg.norm(error)) / len(error)
         if size < _EXACT:
-            return _rotate(new, turn_other.T, turn.T)
-        if size > _SLOW * last_size:
+            return new
+        if size > _SLOW * size_before:
             return None
         x = new
         if previous is not None:  # Anderson's acceleration by one step
             curvature = error - previous[1]
             share = (np.vdot(error, curvature) / np.vdot(curvature, curvature)).astype(np.float32)
             x = new - share * (new - previous[0])
-        previous, last_size = (new, error), size
+        previous, size_before, last_size = (new, error), last_size, size
     return None
 
 
@@ -247,16 +275,3 @@ def _solve(xx: Single, s: Single) -> Single | None:
             return new
         solution = new
     return None
-
-
-def _decompose(block: Floats) -> tuple[Floats, Single]:
-    values, vectors = np.linalg.eigh(block)
-    return values, vectors.astype(np.float32)
-
-
-def _rotate(block: Single, rows: Single, columns: Single) -> Single:
-    """Return the block with its first rows and columns in another basis."""
-    result = block.copy()
-    result[: len(rows)] = rows.T @ block[: len(rows)]
-    result[:, : len(columns)] = result[:, : len(columns)] @ columns
-    return result

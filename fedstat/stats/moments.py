@@ -81,9 +81,9 @@ def require_memory(units: int, *, all_pairs: bool, clients: int = 0) -> None:
     all_pairs : bool
         True if the fit computes all eigenpairs, False for leading eigenpairs.
     clients : int
-        Number of clients whose matrices are in memory, too, twice while they are stacked.
+        Number of clients whose matrices are in memory, too.
     """
-    need = 8 * units**2 * ((_ALL if all_pairs else _LEADING) + 2 * clients)
+    need = 8 * units**2 * ((_ALL if all_pairs else _LEADING) + clients)
     if need > _SMALL and need > (free := memory.available()):
         description = f"{units} units of {clients} clients" if clients else f"{units} units"
         hint = "fewer clients or units" if clients else "fewer units"

@@ -124,7 +124,7 @@ def components(g: Gram, *, level: float = 0.95) -> Components:
     --------
     >>> rng = np.random.default_rng(0)
     >>> w = rng.normal(size=(20, 1, 1, 50)) + rng.normal(size=(20, 2, 1, 50))
-    >>> components(gram(w)).personal.round(6) == moments.components(moments.parts(w)).personal.round(6)
+    >>> components(gram(w)).reliability.round(6) == moments.components(moments.parts(w)).reliability.round(6)
     array([ True])
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)

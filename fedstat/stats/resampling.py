@@ -7,7 +7,7 @@ clients' moments, and a permutation reorders the moments of each client. The sta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from functools import partial, reduce
 from operator import add
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_numpy_array
 from array_api_compat import device as device_of
 from numpy.typing import ArrayLike, NDArray
 
 from fedstat._utils import check
-from fedstat._utils.parallel import in_order
+from fedstat._utils.parallel import in_order, threads_of_blas
 from fedstat._utils.streams import generator
 from fedstat.stats import factor, split
 from fedstat.stats.moments import Moments, correlation, safe_blas
@@ -127,6 +127,7 @@ def jackknife(left_out: NDArray[np.float64], most: int) -> tuple[NDArray[np.floa
 
 Array = Any
 _BATCH = 32  # matrices in a call, as a call costs as much as the decomposition of a small matrix
+_LARGE = 100  # units from which fits run in threads: smaller ones mostly wait for Python
 
 
 class Replicates(NamedTuple):
@@ -187,6 +188,7 @@ def bootstrap(
     seed: int = 0,
     chunk: int | None = None,
     executor: Executor | None = None,
+    tick: Callable[[int], object] = lambda _: None,
     **options: Any,
 ) -> Replicates:
     """Refit on bootstrap samples of clients (Efron and Tibshirani 1993, An introduction to the bootstrap, ch. 6).
@@ -201,11 +203,13 @@ def bootstrap(
         As in :func:`fedstat.stats.split.shared`; a quantile is computed for each bootstrap sample.
     seed : int
     chunk : int, optional
-        Number of samples that are summed at a time; by default as many as fit into 64 MB. On a GPU they are also fitted
-        at a time.
+        Number of samples that are summed at a time; by default as many as fit into 16 MB, or 64 MB on a GPU, where they
+        are also fitted at a time.
     executor : Executor, optional
-        Its workers fit the samples, each on one BLAS thread. All executors give equal numbers, which also equal the
-        numbers without an executor if BLAS has one thread; see :func:`fedstat._utils.parallel.in_order`.
+        Its workers fit the samples, each on one BLAS thread. All executors give equal numbers, as does no executor:
+        NumPy arrays of at least 100 units are then fitted in as many threads as BLAS has.
+    tick : callable (int)
+        Called with the number of samples that were fitted since the last call.
     **options
         Arguments of :func:`fedstat.stats.factor.fit`.
 
@@ -221,7 +225,7 @@ def bootstrap(
     k = _count_clients(m)
     rng = generator(seed, "bootstrap")
     counts = rng.multinomial(k, np.full(k, 1 / k), size=check.integer("replicates", replicates)).astype(float)
-    return _refit(_reweight(m, counts, chunk), tau, options, executor)
+    return _refit(m, _reweight(m, counts, chunk), tau, options, executor, tick)
 
 
 def half_samples(
@@ -256,7 +260,67 @@ def half_samples(
     halves = [half for order in orders for half in order[: k - k % 2].reshape(2, -1)]
     counts = np.zeros((len(halves), k))
     np.put_along_axis(counts, np.array(halves), 1.0, axis=1)
-    return _refit(_reweight(m, counts, chunk), 0.5, options, executor).communality
+    return _refit(m, _reweight(m, counts, chunk), 0.5, options, executor).communality
+
+
+def divide_clients(n_clients: int, n_groups: int, *, seed: int = 0) -> NDArray[np.int64]:
+    """Divide clients at random into groups whose sizes differ by at most one client.
+
+    Parameters
+    ----------
+    n_clients, n_groups : int
+        At least 2 groups, and at most as many as clients.
+    seed : int
+        Not used if each client is a group.
+
+    Returns
+    -------
+    int array (client,)
+        Number of each client's group.
+
+    Examples
+    --------
+    >>> divide_clients(4, 4)
+    array([0, 1, 2, 3])
+    >>> np.bincount(divide_clients(10, 4)).tolist()
+    [3, 3, 2, 2]
+    """
+    if n_clients < 2:
+        raise ValueError(f"a jackknife needs at least 2 clients, but got {n_clients}. Pass more clients.")
+    check.integer("n_groups", n_groups, low=2, high=n_clients)
+    order = np.arange(n_clients) % n_groups
+    return order if n_groups == n_clients else generator(seed, "jackknife").permutation(order)
+
+
+def delete_groups(
+    m: Moments,
+    groups: NDArray[np.int64],
+    *,
+    tau: split.Tau = 0.5,
+    chunk: int | None = None,
+    executor: Executor | None = None,
+    tick: Callable[[int], object] = lambda _: None,
+    **options: Any,
+) -> Replicates:
+    """Refit without each group of clients: the delete-a-group jackknife (Kott 2001, J. Official Stat. 17, 521-526).
+
+    Parameters
+    ----------
+    m, tau, chunk, executor, tick, **options
+        As in :func:`bootstrap`.
+    groups : int array (client,)
+        Number of each client's group: 0, 1, ..., with at least 2 groups.
+
+    Returns
+    -------
+    Replicates
+        One per group; :func:`jackknife` makes standard errors of them.
+    """
+    n_clients = _count_clients(m)
+    if len(groups) != n_clients:
+        raise ValueError(f"groups must have one number per client ({n_clients}), but got {len(groups)}.")
+    counts = (np.arange(groups.max() + 1)[:, None] != groups).astype(float)
+    return _refit(m, _reweight(m, counts, chunk), tau, options, executor, tick)
 
 
 def expanded_percentiles(x: np.ndarray, n: int, *, level: float) -> tuple[np.ndarray, np.ndarray]:
@@ -301,6 +365,7 @@ def permutation(
     seed: int = 0,
     chunk: int | None = None,
     executor: Executor | None = None,
+    tick: Callable[[int], object] = lambda _: None,
     **options: Any,
 ) -> Replicates:
     """Refit after permuting the units within each client.
@@ -310,7 +375,7 @@ def permutation(
 
     Parameters
     ----------
-    m, replicates, seed, chunk, executor, **options
+    m, replicates, seed, chunk, executor, tick, **options
         As in :func:`bootstrap`; ``replicates`` is the number of permutations.
 
     Returns
@@ -334,7 +399,7 @@ def permutation(
             samples = [permuted_sum() for _ in range(min(step, replicates - i))]
             yield Moments(*(xp.stack(field) for field in zip(*samples, strict=True)))
 
-    return _refit(batches(), 0.5, options, executor)
+    return _refit(m, batches(), 0.5, options, executor, tick)
 
 
 def _reweight(m: Moments, counts: np.ndarray, chunk: int | None) -> Iterator[Moments]:
@@ -343,10 +408,22 @@ def _reweight(m: Moments, counts: np.ndarray, chunk: int | None) -> Iterator[Mom
     return (reweighted(m, counts_on_device[i : i + step, :]) for i in range(0, len(counts), step))
 
 
-def _refit(sums: Iterator[Moments], tau: split.Tau, options: dict[str, Any], executor: Executor | None) -> Replicates:
+def _refit(
+    m: Moments,
+    samples: Iterator[Moments],
+    tau: split.Tau,
+    options: dict[str, Any],
+    executor: Executor | None,
+    tick: Callable[[int], object] = lambda _: None,
+) -> Replicates:
     iterates = options.get("method", "pa") in factor.ITERATE
-    matrices = (r for m in sums for r in _batches(correlation(m), iterates=iterates))
-    fits = list(in_order(executor, partial(_fit, options), matrices))
+    matrices = (r for sums in samples for r in _batches(correlation(sums), iterates=iterates))
+    in_threads = executor is None and is_numpy_array(m.cross) and m.mean.shape[-1] >= _LARGE
+    run = threads_of_blas if in_threads else partial(in_order, executor)
+    fits = []
+    for fit in run(partial(_fit, options), matrices):
+        fits.append(fit)
+        tick(len(fit[0]))
     xp = array_namespace(fits[0][0])
     nu, n_factors, converged, eigenvalues = (xp.concat(field) for field in zip(*fits, strict=True))
     shared, gap = split.shared(nu, tau=tau), factor.gap(eigenvalues, n_factors)
@@ -362,7 +439,7 @@ def _fit(options: dict[str, Any], r: Array) -> tuple[Array, ...]:
 
 def _batches(r: Array, *, iterates: bool) -> Iterator[Array]:
     """Divide matrices into batches: all on a GPU; on a CPU single matrices if the fit iterates, so that none waits."""
-    step = len(r) if "cuda" in str(device_of(r)) else 1 if iterates else _BATCH
+    step = len(r) if _is_cuda(r) else 1 if iterates else _BATCH
     return (r[i : i + step] for i in range(0, len(r), step))
 
 
@@ -376,4 +453,9 @@ def _count_clients(m: Moments) -> int:
 
 
 def _chunk_size(m: Moments, chunk: int | None) -> int:
-    return check.integer("chunk", max(1, 2**23 // m.mean.shape[-1] ** 2) if chunk is None else chunk)
+    default = max(1, (2**23 if _is_cuda(m.cross) else 2**21) // m.mean.shape[-1] ** 2)
+    return check.integer("chunk", default if chunk is None else chunk)
+
+
+def _is_cuda(array: Array) -> bool:
+    return "cuda" in str(device_of(array))

@@ -17,19 +17,19 @@ from fedstat.store.origin import (
     to_json,
 )
 from fedstat.store.read import Damage, config_of, damage, describe, open_run, reading, require_sound, run_at
+from fedstat.store.rewrite import Select, extend, shorten
 from fedstat.store.write import (
     Group,
-    Select,
     Target,
     Variable,
     Writer,
     changed,
     create,
-    extend,
     group,
     has_state,
     resume,
     save,
+    state_file,
 )
 
 __all__ = [
@@ -65,6 +65,8 @@ __all__ = [
     "run_at",
     "save",
     "settle",
+    "shorten",
+    "state_file",
     "stores",
     "to_json",
 ]

@@ -26,8 +26,8 @@ FORMAT = 2
 MODULES = {
     "fedstat.results": (
         "BootstrapResult", "ClientClustersResult", "ComparisonResult", "ComponentsResult", "EffectiveRankResult",
-        "EntropyResult", "FactorResult", "IccResult", "LayerResults", "LeakageResult", "NFactorsResult",
-        "PermutationResult", "SensitivityResult", "SplitMapResult", "SplitResult",
+        "EntropyResult", "FactorResult", "IccResult", "JackknifeResult", "LayerResults", "LeakageResult",
+        "NFactorsResult", "PermutationResult", "SensitivityResult", "SplitMapResult", "SplitResult",
     ),
     "fedstat.stats.icc": ("Coefficients", "MeanSquares"),
     "fedstat.stats.icc_resampling": ("Influence",),

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from itertools import product
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, Self
 
@@ -22,7 +19,7 @@ from fedstat._utils.lazy import xr, zarr
 from fedstat.store import journal, origin
 from fedstat.store.journal import Journal
 from fedstat.store.origin import code, get_revision, now, to_json
-from fedstat.store.read import GROUPS, Damage, config_of, damage, describe, open_run
+from fedstat.store.read import GROUPS, Damage, config_of, damage, describe
 
 
 class Variable(NamedTuple):
@@ -107,107 +104,6 @@ def _build_coordinate(name: str, values: Any) -> xr.Variable:
     dims, content, *attrs = values if isinstance(values, tuple) else (name, values)
     array = np.arange(content) if isinstance(content, int | np.integer) else np.asarray(content)
     return xr.Variable(dims, array.astype(object) if array.dtype.kind == "U" else array, *attrs)
-
-
-Select = Callable[[str, "xr.DataArray"], "xr.DataArray | None"]
-"""Function that selects, by name, the values of an old array that the new store copies; None copies nothing."""
-
-
-def extend(
-    path: str | Path,
-    groups: Mapping[str, Group],
-    attrs: Mapping[str, Any],
-    growth: Mapping[str, tuple[Any, Any]],
-    *,
-    select: Select = lambda _, array: array,
-) -> None:
-    """Extend the layout of a run; keep its content and the state to resume from.
-
-    The new store is written beside the old store and then replaces it. After any interruption, one of the two stores is
-    in place or can be restored.
-
-    Parameters
-    ----------
-    path : str or Path
-        A sound run, finished or not.
-    groups : mapping from group name to Group
-        Layout of the new store. Cells are copied by the labels of their coordinates.
-    attrs : mapping
-        Attributes that change, ``config`` among them. Others stay, except ``ended``; ``history`` gains a line.
-    growth : mapping from name to (stored, new)
-        Settings that change, as :func:`changed` returns them.
-    select : callable (name, DataArray), optional
-        See :data:`Select`; by default, all values are copied.
-
-    Raises
-    ------
-    BlockingIOError
-        If another process is writing to the run, or has changed its settings in the meantime.
-    ValueError
-        If the run is damaged, or has no journal.
-    """
-    path = Path(path).resolve()
-    require_journal(path)
-    with closing(Journal(path)) as files:
-        if damages := damage(path, checksums=True):
-            raise journal.DamageError(
-                f"the run at {path} is damaged: {describe(damages)}. First resume it with its stored settings, "
-                "which recomputes damaged arrays; then extend it."
-            )
-        if changed(path, json.loads(attrs["config"])) != growth:
-            raise BlockingIOError(f"{path} was changed by another process in the meantime. Try again.")
-        change = ", ".join(f"{name} from {old_value} to {new_value}" for name, (old_value, new_value) in growth.items())
-        old_attrs = origin.attributes(path)
-        old_attrs.pop("ended", None)
-        history = [*old_attrs.get("history", "").splitlines(), f"{now()} extended: {change}"]
-        with origin.draft(path) as (folder, lock):
-            lay_out(folder, groups, {**old_attrs, **attrs, "history": "\n".join(history)})
-            journal.start(folder)
-            writer = Writer(folder, Journal(folder, lock=lock))
-            _copy_content(path, groups, writer, select)
-            for name in states(files):
-                with files.path(name).open("rb") as old, writer.journal.stage(name) as new:
-                    shutil.copyfileobj(old, new)
-            for rows in (path / journal.FOLDER).glob("*/"):  # rows that the state names
-                shutil.copytree(rows, folder / journal.FOLDER / rows.name, copy_function=os.link)
-                journal.sync(folder / journal.FOLDER / rows.name)
-            writer.journal.finish()
-            origin.replace(folder, path)
-            files.close()
-            lock.release()
-
-
-def _copy_content(path: Path, groups: Mapping[str, Group], writer: Writer, select: Select) -> None:
-    """Copy the content of an old store to the cells of a new store that have equal labels."""
-    with closing(open_run(path, verify=False)) as run:
-        for group, (coords, variables) in groups.items():
-            existing = run[group].data_vars if f"/{group}" in run.groups else {}
-            for name, layout in variables.items():
-                array = select(f"{group}/{name}", existing[name]) if name in existing else None
-                if array is None:
-                    continue
-                spans = [
-                    list(_match_spans(array.indexes[d].tolist(), coords.indexes[d].tolist(), layout.chunk.get(d)))
-                    for d in layout.dims
-                ]
-                for block in product(*spans):
-                    values = array[tuple(old for old, _ in block)].to_numpy()
-                    if not (np.isnan(values).all() if values.dtype.kind == "f" else not values.any()):
-                        writer.write(f"{group}/{name}", tuple(new for _, new in block), values)
-
-
-def _match_spans(old: list[Any], new: list[Any], step: int | None) -> Iterator[tuple[slice, slice]]:
-    """Iterate over the spans of equal labels in the old and the new store, at most ``step`` labels each."""
-    if new[: len(old)] == old:
-        step = step or len(old)
-        for low in range(0, len(old), step):
-            span = slice(low, min(low + step, len(old)))
-            yield span, span
-        return
-    for i, label in enumerate(old):
-        if label in new:
-            j = new.index(label)
-            yield slice(i, i + 1), slice(j, j + 1)
 
 
 STATE = f"{journal.FOLDER}/state"
@@ -438,7 +334,14 @@ def _create_root(folder: Path) -> Any:
     return root
 
 
-def resume(path: str | Path, config: Mapping[str, Any], *, command: str, user_code: Sequence[object] = ()) -> Writer:
+def resume(
+    path: str | Path,
+    config: Mapping[str, Any],
+    *,
+    command: str,
+    user_code: Sequence[object] = (),
+    rename: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
+) -> Writer:
     """Open a run to continue it; a warning names damaged parts, which then read as not written.
 
     Parameters
@@ -448,6 +351,8 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, user_co
         Settings; they must equal the settings that the run was started with.
     command, user_code
         As in :func:`provenance`.
+    rename : callable (settings) -> dict
+        Gives settings the names of messages; by default those of the store.
 
     Raises
     ------
@@ -465,14 +370,14 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, user_co
     ended = "ended" in origin.attributes(path)
     require_journal(path)
     if ended and not journal.find_leftovers(path) and not damage(path, checksums=True):
-        _require_same_settings(path, config)
+        _require_same_settings(path, config, rename)
         return Writer(path, None)
     files = Journal(path)
     try:
         damages = damage(path, checksums=True)
         if fixed := [item for item in damages if item.fixed]:
             raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. {origin.AGAIN}")
-        _require_same_settings(path, config)
+        _require_same_settings(path, config, rename)
         if ended and not damages:  # except for the last steps of `finish`
             files.finish()
             files.close()
@@ -497,13 +402,22 @@ GROWS = ("rounds", "checkpoints", "replicates")
 
 def changed(path: str | Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ from the settings of a stored run, by name: (stored, new)."""
-    stored, new = config_of(path), json.loads(to_json(config))
+    return _compare(config_of(path), config)
+
+
+def _compare(stored: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    new = json.loads(to_json(config))
     return {k: (stored.get(k), new.get(k)) for k in sorted({*new, *stored}) if new.get(k) != stored.get(k)}
+
+
+def state_file(path: str | Path) -> Path:
+    """Return the path of the state of a run."""
+    return Path(path) / STATE
 
 
 def has_state(path: str | Path) -> bool:
     """Return True if a run has a state to continue from; runs that older versions finished have none."""
-    return (Path(path) / STATE).is_file()
+    return state_file(path).is_file()
 
 
 def require_journal(path: Path) -> None:
@@ -512,8 +426,11 @@ def require_journal(path: Path) -> None:
         raise ValueError(f"{path} has no journal: it can be read but not continued. Choose another path.")
 
 
-def _require_same_settings(path: Path, config: Mapping[str, Any]) -> None:
-    if changes := changed(path, config):
+def _require_same_settings(
+    path: Path, config: Mapping[str, Any], rename: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> None:
+    if changed(path, config):
+        changes = _compare(rename(config_of(path)), rename(config))
         changes = {k: v for k, v in changes.items() if k not in GROWS} or changes
         text = "; ".join(f"{k}: {stored!r} stored, {new!r} now" for k, (stored, new) in list(changes.items())[:5])
         raise ValueError(

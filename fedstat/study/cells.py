@@ -14,7 +14,8 @@ from threadpoolctl import threadpool_limits
 
 from fedstat import store
 from fedstat._utils.lazy import xr
-from fedstat._utils.parallel import as_done, shown
+from fedstat._utils.parallel import as_done
+from fedstat._utils.progress import on_interrupt, progress_bar
 from fedstat.fl.job import ComputeConfig
 from fedstat.store import Group, Target, Writer
 
@@ -89,7 +90,7 @@ def make(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
     executor: Executor | None = None,
 ) -> xr.DataTree:
     """Compute the cells of a study that are missing or damaged.
@@ -102,8 +103,8 @@ def make(
         Path of the zarr store to write. None keeps the study in memory.
     resume : bool
         Continue the study at ``out``, if it exists.
-    progress : bool
-        Show a progress bar on stderr.
+    progress : bool or None
+        Show how many steps are done; see :func:`fedstat.fl.train`.
     executor : Executor, optional
         Computes cells in parallel; only this process writes to the store. The executor must be able to pickle
         ``study.begin``.
@@ -126,7 +127,14 @@ def make(
             if not writer.finished:
                 _run_cells(study, machine, writer, progress, executor)
 
-    return store.run_at(out, write, resume=resume, kind="study")
+    with on_interrupt(lambda: _resume_hint(out)):
+        return store.run_at(out, write, resume=resume, kind="study")
+
+
+def _resume_hint(out: str | Path | None) -> str:
+    if out is None or not Path(out).exists():
+        return "Nothing is stored. Pass out=... to keep finished parts."
+    return f"Finished parts are in {str(out)!r}. To resume, repeat the call with resume=True."
 
 
 def _open(study: Study, out: Path, resume: bool, device: str) -> Writer:
@@ -161,7 +169,9 @@ def _is_extension(stored: Any, requested: Any) -> bool:
     return bool(set(stored) <= set(requested) if isinstance(stored, list) else stored < requested)
 
 
-def _run_cells(study: Study, machine: ComputeConfig, writer: Writer, progress: bool, executor: Executor | None) -> None:
+def _run_cells(
+    study: Study, machine: ComputeConfig, writer: Writer, progress: bool | None, executor: Executor | None
+) -> None:
     done = writer.read(study.done)
     missing = [
         cell
@@ -169,7 +179,8 @@ def _run_cells(study: Study, machine: ComputeConfig, writer: Writer, progress: b
         if done[cell.where] != study.steps or any(damage.hits(**cell.indices) for damage in writer.damaged)
     ]
     # BLAS threads slow down matrices of a few hundred units.
-    with threadpool_limits(1, user_api="blas"), shown(len(study.cells) * study.steps, study.unit, show=progress) as bar:
+    total = len(study.cells) * study.steps
+    with threadpool_limits(1, user_api="blas"), progress_bar(total, study.unit, progress, resumed=True) as bar:
         bar.update((len(study.cells) - len(missing)) * study.steps)
         if executor is None:
             make_cell = study.begin(writer, machine)

@@ -21,17 +21,17 @@ from fedstat.study.experiment import OF_AGGREGATOR
 def origin(grid: Grid) -> list[str]:
     """Return notes for a table or caption: scale, seeds, commits, and unfinished runs."""
     notes = []
-    for label in labels(grid):
-        seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
-        notes.append(f"{label}: {scale(_summarize_config(grid, label))}; seeds {', '.join(map(str, seeds))}")
+    for scenario in scenarios(grid):
+        seeds = sorted(grid.table.loc[grid.table["scenario"] == scenario, "seed"].unique().tolist())
+        notes.append(f"{scenario}: {scale(_summarize_config(grid, scenario))}; seeds {', '.join(map(str, seeds))}")
     # A run continued by another version of the code names both.
     runs = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
     runs = runs.explode("code")
-    of_package = runs.assign(code=runs["code"].str.partition("+")[0]).groupby("label")["code"].nunique()
-    of_method = runs.groupby(["label", "method"])["code"].nunique().groupby("label").max()  # includes user code
+    of_package = runs.assign(code=runs["code"].str.partition("+")[0]).groupby("scenario")["code"].nunique()
+    of_method = runs.groupby(["scenario", "method"])["code"].nunique().groupby("scenario").max()  # includes user code
     versions = of_package.where(of_package >= of_method, of_method)
     if (versions > 1).any():
-        mixed = "; ".join(f"{label} by {n}" for label, n in versions[versions > 1].items())
+        mixed = "; ".join(f"{scenario} by {n}" for scenario, n in versions[versions > 1].items())
         notes.append(f"runs of one setting were made by several versions of the code: {mixed}")
     if few := summary.few(grid.table):
         notes.append(
@@ -46,22 +46,22 @@ def origin(grid: Grid) -> list[str]:
 
 
 def caption(grid: Grid, width: int = 150) -> list[str]:
-    """Return the lines of :func:`origin` for a figure; labels of equal scale have one line."""
+    """Return the lines of :func:`origin` for a figure; scenarios of equal scale have one line."""
     names: dict[str, list[str]] = {}
-    for label in labels(grid):
-        seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
-        size = scale({k: v for k, v in _summarize_config(grid, label).items() if k != "partition"})
-        names.setdefault(f"{size}; seeds {', '.join(map(str, seeds))}", []).append(label)
+    for scenario in scenarios(grid):
+        seeds = sorted(grid.table.loc[grid.table["scenario"] == scenario, "seed"].unique().tolist())
+        size = scale({k: v for k, v in _summarize_config(grid, scenario).items() if k != "partition"})
+        names.setdefault(f"{size}; seeds {', '.join(map(str, seeds))}", []).append(scenario)
     lines = [f"{' | '.join(group)}: {size}" for size, group in names.items()]
-    return [part for line in (*lines, *origin(grid)[len(labels(grid)) :]) for part in textwrap.wrap(line, width)]
+    return [part for line in (*lines, *origin(grid)[len(scenarios(grid)) :]) for part in textwrap.wrap(line, width)]
 
 
-def _summarize_config(grid: Grid, label: str) -> dict[str, Any]:
-    """Return the settings of a label, with the most frequent learning rate and the exceptions in brackets."""
+def _summarize_config(grid: Grid, scenario: str) -> dict[str, Any]:
+    """Return the settings of a scenario, with the most frequent learning rate and the exceptions in brackets."""
     if "lr" not in grid.table:
-        return dict(grid.configs[label])
-    rates = grid.table[grid.table["label"] == label].groupby("lr")["method"].unique()
-    config = {name: value for name, value in grid.configs[label].items() if name != "lr"}
+        return dict(grid.configs[scenario])
+    rates = grid.table[grid.table["scenario"] == scenario].groupby("lr")["method"].unique()
+    config = {name: value for name, value in grid.configs[scenario].items() if name != "lr"}
     if rates.empty:
         return config
     first, *rare = sorted(rates.index, key=lambda lr: -len(rates[lr]))
@@ -81,9 +81,9 @@ def scale(config: Mapping[str, Any]) -> str:
     norm = f" with {config['norm']} norm" if config.get("norm") else ""
     every = f", evaluated every {config['evaluate_every']}" if config.get("evaluate_every", 1) > 1 else ""
     parts = {
-        "partition": "{}", "labels": "labels {}", "clients": "{} clients", "samples": "at most {} samples each",
-        "net": "net {}" + width + norm, "rounds": "{} rounds" + every, "participation": "participation {}",
-        "sampling": "sampling {}",
+        "partition": "{}", "class_labels": "labels {}", "clients": "{} clients",
+        "max_samples": "at most {} samples each", "net": "net {}" + width + norm,
+        "rounds": "{} rounds" + every, "participation": "participation {}", "sampling": "sampling {}",
         "local_epochs": "local epochs {}", "batch_size": "batch {}", "optimizer": "{}", "lr": "lr {}",
     }  # fmt: skip
     return ", ".join(form.format(config[key]) for key, form in parts.items() if config.get(key) is not None)
@@ -126,21 +126,21 @@ def title_of(method: str) -> str:
 
 
 def in_order(grid: Grid) -> pd.DataFrame:
-    """Sort the runs of a grid by label, method, ``SETTINGS`` and seed, as in tables."""
+    """Sort the runs of a grid by scenario, method, ``SETTINGS`` and seed, as in tables."""
     methods = ordered(grid.table["method"])
 
     def key(run: Mapping[Any, Any]) -> tuple[Any, ...]:
-        config = grid.configs.get(run["label"], {})
+        config = grid.configs.get(run["scenario"], {})
         settings = [summary.place(name, run[name], config) for name in SETTINGS]
-        return run["label"], methods.index(run["method"]), *settings, run["seed"]
+        return run["scenario"], methods.index(run["method"]), *settings, run["seed"]
 
     keys = [key(run) for run in grid.table.to_dict("records")]
     return grid.table.iloc[sorted(range(len(keys)), key=keys.__getitem__)]
 
 
 def varying(table: pd.DataFrame) -> list[str]:
-    """Return the names in ``SETTINGS`` that have several values for one method and label."""
-    varies = table.groupby(["label", "method"])[list(SETTINGS)].nunique(dropna=False).max() > 1
+    """Return the names in ``SETTINGS`` that have several values for one method and scenario."""
+    varies = table.groupby(["scenario", "method"])[list(SETTINGS)].nunique(dropna=False).max() > 1
     return [name for name in SETTINGS if varies[name]]
 
 
@@ -179,14 +179,14 @@ def setting(value: Any) -> str:
 
 
 SCALE = (
-    "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
-    "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "evaluate_every",
-    "precision", "labels", "domains", "sampling",
+    "data", "partition", "clients", "max_samples", "min_samples", "test_fraction", "validation_fraction",
+    "unseen_fraction", "net", "width", "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size",
+    "optimizer", "evaluate_every", "precision", "class_labels", "domains", "sampling",
 )  # fmt: skip
-"""Settings that must be equal for all runs of a label."""
+"""Settings that must be equal for all runs of a scenario."""
 
 OF_METHOD = ("lr", "server_lr", *OF_AGGREGATOR)
-"""Settings that must be equal for all runs of a method and label; methods may be tuned separately."""
+"""Settings that must be equal for all runs of a method and scenario; methods may be tuned separately."""
 
 
 class Grid(NamedTuple):
@@ -198,8 +198,8 @@ class Grid(NamedTuple):
         One row of :func:`fedstat.study.summary.row` per finished run, and ``path``, the path of its store.
     unfinished : tuple of str
         Paths of unfinished runs, which are not in the table.
-    configs : mapping from label to dict
-        Settings of the first run of each label; settings in ``SCALE`` are equal for all runs of the label.
+    configs : mapping from scenario to dict
+        Settings of the first run of each scenario; settings in ``SCALE`` are equal for all runs of the scenario.
     """
 
     table: pd.DataFrame
@@ -227,7 +227,7 @@ def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = 
     FileNotFoundError
         If there are no runs.
     ValueError
-        If runs of one label have different scales (the message names the settings), or a run cannot be read.
+        If runs of one scenario have different scales (the message names the settings), or a run cannot be read.
     """
     paths = stores(runs)
     rows, configs, unfinished = [], [], []
@@ -246,9 +246,9 @@ def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = 
                 raise
             raise ValueError(f"{path}: {error}") from error
     table = pd.DataFrame(rows)
-    labels = [r["label"] for r in rows]
-    same_scale(configs, labels, differ=differ)
-    first = {label: configs[labels.index(label)] for label in dict.fromkeys(labels)}
+    scenarios = [r["scenario"] for r in rows]
+    same_scale(configs, scenarios, differ=differ)
+    first = {scenario: configs[scenarios.index(scenario)] for scenario in dict.fromkeys(scenarios)}
     return Grid(table, tuple(unfinished), first)
 
 
@@ -261,8 +261,8 @@ def stores(runs: str | Path | Iterable[str | Path]) -> list[Path]:
     return paths
 
 
-def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str], *, differ: Iterable[str] = ()) -> None:
-    """Raise ValueError that names the settings if runs of a label have different scales.
+def same_scale(configs: Sequence[dict[str, Any]], scenarios: Sequence[str], *, differ: Iterable[str] = ()) -> None:
+    """Raise ValueError that names the settings if runs of a scenario have different scales.
 
     Examples
     --------
@@ -271,12 +271,12 @@ def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str], *, diff
     ValueError: runs of 'a' cannot stand in one table: they differ in rounds (10, 20). Keep each scale in ...
     """
     of_method = [name for name in OF_METHOD if name not in differ]
-    for label in dict.fromkeys(labels):
-        label_configs = [c for c, name in zip(configs, labels, strict=True) if name == label]
-        _require_equal(label_configs, SCALE, f"runs of {label!r}")
-        for method in dict.fromkeys(c.get("algorithm") for c in label_configs):
-            method_configs = [c for c in label_configs if c.get("algorithm") == method]
-            _require_equal(method_configs, of_method, f"runs of {method}, {label!r},")
+    for scenario in dict.fromkeys(scenarios):
+        scenario_configs = [c for c, name in zip(configs, scenarios, strict=True) if name == scenario]
+        _require_equal(scenario_configs, SCALE, f"runs of {scenario!r}")
+        for method in dict.fromkeys(c.get("algorithm") for c in scenario_configs):
+            method_configs = [c for c in scenario_configs if c.get("algorithm") == method]
+            _require_equal(method_configs, of_method, f"runs of {method}, {scenario!r},")
 
 
 def _require_equal(configs: Sequence[dict[str, Any]], names: Iterable[str], runs: str) -> None:
@@ -310,9 +310,9 @@ def select(grid: Grid, conditions: Iterable[str]) -> Grid:
     return grid._replace(table=table.reset_index(drop=True))
 
 
-def labels(grid: Grid) -> list[str]:
-    """Return the labels of a grid, sorted."""
-    return sorted(dict.fromkeys(grid.table["label"]))
+def scenarios(grid: Grid) -> list[str]:
+    """Return the scenarios of a grid, sorted."""
+    return sorted(dict.fromkeys(grid.table["scenario"]))
 
 
 def _equals(x: Any, value: str) -> bool:

@@ -23,12 +23,12 @@ from fedstat.study.summary import choose, config_of, few, row, words
 
 
 def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
-    """Test the mean of each name's values, over labels within seeds, against 0; adjust over all names.
+    """Test the mean of each name's values, over scenarios within seeds, against 0; adjust over all names.
 
     Parameters
     ----------
     data : DataFrame
-        Differences within seeds: ``label``, ``seed``, and columns of their names and values.
+        Differences within seeds: ``scenario``, ``seed``, and columns of their names and values.
     name, value : str
         Those columns.
 
@@ -37,10 +37,10 @@ def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
     DataFrame
         One row per name: the name, ``n``, ``difference`` and the rest of :func:`fedstat.compare`.
     """
-    zero = data[["label", "seed"]].drop_duplicates()
+    zero = data[["scenario", "seed"]].drop_duplicates()
     zero[name], zero[value] = "zero", 0.0
     table = compare(
-        pd.concat([zero, data]), reference="zero", value=value, method=name, block=["label", "seed"], sample="seed"
+        pd.concat([zero, data]), reference="zero", value=value, method=name, block=["scenario", "seed"], sample="seed"
     ).table.iloc[1:]
     return table.drop(columns=["mean", "std_error_mean", "n_values"]).rename(columns={"method": name})
 
@@ -83,9 +83,9 @@ class RunsResult(ComparisonResult):
     settings : mapping from str to ComparisonResult
         The comparison in each setting of the data, within seeds.
     costs : DataFrame
-        One row per setting and method, means over seeds: ``setting``, ``method``, ``n`` (seeds); ``q10``, accuracy that
-        a tenth of the clients stay below; ``bytes_up``, ``bytes_down``, sums over all rounds and clients; ``seconds``,
-        median time of a round.
+        One row per scenario and method, means over seeds: ``scenario``, ``method``, ``n`` (seeds); ``q10``, accuracy
+        that a tenth of the clients stay below; ``bytes_up``, ``bytes_down``, sums over all rounds and clients;
+        ``seconds``, median time of a round.
     """
 
     accuracy: str
@@ -120,7 +120,7 @@ class RunsResult(ComparisonResult):
 
     def _block(self, setting: str, comparison: ComparisonResult) -> str:
         """Return the print of one setting."""
-        costs: dict[Any, Any] = self.costs[self.costs["setting"] == setting].set_index("method").to_dict("index")
+        costs: dict[Any, Any] = self.costs[self.costs["scenario"] == setting].set_index("method").to_dict("index")
         seeds = dict.fromkeys(comparison.table["n_values"])
         several = len(seeds) > 1
         rows = [
@@ -211,15 +211,16 @@ def compare_runs(
     _require_distinct(table)
     rule = choose(table, rule or ("final" if few(table) else "last10"))
     settings = {
-        str(label): against(rows, rule, reference, level=level) for label, rows in table.groupby("label", sort=False)
+        str(scenario): against(rows, rule, reference, level=level)
+        for scenario, rows in table.groupby("scenario", sort=False)
     }
     if len(settings) == 1:
         over = next(iter(settings.values()))
     else:
-        within, sample = ["label", "seed"], "seed"
+        within, sample = ["scenario", "seed"], "seed"
         over = compare(table, reference=reference, value=rule, block=within, sample=sample, level=level)
-    configs = {label: next(run.config for run in finished if run.setting == label) for label in settings}
-    notes = [f"{label}: {note}" for label, comparison in settings.items() for note in comparison.notes]
+    configs = {name: next(run.config for run in finished if run.setting == name) for name in settings}
+    notes = [f"{name}: {note}" for name, comparison in settings.items() for note in comparison.notes]
     table_fields = {field.name: getattr(over, field.name) for field in fields(over)}
     return RunsResult(
         **table_fields | {"notes": (*notes, *origin(Grid(table, tuple(unfinished), configs)))},
@@ -239,7 +240,7 @@ class _Run(NamedTuple):
 
     @property
     def setting(self) -> str:
-        return str(self.row["label"])
+        return str(self.row["scenario"])
 
     @property
     def seed(self) -> int:
@@ -348,17 +349,17 @@ def _sort_labels(runs: list[_Run], names: dict[int, str]) -> dict[int, str]:
 
 
 def _require_distinct(table: pd.DataFrame) -> None:
-    twice = table[table.duplicated(["label", "method", "seed"])]
+    twice = table[table.duplicated(["scenario", "method", "seed"])]
     if len(twice):
         run = twice.iloc[0]
         raise ValueError(
-            f"there are several runs of {run['method']}, {run['label']}, seed {run['seed']}, whose settings do not "
+            f"there are several runs of {run['method']}, {run['scenario']}, seed {run['seed']}, whose settings do not "
             "tell them apart. Give them labels: compare_runs({label: run, ...})"
         )
 
 
 def _costs(table: pd.DataFrame) -> pd.DataFrame:
-    by = table.groupby(["label", "method"], sort=False)
+    by = table.groupby(["scenario", "method"], sort=False)
     costs = by[list(COSTS)].mean()
     costs.insert(0, "n", by.size())
-    return costs.reset_index().rename(columns={"label": "setting"})
+    return costs.reset_index()

@@ -22,6 +22,7 @@ from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.cohort import checked
 from fedstat.fl.job import ComputeConfig, Participation, Precision, Sampling, TrainConfig
 from fedstat.fl.prepare import AGGREGATORS, aggregator_named, optimizer_named
+from fedstat.fl.stored_names import from_stored, to_stored
 from fedstat.fl.training import PROBES, train
 from fedstat.study import federation
 from fedstat.study.federation import Federation, like, make, network
@@ -140,7 +141,7 @@ OF_PRIVACY = ("clip", "noise_multiplier", "delta", "clip_moments", "noise_multip
 OF_AGGREGATOR = (*OF_PRIVACY, "aggregator")
 """Settings of :meth:`Settings.make_aggregator`."""
 
-LATER = ("labels", "domains", "sampling", "keep_weights", *OF_AGGREGATOR)
+LATER = ("class_labels", "domains", "sampling", "keep_weights", *OF_AGGREGATOR)
 """Settings that older runs lack. Their defaults are not stored, so that names and settings of older runs stay valid."""
 
 
@@ -150,7 +151,7 @@ class Settings:
 
     Parameters
     ----------
-    label : str, optional
+    scenario : str, optional
         Name of the scenario in tables; data set and partition by default.
     data, partition : str
         ``data``: a name of ``fedstat.data.SOURCES``, or the path of the user's arrays
@@ -158,16 +159,16 @@ class Settings:
         of ``fedstat.study.federation.PARTITIONS``.
     clients : int
         Number of clients; the partition "natural" sets it.
-    samples : int, optional
+    max_samples : int, optional
         Largest number of samples per client, over all subsets.
-    min_size : int
+    min_samples : int
         Smallest number of samples per client. Smaller clients get more samples (Dirichlet) or are removed (natural).
-    test, validation : float
+    test_fraction, validation_fraction : float
         Fractions of each client's samples. A natural partition of data with published test samples uses these, and
         takes the last training samples for validation.
-    new_share : float
+    unseen_fraction : float
         Fraction of unseen clients, which never train and are evaluated after the last round (FedFac, Table 3).
-    labels : {"common", "permuted"}
+    class_labels : {"common", "permuted"}
         "permuted": every client numbers the classes in a different order, see
         :func:`fedstat.data.partition.permute_labels`; its output layer must then be personal.
     domains : tuple of str
@@ -199,14 +200,14 @@ class Settings:
     clip, noise_multiplier, delta, clip_moments, noise_multiplier_moments : float, optional
         Settings of differential privacy, see :func:`fedstat.fl.aggregate.private`. A private run needs the first two;
         the others have the defaults of that function. Without ``clip``, setting another is an error.
-    readouts : tuple of str
+    prediction_rules : tuple of str
         Other prediction rules for the final models: the algorithm's name followed by one of
-        ``fedstat.fl.algorithms.READOUTS`` and its settings, such as "fedavg-shrunken by=layer".
+        ``fedstat.fl.algorithms.PREDICTION_RULES`` and its settings, such as "fedavg-shrunken by=layer".
     keep_weights : tuple of str
         Layers whose weights are stored; "all" or "none" stands alone.
     """
 
-    label: str | None = setting(None, "data", "name of the scenario in tables (default: data set and partition)")
+    scenario: str | None = setting(None, "data", "name of the scenario in tables (default: data set and partition)")
     data: str = setting(
         "digits",
         "data",
@@ -217,11 +218,11 @@ class Settings:
         "dirichlet:0.1", "data", f"partition of samples among clients: {', '.join(federation.PARTITIONS)}"
     )
     clients: int = setting(20, "data", "number of clients C; the partition natural sets it", low=1)
-    samples: int | None = setting(None, "data", "largest number of samples per client", low=1)
-    min_size: int = setting(10, "data", "smallest number of samples per client", low=1)
-    test: float = setting(0.2, "data", "fraction of each client's samples for testing", above=0, below=1)
-    validation: float = setting(0.0, "data", "fraction of each client's samples for validation")
-    new_share: float = setting(
+    max_samples: int | None = setting(None, "data", "largest number of samples per client", low=1)
+    min_samples: int = setting(10, "data", "smallest number of samples per client", low=1)
+    test_fraction: float = setting(0.2, "data", "fraction of each client's samples for testing", above=0, below=1)
+    validation_fraction: float = setting(0.0, "data", "fraction of each client's samples for validation")
+    unseen_fraction: float = setting(
         0.0,
         "data",
         "fraction of unseen clients, which never train and are evaluated after the last round",
@@ -266,12 +267,12 @@ class Settings:
     probe: tuple[str, ...] = setting(
         (),
         "measurements",
-        "halves: split-half training of selected clients, for the reliability of client differences; drift: distance "
-        "of clients from the global model; uploads: weights before aggregation; parameters: factors of composed "
-        "weights",
+        "split-half: training of selected clients on each half of their samples, for the reliability of client "
+        "differences; drift: distance of clients from the global model; trained-weights: weights before aggregation; "
+        "parameters: factors of composed weights",
         choices=tuple(PROBES),
     )
-    readouts: tuple[str, ...] = setting(
+    prediction_rules: tuple[str, ...] = setting(
         (),
         "measurements",
         "other prediction rules for the final models, such as fedavg+ or 'fedavg-shrunken by=layer'",
@@ -279,7 +280,7 @@ class Settings:
     precision: Precision = setting(
         ComputeConfig.precision, "training", "precision of matrix products in training and evaluation"
     )
-    labels: Literal["common", "permuted"] = setting(
+    class_labels: Literal["common", "permuted"] = setting(
         "common", "data", "permuted: every client numbers the classes in a different order"
     )
     domains: tuple[str, ...] = setting(
@@ -325,7 +326,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         # Checks that need no data; other settings are checked by the functions that take them.
-        for name in ("options", "net_options", "readouts", "probe", "domains", "keep_weights"):
+        for name in ("options", "net_options", "prediction_rules", "probe", "domains", "keep_weights"):
             object.__setattr__(self, name, federation.strings(name, getattr(self, name)))
         object.__setattr__(self, "keep_weights", self.keep_weights or Settings.keep_weights)
         check_fields(self)
@@ -336,13 +337,13 @@ class Settings:
         kind, _ = federation.partition_of(self.partition)
         federation.require_domains(kind, self.domains, self.clients)
         object.__setattr__(self, "participation", checked(self.participation))
-        check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
+        check.real("validation_fraction", self.validation_fraction, low=0, high=1 - self.test_fraction, open_high=True)
         aggregator = self.make_aggregator()
         if ":" in self.aggregator:  # equal numbers get equal text: "trimmed-mean:.10" becomes "trimmed-mean:0.1"
             object.__setattr__(self, "aggregator", aggregator.name)
         algorithm = self.make_algorithm()
         prepare.require_weights(algorithm, aggregator)
-        for wrap in self.make_readouts().values():
+        for wrap in self.make_prediction_rules().values():
             wrap(algorithm)
         net = make(self, *like(federation.source_of(self.data)[0]))
         if "layers" in algorithm.settings:
@@ -355,9 +356,9 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """Name of the scenario: the label, or data set and partition."""
-        permuted = ", permuted labels" if self.labels == "permuted" else ""
-        return self.label or f"{custom.short(self.data)}, {self.partition}{permuted}"
+        """Name of the scenario: the setting, or data set and partition."""
+        permuted = ", permuted labels" if self.class_labels == "permuted" else ""
+        return self.scenario or f"{custom.short(self.data)}, {self.partition}{permuted}"
 
     @property
     def layers_kept(self) -> tuple[str, ...] | None:
@@ -434,21 +435,23 @@ class Settings:
             )
         return private(**privacy)
 
-    def make_readouts(self) -> dict[str, Callable[[Algorithm], Algorithm]]:
-        """Return the wrappers of the algorithm that make its other prediction rules, by the text of ``readouts``."""
+    def make_prediction_rules(self) -> dict[str, Callable[[Algorithm], Algorithm]]:
+        """Return the wrappers of the algorithm that make its other prediction rules, by their texts."""
         wrappers: dict[str, Callable[[Algorithm], Algorithm]] = {}
-        for text in self.readouts:
-            if self.algorithm.endswith(algorithms.READOUTS):
+        for text in self.prediction_rules:
+            if self.algorithm.endswith(algorithms.PREDICTION_RULES):
                 raise ValueError(
-                    f"readouts are for algorithms without a prediction rule in their name, but got {self.algorithm}. "
-                    "Use the plain name, such as algorithm fedavg with readouts fedavg+."
+                    "prediction_rules are for algorithms without a prediction rule in their name, but got "
+                    f"{self.algorithm}. Use the plain name, such as algorithm fedavg with prediction_rules fedavg+."
                 )
             name, *options = text.split() or [""]
             suffix = name.removeprefix(self.algorithm)
-            if not name.startswith(self.algorithm) or suffix not in algorithms.READOUTS:
-                rules = ", ".join(self.algorithm + suffix for suffix in algorithms.READOUTS)
-                raise ValueError(f"readouts of {self.algorithm} must begin with one of {rules}, but got {text!r:.200}")
-            settings = federation.network_options("readouts", tuple(options))
+            if not name.startswith(self.algorithm) or suffix not in algorithms.PREDICTION_RULES:
+                rules = ", ".join(self.algorithm + suffix for suffix in algorithms.PREDICTION_RULES)
+                raise ValueError(
+                    f"prediction_rules of {self.algorithm} must begin with one of {rules}, but got {text!r:.200}"
+                )
+            settings = federation.network_options("prediction_rules", tuple(options))
             algorithms.require_settings(name, settings)
             wrappers[text] = partial(algorithms.WRAPPERS[suffix], **settings)
         return wrappers
@@ -500,7 +503,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     data_dir: str | Path | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: bool | Callable[[int], object] | None = None,
     **where: Any,
 ) -> xr.DataTree:
     """Make the data, the network and the algorithm of the settings, and train.
@@ -513,7 +516,7 @@ def run(
     data_dir : path, optional
         See :func:`fedstat.data.load`.
     **where
-        device, client_chunk, threads and memory, see :func:`fedstat.fl.train`.
+        device, client_chunk, threads and memory_budget, see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -542,7 +545,7 @@ def run(
         new=new,
         ablation=settings.ablation,
         probe=settings.probe,
-        readouts=settings.make_readouts(),
+        prediction_rules=settings.make_prediction_rules(),
         progress=progress,
         about=about(settings) | files(settings),
         **where,
@@ -562,9 +565,9 @@ DATA_FILE = "data_file"
 
 
 def about(settings: Settings) -> dict[str, Any]:
-    """Return the settings to store in a run; settings in ``LATER`` are stored unless they have their defaults."""
-    stored = {k: v for k, v in asdict(settings).items() if k not in LATER or v != getattr(Settings, k)}
-    return stored | {"label": settings.name}
+    """Return the settings to store in a run, by the names in stores; those in ``LATER`` unless they have defaults."""
+    noted = {k: v for k, v in asdict(settings).items() if k not in LATER or v != getattr(Settings, k)}
+    return to_stored(noted | {"scenario": settings.name})
 
 
 def settings_of(path: str | Path) -> dict[str, Any]:
@@ -575,7 +578,8 @@ def settings_of(path: str | Path) -> dict[str, Any]:
 def noted(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a run's attributes; {} for older runs, which do not store them."""
     stored = guard.parsed("the attribute about", attrs.get("about", "{}").encode(), finite=False)
-    return {field.name: stored[field.name] for field in fields(Settings) if field.name in stored}
+    settings = from_stored(stored if isinstance(stored, dict) else {})
+    return {field.name: settings[field.name] for field in fields(Settings) if field.name in settings}
 
 
 def federated(settings: Settings, data_dir: str | Path | None = None) -> tuple[xr.Dataset, xr.Dataset | None]:

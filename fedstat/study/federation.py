@@ -132,13 +132,13 @@ class Federation(NamedTuple):
     data: str
     partition: str
     clients: int
-    samples: int | None
-    min_size: int
-    test: float
-    validation: float
-    new_share: float
+    max_samples: int | None
+    min_samples: int
+    test_fraction: float
+    validation_fraction: float
+    unseen_fraction: float
     seed: int
-    labels: str
+    class_labels: str
     domains: tuple[str, ...]
 
 
@@ -150,18 +150,18 @@ def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Datas
     if kind == "natural" and {"train", "test"} <= set(np.unique(fed["split"].to_numpy())):
         fed = _use_published_subsets(fed, settings)
     else:
-        if settings.samples is not None:
-            fed = partition.limit(fed, samples=settings.samples, seed=settings.seed)
-        fractions: dict[str, Any] = {"test": settings.test, "validation": settings.validation}
+        if settings.max_samples is not None:
+            fed = partition.limit(fed, samples=settings.max_samples, seed=settings.seed)
+        fractions: dict[str, Any] = {"test": settings.test_fraction, "validation": settings.validation_fraction}
         fed = partition.train_test(fed, **fractions, seed=settings.seed)
     fed = _sort_samples(fed)
     if "scale" in fed.x.attrs:
         fed = _standardize(fed)
-    if settings.labels == "permuted":
+    if settings.class_labels == "permuted":
         fed = partition.permute_labels(fed, seed=settings.seed)
-    if not settings.new_share:
+    if not settings.unseen_fraction:
         return fed, None
-    return partition.hold_out(fed, fraction=settings.new_share, seed=settings.seed)
+    return partition.hold_out(fed, fraction=settings.unseen_fraction, seed=settings.seed)
 
 
 def read(names: Iterable[str], data_dir: str) -> None:
@@ -213,14 +213,14 @@ def _partition_samples(settings: Federation, data_dir: str) -> xr.Dataset:
         "one-class": lambda: partition.one_class(source, **common),
         "pathological": lambda: partition.pathological(source, classes_per_client=int(number), **common),
         "dirichlet": lambda: partition.dirichlet(
-            source, concentration=number, min_size=settings.min_size, below="move", **common
+            source, concentration=number, min_samples=settings.min_samples, below="move", **common
         ),
         "dirichlet-equal": lambda: partition.dirichlet_equal(
             source.assign_coords(split=("sample", np.full(source.sizes["sample"], "train", dtype=object))),
-            concentration=number, n_train=settings.samples or source.sizes["sample"] // settings.clients, n_test=0,
+            concentration=number, n_train=settings.max_samples or source.sizes["sample"] // settings.clients, n_test=0,
             **common,
         ),
-        "natural": lambda: partition.natural(source, min_size=settings.min_size),
+        "natural": lambda: partition.natural(source, min_samples=settings.min_samples),
         "domains": lambda: _partition_by_domain(source, settings),
     }  # fmt: skip
     return partitions[kind]()
@@ -285,16 +285,16 @@ def _use_published_subsets(fed: xr.Dataset, settings: Federation) -> xr.Dataset:
     """Keep the published subsets, limited in proportion; use the last training samples for validation."""
     _require_both_subsets(fed, settings.data)
     subset, parts = fed["split"].to_numpy(), []
-    for name, fraction in (("train", 1 - settings.test), ("test", settings.test)):
+    for name, fraction in (("train", 1 - settings.test_fraction), ("test", settings.test_fraction)):
         part = fed.isel(sample=np.flatnonzero(subset == name))
-        if settings.samples is not None:
-            part = partition.limit(part, samples=max(1, round(fraction * settings.samples)), seed=settings.seed)
+        if settings.max_samples is not None:
+            part = partition.limit(part, samples=max(1, round(fraction * settings.max_samples)), seed=settings.seed)
         parts.append(part)
     fed = xr.concat(parts, "sample")
     subset, client = fed["split"].to_numpy().astype(object), fed["client"].to_numpy()
-    for c in np.unique(client) if settings.validation else ():
+    for c in np.unique(client) if settings.validation_fraction else ():
         rows = np.flatnonzero((client == c) & (subset == "train"))
-        subset[rows[len(rows) - max(1, round(settings.validation * len(rows))) :]] = "validation"
+        subset[rows[len(rows) - max(1, round(settings.validation_fraction * len(rows))) :]] = "validation"
     return fed.assign_coords(split=("sample", subset))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import fields
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from fedstat import store
 from fedstat._utils import check, guard
 from fedstat._utils.parallel import as_done
+from fedstat._utils.progress import on_interrupt, progress_bar
 from fedstat._utils.settings import read_toml, table, tables
 from fedstat.fl import custom
 from fedstat.fl.algorithms import settings_of
@@ -247,7 +248,7 @@ def _select_methods(
 def _make_settings(settings: Mapping[str, Any], method: Mapping[str, Any], path: Path) -> Settings:
     """Make the settings of a run; skip settings that the method does not take or that have no effect."""
     algorithm = method.get("algorithm", settings.get("algorithm", Settings.algorithm))
-    label, name = settings.get("label", settings.get("data", Settings.data)), custom.short(algorithm)
+    scenario, name = settings.get("scenario", settings.get("data", Settings.data)), custom.short(algorithm)
     common = {field.name for field in fields(Settings)}
     try:
         accepted = settings_of(algorithm)
@@ -260,10 +261,7 @@ def _make_settings(settings: Mapping[str, Any], method: Mapping[str, Any], path:
                 if error.name in method or used.pop(error.name, None) is None:
                     raise
     except ValueError as error:
-        raise ValueError(f"{path}, data set {label!r:.200}, method {name!r:.200}: {error}") from None
-
-
-Progress = Callable[[Settings, int, int], Callable[[int], object]]
+        raise ValueError(f"{path}, data set {scenario!r:.200}, method {name!r:.200}: {error}") from None
 
 
 def run_all(
@@ -271,7 +269,7 @@ def run_all(
     folder: str | Path,
     *,
     repeat: bool = False,
-    progress: Progress | None = None,
+    progress: bool | None = None,
     executor: Executor | None = None,
     **options: Any,
 ) -> Iterator[tuple[Settings, Path, bool]]:
@@ -286,15 +284,15 @@ def run_all(
     repeat : bool
         Repeat runs that another version of the code finished, or that used another content of a user's data file. The
         new store replaces the old store when it is finished.
-    progress : callable (settings, number, total), optional
-        Returns the callable that :func:`fedstat.study.experiment.run` calls after every round. Ignored with an
-        executor.
+    progress : bool or None
+        Show how many runs are done and, without an executor, the rounds of the present run; see
+        :func:`fedstat.fl.train`.
     executor : Executor, optional
         Any :class:`concurrent.futures.Executor`, such as Dask's ``Client.get_executor(pure=False)``, that trains runs
         in parallel. Its workers must share the folder. If a worker is lost, another worker continues its run. Pass
         ``threads=1``, or the number of cores of a worker.
     **options
-        data_dir, device, client_chunk, threads, memory.
+        data_dir, device, client_chunk, threads, memory_budget.
 
     Yields
     ------
@@ -321,36 +319,42 @@ def run_all(
     require_distinct(runs, "the grid")
     if guard.status(folder) and (not folder.is_dir() or guard.status(folder / "zarr.json")):
         raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or a single run. Choose another.")
-    tasks = [_Task(run, folder / f"{name_of(run)}.zarr", number, len(runs)) for number, run in enumerate(runs)]
+    tasks = [_Task(run, folder / f"{name_of(run)}.zarr") for run in runs]
     experiment.read_data([task.settings for task in tasks if not guard.status(task.path)], options.get("data_dir"))
     if executor is not None:  # its workers may have another working directory
-        tasks, progress = [task._replace(path=task.path.absolute()) for task in tasks], None
+        tasks = [task._replace(path=task.path.absolute()) for task in tasks]
         if options.get("data_dir") is not None:
             options["data_dir"] = Path(options["data_dir"]).absolute()
     failures: list[tuple[type[Exception], str]] = []
-    for task, get_result in as_done(executor, partial(_make_run, repeat, progress, options), tasks):
-        try:
-            is_new = get_result()
-        except Exception as error:
-            failures.append(_describe_failure(error, task, parallel=executor is not None))
-            continue
-        if not task.path.exists():
-            raise FileNotFoundError(
-                f"a worker stored {task.path}, but this process does not see it. Share the folder among workers."
-            )
-        yield task.settings, task.path, is_new
+    work = partial(_make_run, repeat, progress if executor is None else False, options)
+    with progress_bar(len(tasks), "run", progress) as bar, on_interrupt(lambda: _resume_hint(folder)):
+        for task, get_result in as_done(executor, work, tasks):
+            try:
+                is_new = get_result()
+            except Exception as error:
+                failures.append(_describe_failure(error, task, parallel=executor is not None))
+                bar.update()
+                continue
+            bar.update()
+            if not task.path.exists():
+                raise FileNotFoundError(
+                    f"a worker stored {task.path}, but this process does not see it. Share the folder among workers."
+                )
+            yield task.settings, task.path, is_new
     if failures:
         failures.sort(key=lambda failure: failure[0] is not FloatingPointError)
         raise failures[0][0]("\n".join(message for _, message in failures))
 
 
+def _resume_hint(folder: Path) -> str:
+    return f"Finished runs and rounds are in {str(folder)!r}. To resume, repeat the call."
+
+
 class _Task(NamedTuple):
-    """Run to train: settings, path of the store, number, and total number of runs."""
+    """Run to train: settings, and path of the store."""
 
     settings: Settings
     path: Path
-    number: int
-    total: int
 
 
 def _describe_failure(error: Exception, task: _Task, *, parallel: bool) -> tuple[type[Exception], str]:
@@ -366,9 +370,9 @@ def _describe_failure(error: Exception, task: _Task, *, parallel: bool) -> tuple
     raise error
 
 
-def _make_run(repeat: bool, progress: Progress | None, options: Mapping[str, Any], task: _Task) -> bool:
+def _make_run(repeat: bool, progress: bool | None, options: Mapping[str, Any], task: _Task) -> bool:
     """Train a run unless it is finished; return True if it was trained."""
-    settings, path, number, total = task
+    settings, path = task
     is_finished = path.exists() and _is_finished(path)
     if is_finished and not repeat and not _has_current_data(settings, path):
         raise ValueError(
@@ -378,8 +382,7 @@ def _make_run(repeat: bool, progress: Progress | None, options: Mapping[str, Any
     if is_finished and (not repeat or _is_current(settings, path)):
         return False
     out = _prepare_draft(settings, path) if is_finished else path
-    tick = progress(settings, number, total) if progress else None
-    experiment.run(settings, out=out, resume=True, progress=tick, **options)
+    experiment.run(settings, out=out, resume=True, progress=progress, **options)
     if is_finished:
         store.replace(out, path)
     return True
@@ -457,7 +460,7 @@ def of_study(grid: Grid, file: str | Path, study: str) -> Grid:
         )
     runs = [run_by_name[Path(path).stem] for path in table["path"]]
     table["method"] = variants(runs)
-    return grid._replace(table=table, configs={k: v for k, v in grid.configs.items() if k in set(table["label"])})
+    return grid._replace(table=table, configs={k: v for k, v in grid.configs.items() if k in set(table["scenario"])})
 
 
 def _format_scale_option(scales: Iterable[str | None]) -> str:

@@ -18,6 +18,7 @@ from fedstat import store
 from fedstat._utils.lazy import pd, xr
 from fedstat._utils.settings import read_toml
 from fedstat.fl.stored import profile
+from fedstat.fl.stored_names import from_stored
 from fedstat.stats.ranking import Friedman, friedman
 from fedstat.store import open_run
 from fedstat.study import experiment, grid, summary
@@ -26,7 +27,7 @@ from fedstat.study.compare import against_zero
 from fedstat.study.experiment import Settings
 from fedstat.study.summary import config_of, weighted
 
-_NOT_OF_TRAINING = ("readouts", "probe", "ablation", "checkpoints", "keep_weights")
+_NOT_OF_TRAINING = ("prediction_rules", "probe", "ablation", "checkpoints", "keep_weights")
 
 
 def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
@@ -35,7 +36,7 @@ def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.Da
     Parameters
     ----------
     data : DataFrame
-        ``label``, ``seed``, ``method``, ``accuracy``, one row for every combination.
+        ``scenario``, ``seed``, ``method``, ``accuracy``, one row for every combination.
     pairs : iterable of (str, str)
         Names of the methods.
 
@@ -46,8 +47,8 @@ def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.Da
         :func:`fedstat.study.compare.against_zero`. ``conf_low`` and ``conf_high`` are unadjusted; ``sim_conf_low`` and
         ``sim_conf_high`` are simultaneous over all pairs (Bonferroni).
     """
-    wide = data.pivot(index="seed", columns=["label", "method"], values="accuracy").T.groupby("method").mean().T
-    parts = [_subtract(wide, a, b).assign(comparison=f"{a} − {b}", label="all") for a, b in pairs]
+    wide = data.pivot(index="seed", columns=["scenario", "method"], values="accuracy").T.groupby("method").mean().T
+    parts = [_subtract(wide, a, b).assign(comparison=f"{a} − {b}", scenario="all") for a, b in pairs]
     return against_zero(pd.concat(parts, ignore_index=True), "comparison", "difference")
 
 
@@ -64,15 +65,15 @@ def by_setting(data: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row per setting, in order of appearance: ``label``, and the columns of
+        One row per setting, in order of appearance: ``scenario``, and the columns of
         :func:`fedstat.study.compare.against_zero`.
     """
     parts = []
-    for label, rows in data.groupby("label", sort=False):
+    for scenario, rows in data.groupby("scenario", sort=False):
         wide = rows.pivot(index="seed", columns="method", values="accuracy")
-        parts.append(_subtract(wide, *pair).assign(label=label, setting=label))
+        parts.append(_subtract(wide, *pair).assign(scenario=scenario, setting=scenario))
     table = against_zero(pd.concat(parts, ignore_index=True), "setting", "difference")
-    return table.rename(columns={"setting": "label"})
+    return table.rename(columns={"setting": "scenario"})
 
 
 def repeated(grid: Grid, again: Grid) -> pd.DataFrame:
@@ -86,7 +87,7 @@ def repeated(grid: Grid, again: Grid) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``label``, ``seed``, ``method`` (name of the algorithm, or of a prediction rule of both runs) and
+        ``scenario``, ``seed``, ``method`` (name of the algorithm, or of a prediction rule of both runs) and
         ``difference``, second minus first.
 
     Raises
@@ -104,7 +105,7 @@ def repeated(grid: Grid, again: Grid) -> pd.DataFrame:
         before, after = (scores(store.open_run(p)).set_index("method") for p in (path, run["path"]))
         difference = (after - before)["accuracy"].dropna()
         rows += [
-            {"label": run["label"], "seed": run["seed"], "method": name, "difference": x}
+            {"scenario": run["scenario"], "seed": run["seed"], "method": name, "difference": x}
             for name, x in difference.items()
         ]
     return pd.DataFrame(rows)
@@ -116,7 +117,7 @@ def _subtract(wide: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
 
 def _training_settings(path: str) -> str:
     """Return all settings that affect the training of a run, as text."""
-    config = store.config_of(path)
+    config = from_stored(store.config_of(path))
     return store.to_json({k: v for k, v in sorted(config.items()) if k not in _NOT_OF_TRAINING})
 
 
@@ -148,7 +149,7 @@ def chosen_rates(grid: Grid, seeds: Sequence[int]) -> Grid:
         If no method has a candidate.
     """
     selected = []
-    for _, runs in grid.table.groupby(["label", "method"], sort=False):
+    for _, runs in grid.table.groupby(["scenario", "method"], sort=False):
         tuning_runs = runs[runs["seed"].isin(seeds)]
         is_complete = tuning_runs.groupby("lr")["seed"].nunique() == len(set(seeds))
         candidates = tuning_runs[tuning_runs["lr"].isin(is_complete.index[is_complete])]
@@ -196,7 +197,9 @@ def _measure_run(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd
     config, metrics = summary.config_of(run), run["metrics"].to_dataset()
     course = summary.curve(run, "accuracy").merge(summary.curve(run, "validation_accuracy"), on="round")
     if course.empty:
-        raise ValueError(f"{path} has no validation accuracy, which selects the round. Run with validation > 0.")
+        raise ValueError(
+            f"{path} has no validation accuracy, which selects the round. Run with validation_fraction > 0."
+        )
     best = course.iloc[int(course["validation_accuracy"].to_numpy().argmax())]
     by_client = metrics["accuracy"].sel(round=int(best["round"])).to_numpy().astype(float)
     measures = {
@@ -233,12 +236,12 @@ def of_clients(path: str | Path, number: int) -> pd.DataFrame:
 
 
 def measure(grid: Grid) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Apply :func:`measured` to all runs; add label, method, seed, lr and path, in the order of tables."""
+    """Apply :func:`measured` to all runs; add scenario, method, seed, lr and path, in the order of tables."""
     rows, courses = [], []
     order = ordered(grid.table["method"])
-    runs = grid.table.assign(order=grid.table["method"].map(order.index)).sort_values(["label", "order", "seed"])
+    runs = grid.table.assign(order=grid.table["method"].map(order.index)).sort_values(["scenario", "order", "seed"])
     for run in runs.to_dict("records"):
-        names = {name: run[name] for name in ("label", "method", "seed", "lr", "path")}
+        names = {name: run[name] for name in ("scenario", "method", "seed", "lr", "path")}
         measures, course = measured(run["path"])
         rows.append(names | measures)
         courses.append(course.assign(**names))
@@ -251,8 +254,8 @@ def to_reach(courses: pd.DataFrame, targets: Mapping[str, float], name: str = "b
     Parameters
     ----------
     courses : DataFrame
-        ``label``, ``method``, ``seed``, ``round``, ``accuracy`` and the cost up to each round.
-    targets : mapping from label to float
+        ``scenario``, ``method``, ``seed``, ``round``, ``accuracy`` and the cost up to each round.
+    targets : mapping from scenario to float
         Target accuracies.
     name : str
         Column of the cost.
@@ -260,24 +263,24 @@ def to_reach(courses: pd.DataFrame, targets: Mapping[str, float], name: str = "b
     Returns
     -------
     DataFrame
-        ``label``, ``method``, ``seeds`` (number of runs), ``reached`` (number that reach the target), and the mean cost
-        over seeds. The cost is NaN unless all runs reach the target: a mean over successful runs would favor methods
-        that often fail.
+        ``scenario``, ``method``, ``seeds`` (number of runs), ``reached`` (number that reach the target), and the mean
+        cost over seeds. The cost is NaN unless all runs reach the target: a mean over successful runs would favor
+        methods that often fail.
 
     Examples
     --------
     >>> import pandas as pd
-    >>> rows = {"label": "a", "method": "m", "seed": [0, 0, 1, 1], "round": [1, 2] * 2, "bytes": [5, 9] * 2}
+    >>> rows = {"scenario": "a", "method": "m", "seed": [0, 0, 1, 1], "round": [1, 2] * 2, "bytes": [5, 9] * 2}
     >>> to_reach(pd.DataFrame(rows | {"accuracy": [0.4, 0.8, 0.6, 0.9]}), {"a": 0.5}).to_dict("records")
-    [{'label': 'a', 'method': 'm', 'seeds': 2, 'reached': 2, 'bytes': 7.0}]
+    [{'scenario': 'a', 'method': 'm', 'seeds': 2, 'reached': 2, 'bytes': 7.0}]
     """
     rows = []
-    for (label, method), runs in courses.groupby(["label", "method"], sort=False):
-        is_reached = runs["accuracy"] >= targets[str(label)]
+    for (scenario, method), runs in courses.groupby(["scenario", "method"], sort=False):
+        is_reached = runs["accuracy"] >= targets[str(scenario)]
         first = runs[is_reached].sort_values("round").groupby("seed")[name].first()
         seeds = runs["seed"].nunique()
         cost = first.mean() if len(first) == seeds else math.nan
-        rows.append({"label": label, "method": method, "seeds": seeds, "reached": len(first), name: cost})
+        rows.append({"scenario": scenario, "method": method, "seeds": seeds, "reached": len(first), name: cost})
     return pd.DataFrame(rows)
 
 
@@ -287,11 +290,11 @@ def ranked(accuracies: pd.DataFrame) -> tuple[pd.DataFrame, Friedman | None, lis
     Parameters
     ----------
     accuracies : DataFrame
-        ``label``, ``method``, ``seed``, ``accuracy``.
+        ``scenario``, ``method``, ``seed``, ``accuracy``.
 
     Returns
     -------
-    DataFrame (label, method)
+    DataFrame (scenario, method)
         Mean accuracy of each method that has a run in every setting.
     Friedman or None
         Friedman test with settings as blocks. Seeds are not blocks, because all seeds of a setting use its data. None
@@ -299,7 +302,7 @@ def ranked(accuracies: pd.DataFrame) -> tuple[pd.DataFrame, Friedman | None, lis
     list of str
         Methods that lack a setting, which are excluded.
     """
-    wide = accuracies.groupby(["label", "method"], sort=False)["accuracy"].mean().unstack("method")
+    wide = accuracies.groupby(["scenario", "method"], sort=False)["accuracy"].mean().unstack("method")
     absent = [str(name) for name in wide.columns[wide.isna().any()]]
     wide = wide[[name for name in ordered(wide.columns) if name not in absent]]
     is_testable = wide.shape[0] > 1 and wide.shape[1] > 2
@@ -315,7 +318,7 @@ class Planned(NamedTuple):
         Finished runs of ``seeds``.
     scale : str
         Name of the ``[scale.NAME]`` table of the runs.
-    labels : tuple of str
+    scenarios : tuple of str
         Labels of the settings, in the order of the file.
     seeds : tuple of int
         Seeds for which all runs of the file are finished.
@@ -325,7 +328,7 @@ class Planned(NamedTuple):
 
     grid: Grid
     scale: str
-    labels: tuple[str, ...]
+    scenarios: tuple[str, ...]
     seeds: tuple[int, ...]
     notes: tuple[str, ...]
 
@@ -390,9 +393,9 @@ def planned(runs: Grid, file: str | Path) -> Planned:
     notes += [f"seeds without a finished run: {', '.join(map(str, absent.index))}"] if len(absent) else []
     if n_foreign := sum(number is None for number in cell_numbers):
         notes.append(f"finished runs of the folder that are not in {file}, excluded: {n_foreign}")
-    labels = tuple(dict.fromkeys(cell.name for cell in cells[scale]))
+    scenarios = tuple(dict.fromkeys(cell.name for cell in cells[scale]))
     complete = runs._replace(table=runs.table[is_complete].reset_index(drop=True))
-    return Planned(complete, scale or "", labels, seeds, tuple(notes))
+    return Planned(complete, scale or "", scenarios, seeds, tuple(notes))
 
 
 def _match_cells(stored: list[dict[str, Any]], cells: list[Settings]) -> list[int | None]:
@@ -402,9 +405,9 @@ def _match_cells(stored: list[dict[str, Any]], cells: list[Settings]) -> list[in
         candidates[cell.name, cell.algorithm, cell.seed].append((number, _to_text(asdict(cell))))
     numbers: list[int | None] = []
     for settings in stored:
-        key = settings.get("label"), settings.get("algorithm"), settings.get("seed")
+        key = settings.get("scenario"), settings.get("algorithm"), settings.get("seed")
         run = _to_text({name: getattr(Settings, name) for name in experiment.LATER} | settings)
-        equal = [n for n, cell in candidates.get(key, []) if all(run[k] == cell[k] for k in run if k != "label")]
+        equal = [n for n, cell in candidates.get(key, []) if all(run[k] == cell[k] for k in run if k != "scenario")]
         numbers.append(equal[0] if equal else None)
     return numbers
 
@@ -415,7 +418,7 @@ def _to_text(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def gather(grid: Grid, *of_run: Callable[[xr.DataTree], pd.DataFrame]) -> list[pd.DataFrame]:
-    """Concatenate tables of single runs, with ``label``, ``seed`` and ``estimator`` of each run.
+    """Concatenate tables of single runs, with ``scenario``, ``seed`` and ``estimator`` of each run.
 
     Parameters
     ----------
@@ -432,7 +435,7 @@ def gather(grid: Grid, *of_run: Callable[[xr.DataTree], pd.DataFrame]) -> list[p
     parts: list[list[pd.DataFrame]] = [[] for _ in of_run]
     for run in grid.table.to_dict("records"):
         tree = open_run(run["path"])
-        names = {name: run[name] for name in ("label", "seed", "estimator")}
+        names = {name: run[name] for name in ("scenario", "seed", "estimator")}
         for tables, make_table in zip(parts, of_run, strict=True):
             tables.append(make_table(tree).assign(**names))
     return [pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True) for tables in parts]

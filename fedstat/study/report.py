@@ -53,7 +53,9 @@ def report(run: xr.DataTree) -> str:
 
 def _sizes(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
     config, metrics = summary.config_of(run), run["metrics"].to_dataset()
-    scenario = re.sub(r"\bdirichlet:([\d.]+)", r"Dirichlet(\1)", str(config.get("label") or config.get("data") or ""))
+    scenario = re.sub(
+        r"\bdirichlet:([\d.]+)", r"Dirichlet(\1)", str(config.get("scenario") or config.get("data") or "")
+    )
     sizes = f"{count(row['rounds'], 'round')}, {count(row['clients'], 'client')}, seed {row['seed']}"
     subsets = ((_span(metrics[f"n_{name}"].to_numpy()), name) for name in ("train", "test") if f"n_{name}" in metrics)
     samples = ", ".join(f"{span} {'training' if name == 'train' else name}" for span, name in subsets)

@@ -16,6 +16,7 @@ from fedstat import _cli
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import nets
+from fedstat.fl.stored_names import from_stored
 from fedstat.results.base import aligned
 from fedstat.stats.split import adjusted_rand, prop_unchanged
 
@@ -66,7 +67,7 @@ def choose(table: pd.DataFrame, rule: str | None = None) -> str:
     Parameters
     ----------
     table : DataFrame
-        ``label`` and ``rounds`` of every run.
+        ``scenario`` and ``rounds`` of every run.
     rule : str, optional
         One of ``RULES``. By default best10, as papers report it; final if a run has fewer than 10 rounds.
 
@@ -85,9 +86,9 @@ def choose(table: pd.DataFrame, rule: str | None = None) -> str:
 
 
 def few(table: pd.DataFrame) -> str:
-    """Name labels with runs of fewer than ten rounds, and their rounds; "" if there are none."""
-    short = table[table["rounds"] < WINDOW].groupby("label", sort=False)["rounds"].min()
-    return "; ".join(f"{label}: {rounds} rounds" for label, rounds in short.items())
+    """Name scenarios with runs of fewer than ten rounds, and their rounds; "" if there are none."""
+    short = table[table["rounds"] < WINDOW].groupby("scenario", sort=False)["rounds"].min()
+    return "; ".join(f"{scenario}: {rounds} rounds" for scenario, rounds in short.items())
 
 
 def words(rule: str, table: pd.DataFrame) -> str:
@@ -201,7 +202,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``label``, ``method``, ``seed``, ``layers`` (names joined by a comma), ``kappa``, ``tau``, ``estimator``,
+        ``scenario``, ``method``, ``seed``, ``layers`` (names joined by a comma), ``kappa``, ``tau``, ``estimator``,
         ``lr``, ``clients``, ``rounds``, ``revision``, ``code`` (digest of the trainer's). Test accuracy, weighted by
         the clients' test samples: ``best10``, best mean over 10 consecutive rounds, and ``best10_round``, the last of
         these; ``last10``, mean over the last 10 (``evaluated``: how many were evaluated); ``final``, last evaluated
@@ -226,7 +227,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     test, weight = _values(metrics, "accuracy"), _sizes(metrics, "n_test")
     accuracy = clients(run)["accuracy"].dropna()
     return {
-        "label": config.get("label") or config.get("data") or "run",
+        "scenario": config.get("scenario") or config.get("data") or "run",
         "method": config["algorithm"],
         "seed": config["seed"],
         "layers": _layers(config),
@@ -383,8 +384,8 @@ def chosen(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
     """
     if rows["validation"].isna().all():
         raise ValueError(
-            f"{name} is chosen on validation data, but these runs have none. Run with validation > 0; test data are "
-            "not used for tuning."
+            f"{name} is chosen on validation data, but these runs have none. Run with validation_fraction > 0; test "
+            "data are not used for tuning."
         )
     means = rows.groupby(name)["validation"].mean()
     return max(sorted(means.index, key=lambda value: place(name, value, config)), key=lambda value: means[value])
@@ -401,7 +402,7 @@ def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArra
 def config_of(run: xr.DataTree) -> dict[str, Any]:
     """Read the settings of a run from its store; raise ValueError if it is not a run of the trainer."""
     try:
-        config = dict(json.loads(run.attrs["config"]))
+        config = from_stored(json.loads(run.attrs["config"]))
     except KeyError:
         config = {}
     if "algorithm" not in config or "metrics" not in run.children:

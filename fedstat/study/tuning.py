@@ -42,8 +42,8 @@ class Step(NamedTuple):
 
 def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
     """Raise the errors of :func:`tune`, before any run."""
-    if not settings.validation:
-        raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1, for example.")
+    if not settings.validation_fraction:
+        raise ValueError("tuning needs validation samples, but got validation_fraction=0. Use 0.1, for example.")
     if not candidates:
         raise ValueError(f"tuning needs candidates for a setting of {settings.algorithm}, but got none")
     takes = takes_of(settings.algorithm)
@@ -67,7 +67,7 @@ def tune(
     folder: str | Path,
     *,
     seeds: Sequence[int] = (0,),
-    progress: grid.Progress | None = None,
+    progress: bool | None = None,
     executor: Executor | None = None,
     **where: Any,
 ) -> Iterator[Step]:
@@ -76,8 +76,8 @@ def tune(
     Parameters
     ----------
     settings : Settings or sequence of Settings
-        Starting point; needs ``validation`` > 0 and an algorithm that takes the settings to tune. Several, of different
-        data sets, get the same values: those that are best on average.
+        Starting point; needs ``validation_fraction`` > 0 and an algorithm that takes the settings to tune. Several, of
+        different data sets, get the same values: those that are best on average.
     candidates : mapping from step to sequence
         Values to try of every setting, in the order of tuning. From the second step on, the value to begin with is a
         candidate, too: its runs are there from the step before.
@@ -102,7 +102,7 @@ def tune(
     Examples
     --------
     >>> import tempfile
-    >>> start = Settings(clients=10, rounds=2, participation=0.5, validation=0.2)
+    >>> start = Settings(clients=10, rounds=2, participation=0.5, validation_fraction=0.2)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     steps = list(tune(start, {"tau": [0.25, 0.75]}, folder))
     >>> steps[0].table["value"].tolist(), steps[0].settings[0].given["tau"] in (0.25, 0.75)
@@ -161,7 +161,7 @@ def tunable_runs(runs: Iterable[Settings], candidates: Mapping[str, Sequence[Any
 
 
 def tuning_groups(runs: Iterable[Settings], *, together: bool = False) -> dict[tuple[str, str], list[Settings]]:
-    """Group the runs of a grid that are tuned to the same values: those of an algorithm in a scenario.
+    """Group the runs of a grid that are tuned at once: runs of an algorithm in a scenario.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
     common = {"data": "digits", "clients": 6, "rounds": 2, "participation": 1.0, "net": "resnet8", "width": 0.25}
     for algorithm, layers in (("fedavg", None), ("fedfac-dynamic", ("conv1",))):
-        settings = experiment.Settings.of(**common, algorithm=algorithm, layers=layers, samples=40)
+        settings = experiment.Settings.of(**common, algorithm=algorithm, layers=layers, max_samples=40)
         experiment.run(settings, out=folder / f"{algorithm}.zarr")
     return folder
 
@@ -146,7 +146,7 @@ def test_stored_weights_predict_as_the_run_did(digits):
     """The last checkpoint of a client gives the accuracy that the run reports."""
     run = fedstat.open_run(digits / "fedavg.zarr")
     settings = experiment.Settings(
-        data="digits", clients=6, rounds=2, participation=1.0, net="resnet8", width=0.25, samples=40
+        data="digits", clients=6, rounds=2, participation=1.0, net="resnet8", width=0.25, max_samples=40
     )
     fed, _ = experiment.federated(settings)
     net = experiment.network(settings, fed)

@@ -71,9 +71,9 @@ def run_table(tmp_path, monkeypatch, capsys):
 
 def test_table_2_compares_within_seeds_beside_the_papers_values(runs, run_table):
     text, values, markdown = run_table("table2", runs)
-    rows = COLLECT(runs).table.query("label == 'CIFAR-10, π = 0.1'").pivot(index="seed", columns="method")
+    rows = COLLECT(runs).table.query("scenario == 'CIFAR-10, π = 0.1'").pivot(index="seed", columns="method")
     best = rows["best10"]
-    line = values.query("label == 'CIFAR-10, π = 0.1' and method == 'fedavg'").iloc[0]
+    line = values.query("scenario == 'CIFAR-10, π = 0.1' and method == 'fedavg'").iloc[0]
     assert_allclose([line["mean"], line["std_error_mean"]], [best["fedavg"].mean(), best["fedavg"].sem()], rtol=1e-5)
     assert_allclose(line["p_value"], stats.ttest_rel(best["fedavg"], best["fedfac-dynamic"]).pvalue, rtol=1e-5)
     assert line["paper"] == 0.8033
@@ -112,16 +112,16 @@ def test_the_mixed_model_comes_with_table_2(runs, run_table):
 def test_the_rule_and_the_reference_can_be_chosen(runs, run_table):
     text, values, _ = run_table("table2", runs, "", "--rule", "last10", "--reference", "fedavg", "--select", "seed=1")
     assert "compared with FedAvg" in text
-    assert values.query("label != 'all settings'")["n_values"].eq(1).all()
-    assert values.query("label == 'all settings'")["n_values"].eq(2).all()
+    assert values.query("scenario != 'all settings'")["n_values"].eq(1).all()
+    assert values.query("scenario == 'all settings'")["n_values"].eq(2).all()
     assert "fewer than 3 pairs, so no interval and no test" in " ".join(text.split())
 
 
 def test_short_runs_are_compared_by_their_final_round_and_not_under_the_name_of_ten(tmp_path, run_table):
     folder = grid(tmp_path / "grid", methods=("fedavg", "random", "fedfac-dynamic"), rounds=6)
     text, values, markdown = run_table("table2", folder)
-    rows = COLLECT(folder).table.query("label == 'CIFAR-10, π = 0.1'").pivot(index="seed", columns="method")["final"]
-    line = values.query("label == 'CIFAR-10, π = 0.1' and method == 'fedavg'").iloc[0]
+    rows = COLLECT(folder).table.query("scenario == 'CIFAR-10, π = 0.1'").pivot(index="seed", columns="method")["final"]
+    line = values.query("scenario == 'CIFAR-10, π = 0.1' and method == 'fedavg'").iloc[0]
     assert_allclose(line["p_value"], stats.ttest_rel(rows["fedavg"], rows["fedfac-dynamic"]).pvalue, rtol=1e-4)
     assert np.isnan(line["best10"])
     assert "final: the last evaluated round" in text
@@ -139,7 +139,7 @@ def test_short_runs_are_compared_by_their_final_round_and_not_under_the_name_of_
 
 
 def test_intervals_of_a_table_hold_for_all_its_methods(runs, run_table):
-    text, values, _ = run_table("table2", runs, "", "--select", "label=CIFAR-10, π = 0.1")
+    text, values, _ = run_table("table2", runs, "", "--select", "scenario=CIFAR-10, π = 0.1")
     here = values.set_index("method")
     row = here.loc["fedavg"]
     shown = interval(row["difference"], row["sim_conf_low"], row["sim_conf_high"])
@@ -168,7 +168,7 @@ def test_of_ten_rounds_those_that_count_are_counted(tmp_path, run_table):
 
 def test_a_mean_over_settings_has_no_standard_error(runs, run_table):
     _, values, markdown = run_table("table2", runs)
-    over = values.query("label == 'all settings'")
+    over = values.query("scenario == 'all settings'")
     assert over["std_error_mean"].isna().all()
     assert over.query("method != 'fedfac-dynamic'")["std_error"].notna().all()
     assert "±" not in markdown.partition("### all settings")[2].partition("\n- ")[0]
@@ -178,7 +178,7 @@ def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
     found = COLLECT(runs)
     assert found.table["code"].nunique() == 1
     assert not any("versions of the code" in note for note in collect.origin(found))
-    label = found.table["label"].iloc[0]
+    label = found.table["scenario"].iloc[0]
     mixed = found.table.assign(code=["a, c", *["b"] * (len(found.table) - 1)])
     notes = collect.origin(found._replace(table=mixed))
     assert f"runs of one setting were made by several versions of the code: {label} by 3" in notes
@@ -188,7 +188,7 @@ def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
 
 def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
     _, values, _ = run_table("table3", runs)
-    here = values.query("label == 'CIFAR-10, π = 0.1'").set_index("method")
+    here = values.query("scenario == 'CIFAR-10, π = 0.1'").set_index("method")
     for method, rule in [("fedfac-dynamic", "ensemble"), ("fedfac-dynamic", "local_train"), ("fedavg", "global")]:
         by_hand = []
         for seed in range(3):
@@ -207,16 +207,16 @@ def test_new_clients_of_fedavg_and_fedprox_predict_by_the_global_model_unless_fi
 
 def test_table_7_is_a_geometric_mean_of_ratios(runs, run_table):
     _, values, _ = run_table("table7", runs)
-    rows = COLLECT(runs).table.query("label == 'CIFAR-10, π = 0.5'")
+    rows = COLLECT(runs).table.query("scenario == 'CIFAR-10, π = 0.5'")
     seconds = rows.pivot(index="seed", columns="method", values="seconds")
-    line = values.query("label == 'CIFAR-10, π = 0.5' and method == 'fedfac-dynamic'").iloc[0]
+    line = values.query("scenario == 'CIFAR-10, π = 0.5' and method == 'fedfac-dynamic'").iloc[0]
     assert_allclose(line["ratio"], stats.gmean(seconds["fedfac-dynamic"] / seconds["fedavg"]), rtol=1e-5)
     assert line["ratio_low"] < line["ratio"] < line["ratio_high"]
 
 
 def test_table_8_masks_and_splits_at_random(runs, run_table, tmp_path):
     text, values, _ = run_table("table8", runs, "a")
-    here = values.query("label == 'CIFAR-10, π = 0.1'").set_index("method")
+    here = values.query("scenario == 'CIFAR-10, π = 0.1'").set_index("method")
     by_hand = {part: [] for part in PARTS}
     for seed in range(3):
         run = open_run(runs / f"dirichlet-0.1-fedfac-dynamic-{seed}.zarr")
@@ -293,7 +293,14 @@ def test_tuning_goes_from_layers_to_tau_to_kappa_on_validation_data(name, column
 
 
 def test_tables_4_to_6_choose_what_tune_chose(tmp_path, run_table):
-    common = {"clients": 8, "samples": 40, "rounds": 2, "participation": 0.5, "validation": 0.3, "width": 0.1}
+    common = {
+        "clients": 8,
+        "max_samples": 40,
+        "rounds": 2,
+        "participation": 0.5,
+        "validation_fraction": 0.3,
+        "width": 0.1,
+    }
     start = Settings.of(**common, tau=0.5, kappa=0.85)
     candidates = {"layers": [["fc2"], ["fc1"]], "tau": [0.25, 0.75], "kappa": [0.5]}
     steps = list(tune(start, candidates, tmp_path / "runs", seeds=(0, 1)))

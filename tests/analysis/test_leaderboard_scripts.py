@@ -10,10 +10,10 @@ from scripts import load
 GRID = """
 clients = 8
 participation = 1.0
-samples = 30
+max_samples = 30
 rounds = 2
-validation = 0.2
-new_share = 0.2
+validation_fraction = 0.2
+unseen_fraction = 0.2
 keep_weights = "none"
 net_options = ["hidden=8"]
 [tune]
@@ -22,9 +22,9 @@ seeds = [0]
 [scale.tiny]
 seeds = [0, 1]
 [[dataset]]
-label = "a"
+scenario = "a"
 [[dataset]]
-label = "b"
+scenario = "b"
 partition = "iid"
 [[method]]
 sweep = { algorithm = ["local", "fedavg+", "fedper", "fedfac-dynamic"] }
@@ -55,7 +55,7 @@ def test_the_tables_say_how_methods_were_tuned_and_what_ranks_can_decide(made, c
     assert (settings["optimism"] >= 0).all()
     pairs = pd.read_csv(made / "t-pairs.csv")
     assert set(pairs["reference"]) == {"fedavg+", "fedfac-dynamic"}
-    assert "all settings" in set(pairs["label"])
+    assert "all settings" in set(pairs["scenario"])
 
 
 def test_the_figures_are_drawn(made):

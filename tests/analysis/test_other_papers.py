@@ -24,7 +24,14 @@ FIGURES = {
     "feddecomp_fig5": "fig5", "feddecomp_fig6": "table3", "feddecomp_fig7": "table1", "fedcp_fig5": "fig5",
     "fedcp_fig6": "table2", "factorized_fl_fig6": "table1", "factorized_fl_fig7": "fig7",
 }  # fmt: skip
-SMALL = {"clients": 4, "samples": 40, "participation": 1.0, "net_options": "hidden=6", "local_epochs": 2, "rounds": 2}
+SMALL = {
+    "clients": 4,
+    "max_samples": 40,
+    "participation": 1.0,
+    "net_options": "hidden=6",
+    "local_epochs": 2,
+    "rounds": 2,
+}
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -62,7 +69,7 @@ def mini(tmp_path_factory):
     file.write_text(
         """
         clients = 4
-        samples = 40
+        max_samples = 40
         participation = 1.0
         net_options = ["hidden=6"]
         local_epochs = 2
@@ -70,7 +77,7 @@ def mini(tmp_path_factory):
         seeds = [0, 1]
         probe = "drift"
         [[dataset]]
-        label = "CIFAR-10, α = 0.1"
+        scenario = "CIFAR-10, α = 0.1"
         studies = ["table1", "table3", "fig5"]
         [[method]]
         algorithm = "local"
@@ -128,7 +135,7 @@ def test_figures_of_feddecomp_are_drawn_from_their_studies(mini):
 
 
 def test_figures_of_the_policy_and_of_what_is_sent(tmp_path):
-    runs = [Settings.of(algorithm=name, label="a", **SMALL) for name in ("fedcp", "fedavg", "local")]
+    runs = [Settings.of(algorithm=name, scenario="a", **SMALL) for name in ("fedcp", "fedavg", "local")]
     paths = {one.algorithm: path for one, path, _ in run_all(runs, tmp_path)}
     grid = collect.collect(tmp_path)
     drawn, _ = load("paper_figs/fedcp_fig5.py").draw(collect.collect([paths["fedcp"]]))
@@ -151,7 +158,7 @@ def test_figures_of_the_policy_and_of_what_is_sent(tmp_path):
 def test_similarities_are_drawn_by_domain(tmp_path):
     place = require_real_data()
     settings = Settings.of(
-        algorithm="factorized-fl-alpha", data="cifar-100:test", partition="domains", labels="permuted",
+        algorithm="factorized-fl-alpha", data="cifar-100:test", partition="domains", class_labels="permuted",
         **SMALL | {"clients": 5},
     )  # fmt: skip
     for _ in run_all([settings], tmp_path, data_dir=place):
@@ -168,7 +175,7 @@ def test_similarities_are_drawn_by_domain(tmp_path):
 
 def test_both_parts_are_measured_from_the_start_that_others_trained(tmp_path):
     script = load("analysis/feddecomp/table6.py")
-    settings = Settings.of(algorithm="fedavg", new_share=0.5, **SMALL | {"clients": 6})
+    settings = Settings.of(algorithm="fedavg", unseen_fraction=0.5, **SMALL | {"clients": 6})
     experiment.run(settings, out=tmp_path / "a.zarr")
     rows = script.moved(str(tmp_path / "a.zarr"))
     assert [row["epochs"] for row in rows] == [0, 1]

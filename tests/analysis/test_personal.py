@@ -63,7 +63,7 @@ def made_up(values, *, seeds=6, labels=8):
     rows = [
         (f"setting {i}", s, m, 0.5 + f(s, i)) for m, f in values.items() for i in range(labels) for s in range(seeds)
     ]
-    return pd.DataFrame(rows, columns=["label", "seed", "method", "accuracy"])
+    return pd.DataFrame(rows, columns=["scenario", "seed", "method", "accuracy"])
 
 
 def test_over_settings_there_is_one_number_a_seed():
@@ -90,7 +90,7 @@ def test_intervals_of_settings_hold_together_over_all():
     found = leaderboard.by_setting(
         made_up({"a": lambda s, i: x[0, s, i], "b": lambda s, i: x[1, s, i]}, seeds=5), ("a", "b")
     )
-    assert found["label"].tolist() == [f"setting {i}" for i in range(8)]
+    assert found["scenario"].tolist() == [f"setting {i}" for i in range(8)]
     d = x[0] - x[1]
     half = stats.t.ppf(1 - 0.05 / 16, 4) * d.std(axis=0, ddof=1) / np.sqrt(5)
     assert_allclose(found["sim_conf_low"], d.mean(axis=0) - half)
@@ -114,7 +114,7 @@ def test_shares_are_those_of_the_profile(folder):
     assert len(shares) == 3 * len(probed) == 12
     one = probed.iloc[0]
     tree = open_run(one["path"])
-    own = shares[(shares["label"] == one["label"]) & (shares["seed"] == one["seed"])]
+    own = shares[(shares["scenario"] == one["scenario"]) & (shares["seed"] == one["seed"])]
     assert_allclose(own["reliability"].astype(float), profile(tree, window=10)["reliability"])
     each = profile(tree)
     assert set(own["first_round"]) == {5}
@@ -125,7 +125,7 @@ def test_shares_are_those_of_the_profile(folder):
 
 def test_the_tables_hold_what_was_put_in(folder, tmp_path, capsys, script):
     assert run("analysis/personal.py", "--out", tmp_path / "t", folder=folder) == 0
-    table = pd.read_csv(tmp_path / "t-accuracy.csv").set_index(["label", "method"])
+    table = pd.read_csv(tmp_path / "t-accuracy.csv").set_index(["scenario", "method"])
     assert len(table) == 16 * 3
     for key, name in script.ROWS.items():
         put = np.array([[accuracy(label, key, seed) for seed in (0, 1)] for label in LABELS])
@@ -163,10 +163,10 @@ def study(script, *, adaptive, split=0.05, gain=EIGHT["gain"], share=EIGHT["shar
             (f"setting {i}", s, layer, place, share[i] if layer == "fc" else 1 - share[i])
             for i in range(8) for s in range(10) for place, layer in enumerate(stores.LAYERS)
         ],
-        columns=["label", "seed", "layer", "place", "reliability"],
+        columns=["scenario", "seed", "layer", "place", "reliability"],
     )  # fmt: skip
-    labels = tuple(dict.fromkeys(data["label"]))
-    runs = pd.DataFrame({"label": labels, "seed": 0, "method": "fedavg", "code": "", "revision": "", "rounds": 12})
+    labels = tuple(dict.fromkeys(data["scenario"]))
+    runs = pd.DataFrame({"scenario": labels, "seed": 0, "method": "fedavg", "code": "", "revision": "", "rounds": 12})
     plan = leaderboard.Planned(
         collect.Grid(runs, (), {label: {} for label in labels}), "cpu", labels, tuple(range(10)), ()
     )
@@ -180,7 +180,7 @@ def test_answers_of_a_clear_study(script):
     assert said[1].startswith("1: ICC+ is better than random+")
     assert said[2].startswith("2: pooled B is better than FedAvg+")
     assert said[3] == "2: pooled B and FedAvg: never worse: in every setting the lower limit is above -0.005"
-    gain = table.values[table.values["question"] == "3"].set_index("label")
+    gain = table.values[table.values["question"] == "3"].set_index("scenario")
     right = (EIGHT["share"] > 0.5) == (EIGHT["gain"] > 0)
     assert f"right in {right.sum()} of 8 settings in which FedAvg+ differs from FedAvg (of 8 in all)" in said[4]
     assert "last hidden layer" in said[4]
@@ -257,7 +257,7 @@ def test_what_is_no_run_of_the_grid_is_refused_or_left_out(some, folder):
         leaderboard.planned(collect.collect(runs), stores.FILE)
     fewer = stores.plan(some, LABELS[:1])
     found = leaderboard.planned(collect.collect(runs), fewer)
-    assert found.labels == LABELS[:1]
+    assert found.scenarios == LABELS[:1]
     assert len(found.grid.table) == 10
     assert "finished runs of the folder that are not in" in found.notes[-1]
     assert found.notes[-1].endswith("10")
@@ -301,7 +301,7 @@ def test_the_names_are_those_of_the_study(script):
     names = []
     for m in methods:
         end = f", {m['estimator']}" if "estimator" in m else ""
-        names += [m["algorithm"] + end, *(r + end for r in m["readouts"])]
+        names += [m["algorithm"] + end, *(r + end for r in m["prediction_rules"])]
     assert sorted(names) == sorted(script.ROWS)
 
 
@@ -313,7 +313,7 @@ def test_the_figure_is_made(folder, tmp_path):
 
 def test_differences_stand_side_by_side():
     rows = [(x, m, d, d - 0.1, d + 0.2) for x, d in (("skewed", 0.3), ("even", -0.1)) for m in ("fedavg+", "mine")]
-    data = pd.DataFrame(rows, columns=["label", "method", "difference", "low", "high"])
+    data = pd.DataFrame(rows, columns=["scenario", "method", "difference", "low", "high"])
     ax = plot.differences(data, methods=["fedavg+", "other", "mine"], margin=0.005, ax=plt.figure().gca())
     assert [t.get_text() for t in ax.get_xticklabels()] == ["skewed", "even"]
     first, second = (c[0] for c in ax.containers)
@@ -326,7 +326,7 @@ def test_differences_stand_side_by_side():
 
 def test_shares_stand_in_the_order_of_the_network_within_0_and_1():
     rows = [("a", "head", 1, 0.9, 0.7, 1.1), ("a", "conv", 0, 0.2, -0.1, 0.5), ("b", "fc", 0, -0.05, -0.3, 0.2)]
-    data = pd.DataFrame(rows, columns=["label", "layer", "place", "reliability", "low", "high"])
+    data = pd.DataFrame(rows, columns=["scenario", "layer", "place", "reliability", "low", "high"])
     ax = plot.shares(data, ax=plt.figure().gca())
     assert [t.get_text() for t in ax.texts] == ["conv", "head", "fc"]
     ends = [c[2][0].get_segments()[0][:, 1] for c in ax.containers]

@@ -337,7 +337,7 @@ def stores(tmp_path_factory):
         "net_options": "hidden=16",
     }
     for name in ("fedavg", "fedper"):
-        experiment.run(Settings.of(algorithm=name, samples=30, **common), out=folder / name, threads=1)
+        experiment.run(Settings.of(algorithm=name, max_samples=30, **common), out=folder / name, threads=1)
     return folder
 
 

@@ -6,6 +6,7 @@ Every benchmark checks that both sides give the same answer; the ratio is printe
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from factor_analyzer import FactorAnalyzer
+from real_data import require_real_data
 from statsmodels.multivariate.factor import Factor
 from threadpoolctl import threadpool_limits
 
+import fedstat
 from fedstat._utils.streams import generator
+from fedstat.fl.__main__ import main as train
 from fedstat.stats import factor, factor_solvers, resampling
 from fedstat.stats.moments import correlation, moments
 
@@ -121,7 +125,7 @@ def test_bench_steps_followed_against_a_decomposition_each(
     r, options = correlation(moments(z)), {"kappa": kappa, "loadings": False}
     if start != "pc":
         before = factor.fit(correlation(moments(z + 0.1 * rng.normal(size=z.shape))), kappa=kappa, max_iter=200)
-        options["start"] = before.communality
+        options["init"] = before.communality
     ours = benchmark.pedantic(lambda: factor.fit(r, **options), rounds=5, warmup_rounds=1)
     monkeypatch.setattr(factor_solvers, "pays", lambda *_: False)
     theirs, plain = seconds(lambda: factor.fit(r, **options))
@@ -163,3 +167,56 @@ def test_bench_bootstrap_against_refits_of_stacked_clients(benchmark: Any, optio
     say(f"bootstrap {options}, {shown} replicates", time, "our fit, restacked", stacked(same, 5))
     if "method" not in options:
         say(f"bootstrap {options}, {shown} replicates", time, "statsmodels, restacked", stacked(statsmodels, 5))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """First layer (client, unit, weight) of 100 MLPs 784-512-10, trained on MNIST with a shared last layer; 161 MB."""
+    path = str(tmp_path_factory.mktemp("trained") / "run.zarr")
+    data = [
+        "--data",
+        "mnist",
+        "--data-dir",
+        str(require_real_data()),
+        "--clients",
+        "100",
+        "--partition",
+        "dirichlet:0.5",
+    ]
+    net = ["--net", "mlp", "--net-options", "hidden=512", "--algorithm", "lg-fedavg", "--keep-weights", "fc1"]
+    train([*data, *net, "--rounds", "5", "--local-epochs", "1", "--out", path, "--quiet"])
+    layer = fedstat.open_run(path)["weights/fc1/w"].isel(checkpoint=-1)
+    return layer.transpose("client", "unit", "weight").to_numpy()
+
+
+def plain_fit(w: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Principal axis at kappa 0.85 with the clients stacked, and a decomposition by NumPy in each of up to 50 steps."""
+    z = np.repeat(w, counts, axis=0).swapaxes(1, 2).reshape(-1, w.shape[1])
+    r = np.corrcoef(z, rowvar=False)
+    values = np.linalg.eigvalsh(r)[::-1]
+    g, h, change = int(np.sum(np.cumsum(values) / values.sum() < 0.85)) + 1, np.ones(len(r)), np.inf
+    for _ in range(50):
+        if change <= 1e-3:
+            break
+        values, vectors = np.linalg.eigh(r - np.diag(1 - h))
+        new = vectors[:, -g:] ** 2 @ np.maximum(values[-g:], 0)
+        h, change = new, np.abs(new - h).max()
+    return h
+
+
+@pytest.mark.parametrize("kind", ["bootstrap", "jackknife"])
+def test_bench_standard_errors_of_a_trained_layer_against_a_plain_loop(
+    benchmark: Any, trained: np.ndarray, kind: str
+) -> None:
+    """Default method, all BLAS threads; the plain loop is timed for 2 refits and scaled to all."""
+    with threadpool_limits(os.cpu_count()):
+        verb = fedstat.bootstrap if kind == "bootstrap" else fedstat.jackknife
+        result = benchmark.pedantic(lambda: verb(trained), rounds=1)
+        counts = generator(0, "bootstrap").multinomial(100, np.full(100, 0.01), size=200)
+        if kind == "jackknife":
+            counts = (result.client_groups != np.arange(50)[:, None]).astype(int)
+        began = perf_counter()
+        plain = [plain_fit(trained, count) for count in counts[:2]]
+        theirs = (perf_counter() - began) / 2 * len(counts)
+    np.testing.assert_allclose(result.communality[:2], plain, rtol=0, atol=1e-8)
+    say(f"{kind}, 100 clients x 512 units x 784 weights", benchmark.stats.stats.min, "plain loop", theirs)

@@ -30,7 +30,7 @@ def test_arrays_of_every_kind_train_by_the_command(tmp_path, given):
     x = {"uint8": IMAGES, "float": RNG.normal(size=(120, 5)), "tokens": RNG.integers(0, 9, (120, 7))}[given]
     path, net = saved(tmp_path / "own.npz", x=x, y=CLASSES), "fasttext" if given == "tokens" else "mlp"
     assert command("--data", path, "--net", net, "--algorithm", "fedavg", "--clients", 4, "--rounds", 1,
-                   "--min-size", 5, "--participation", 1, "--out", tmp_path / "run.zarr") == 0  # fmt: skip
+                   "--min-samples", 5, "--participation", 1, "--out", tmp_path / "run.zarr") == 0  # fmt: skip
     noted = json.loads(store.attributes(tmp_path / "run.zarr")["config"])
     assert noted["label"] == "own.npz, dirichlet:0.1"
     assert noted["data"] == str(path)
@@ -44,7 +44,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path):
     np.testing.assert_array_equal(found.x.values[:, 0], IMAGES)
     assert [found.y.attrs["names"][i] for i in found.y.values] == CLASSES.tolist()
     assert data.load(str(path), split="test").sizes["sample"] == 30
-    run = Settings.of(data=str(path), partition="natural", algorithm="local", test=0.25, min_size=2)
+    run = Settings.of(data=str(path), partition="natural", algorithm="local", test_fraction=0.25, min_samples=2)
     fed, _ = experiment.federated(run)
     assert np.bincount(fed["client"]).tolist() == [40, 40, 40]
     assert (fed["split"] == "test").sum() == 30

@@ -50,7 +50,7 @@ def own_file(y: np.ndarray, folder: Path) -> str:
 
 
 QUICK: dict[str, Any] = {"rounds": 1, "participation": 1.0}
-SMALL: dict[str, Any] = {**QUICK, "algorithm": "fedavg", "clients": 2, "min_size": 2, "partition": "iid"}
+SMALL: dict[str, Any] = {**QUICK, "algorithm": "fedavg", "clients": 2, "min_samples": 2, "partition": "iid"}
 USERS: dict[str, Callable[[np.ndarray, Path], Any]] = {
     "train": lambda y, _: fedstat.fl.train(dealt(y), NET, algorithms.fedavg(), rounds=1),
     "train, dense": lambda y, _: fedstat.fl.train(dense(y), NET, algorithms.fedavg(), rounds=1),
@@ -182,7 +182,7 @@ def test_clients_without_a_subset_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=X, y=CLIENT % 2, client=few.client.values)
     with pytest.raises(ValueError, match=r"too small: client 4 \(of 1 sample\), client 5 \(of 1 sample\)"):
         experiment.federated(
-            Settings.of(**SMALL | {"partition": "natural", "min_size": 1}, data=str(tmp_path / "own.npz"))
+            Settings.of(**SMALL | {"partition": "natural", "min_samples": 1}, data=str(tmp_path / "own.npz"))
         )
 
 

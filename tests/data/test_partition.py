@@ -61,12 +61,12 @@ def test_dirichlet_proportions_have_the_mean_and_variance_of_the_distribution(co
 
 
 def test_dirichlet_redraws_until_no_client_is_small_or_says_it_cannot():
-    fed = partition.dirichlet(DIGITS, clients=10, concentration=0.5, min_size=60)
+    fed = partition.dirichlet(DIGITS, clients=10, concentration=0.5, min_samples=60)
     assert counts_of(fed).sum(axis=1).min() >= 60
     assert fed.attrs["moved"] == 0
-    with pytest.raises(ValueError, match=r"No draw of 1000 gave all 100 clients min_size=17 .*below='move'"):
-        partition.dirichlet(DIGITS, clients=100, concentration=0.1, min_size=17)
-    moved = partition.dirichlet(DIGITS, clients=100, concentration=0.1, min_size=17, below="move")
+    with pytest.raises(ValueError, match=r"No draw of 1000 gave all 100 clients min_samples=17 .*below='move'"):
+        partition.dirichlet(DIGITS, clients=100, concentration=0.1, min_samples=17)
+    moved = partition.dirichlet(DIGITS, clients=100, concentration=0.1, min_samples=17, below="move")
     assert counts_of(moved).sum(axis=1).min() == 17
     assert moved.attrs["moved"] > 100
 
@@ -113,9 +113,9 @@ def test_pathological_unequal_divides_in_different_parts():
 
 def test_natural_keeps_names_and_drops_small_clients():
     data = labels(6, 4).assign_coords(role=("sample", [0, 2, 2, 1, 2, 2, 0, 2, 2, 1], {"names": ["A", "B", "C"]}))
-    fed = partition.natural(data, by="role", min_size=2)
+    fed = partition.natural(data, by="role", min_samples=2)
     assert fed.client.attrs["names"] == ["A", "B", "C"]
-    fed = partition.natural(data, by="role", min_size=3)
+    fed = partition.natural(data, by="role", min_samples=3)
     assert (fed.client.attrs["names"], fed.sizes["sample"], set(fed.client.values)) == (["C"], 6, {0})
 
 
@@ -161,10 +161,10 @@ ERRORS = [
     (lambda: partition.pathological(DIGITS, clients=4, classes_per_client=11), "from 1 to 10, but got 11"),
     (lambda: partition.pathological(DIGITS, clients=9, classes_per_client=2, sizes="odd"), "sizes must be one of"),
     (lambda: partition.dirichlet(DIGITS, clients=9, concentration=0.0), r"concentration must be .* in \(0"),
-    (lambda: partition.dirichlet(DIGITS, clients=900, concentration=1.0, min_size=2), "at most the 1797 samples"),
+    (lambda: partition.dirichlet(DIGITS, clients=900, concentration=1.0, min_samples=2), "at most the 1797 samples"),
     (lambda: partition.dirichlet(DIGITS, clients=9, concentration=1.0, below="drop"), "below must be one of"),
     (lambda: partition.natural(DIGITS), "by must be a coordinate of the samples, but got 'user'"),
-    (lambda: partition.natural(DIGITS, by="split", min_size=1798), "min_size must be at most 1797"),
+    (lambda: partition.natural(DIGITS, by="split", min_samples=1798), "min_samples must be at most 1797"),
     (lambda: partition.domains(DIGITS), "by must be a variable of the samples, but got 'coarse'"),
     (lambda: partition.domains(DIGITS, groups={"a": [1, 77]}, by="y"), "'a': no sample has 77"),
     (lambda: partition.domains(DIGITS, groups={"a": [1], "b": [1]}, by="y"), "'b': it shares values"),
@@ -175,7 +175,7 @@ ERRORS = [
     (lambda: partition.train_test(partition.iid(DIGITS, clients=9), gap=1), "gap must be an integer from 0 to 0"),
     (
         lambda: partition.train_test(partition.iid(DIGITS, clients=1000)),
-        r"these are too small: client \d+ \(of 1 sample\), .* and 200 more\..*min_size",
+        r"these are too small: client \d+ \(of 1 sample\), .* and 200 more\..*min_samples",
     ),
     (lambda: partition.hold_out(partition.iid(DIGITS, clients=1)), "leave clients to train, but got 0.1 of 1"),
     (lambda: partition.hold_out(partition.iid(DIGITS, clients=9), fraction=0.0), r"fraction must be .* in \(0, 1\)"),

@@ -17,10 +17,11 @@ from fedstat import _cli
 from fedstat.study import experiment, grid
 
 ROOT = Path(__file__).parents[2]
-README, GRID = ROOT / "README.md", ROOT / "docs/howto/own-grid.md"
-OWN = ("tutorial.md", "releasing.md", "howto/*.md", "background/*.md")
+README, GRID, TUTORIAL = ROOT / "README.md", ROOT / "docs/howto/own-grid.md", ROOT / "docs/tutorial.md"
+OWN = ("[!fg]*.md", "howto/*.md", "background/*.md")  # not the findings, and not the gallery, which runs for minutes
 PAGES = [README, ROOT / "CONTRIBUTING.md", *(page for glob in OWN for page in sorted((ROOT / "docs").glob(glob)))]
 BLOCK = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 COMMAND = re.compile(r"(?:python|torchrun --nproc-per-node=\d+) -m (fedstat\S*)(?: (.*))?")
 
 
@@ -45,25 +46,56 @@ def commands(page):
 
 @pytest.fixture
 def ran(tmp_path, monkeypatch):
-    """Runs a page's Python in a folder of its own, where ``__name__`` is not "__main__": no pools of processes."""
+    """Runs a page's Python in a new folder and returns its variables; ``__name__`` is not "__main__": no processes."""
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")
-    yield lambda page: exec(compile(python(page), name(page), "exec"), {"__name__": "page"})  # noqa: S102
+
+    def run(page):
+        variables = {"__name__": "page"}
+        exec(compile(python(page), name(page), "exec"), variables)  # noqa: S102
+        return variables
+
+    yield run
     plt.close("all")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if python(page) and page != README], ids=name)
+@pytest.mark.parametrize("page", [page for page in PAGES if python(page) and page not in (README, TUTORIAL)], ids=name)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, ran):
     ran(page)
 
 
+def test_the_tutorial_runs_and_its_text_has_the_numbers_of_its_results(ran):
+    variables, text = ran(TUTORIAL), " ".join(TUTORIAL.read_text(encoding="utf-8").split())
+    assert (
+        f"It selects {variables['agreement'].glance()['n_agreeing'].item()} units: the 12 that were simulated" in text
+    )
+    assert f"with {variables['split'].fit.n_factors} factors for 24 units" in text
+    table = variables["stable"].tidy().set_index("value")["ari"]
+    assert table[["minres", *(value for value in table.index if str(value).startswith("random"))]].max() < 0.5
+
+
 def test_the_readme_prints_and_draws_what_it_shows(ran, capsys):
     ran(README)
-    shown = blocks(README, "text")
-    assert shown
+    *shown, _ = blocks(README, "text")  # the last is of the training command
+    assert len(shown) == 2
     out = capsys.readouterr().out
     assert all(text in out for text in shown)
     assert Path("agreement.png").is_file()
+
+
+def test_the_training_command_of_the_readme_prints_what_it_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    module, arguments = commands(README)[0]
+    importlib.import_module(f"{module}.__main__").main(shlex.split(arguments))
+    shown, printed = (_without_time(text) for text in (blocks(README, "text")[-1], capsys.readouterr().out))
+    assert NUMBER.sub("#", printed) == NUMBER.sub("#", shown)
+    numbers = ([float(one) for one in NUMBER.findall(text)] for text in (printed, shown))
+    assert next(numbers) == pytest.approx(next(numbers), rel=0.02, abs=0.02)  # other machines round otherwise
+
+
+def _without_time(text):
+    """Lines of a print except durations and the name of the store, which has the time."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith(("Time:", "Saved:")))
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,28 @@ def packages():
 
 
 def test_every_claim_of_the_table_of_simulations_has_a_section():
-    (page,) = (text for _, text in inference_pages.pages())
+    page = dict(inference_pages.pages())["index.rst"]
     claims = pd.read_csv(inference_pages.TABLE)["claim"].unique()
     assert [name for name in claims if f"\n{name}\n---" not in page] == []
+
+
+def test_the_page_of_tests_says_what_the_table_of_simulations_shows():
+    page = (DOCS / "which-test.md").read_text(encoding="utf-8")
+    tables = {file.removesuffix(".inc"): text for file, text in inference_pages.pages() if file.endswith(".inc")}
+    assert re.findall(r"include:: inference/(\w+)\.inc", page) == list(tables) == list(inference_pages.QUESTIONS)
+    assert all(text.count("   * - ") > len(inference_pages.QUESTIONS[name]) for name, text in tables.items())
+
+    table = pd.read_csv(inference_pages.TABLE, keep_default_na=False)
+    errs = table[table["conclusion"] == "errs"]
+    assert "held its level in all cases without agreement" in page
+    assert "icc, sign-flip tests" not in set(errs["claim"])
+    beside = errs[errs["claim"].str.contains("beside shared units") & (errs["assumptions"] == "hold")]
+    assert len(beside) == beside["case"].str.contains("6 clients").sum() == 2
+    assert "err if scenarios share data" in page
+    ranks = errs[errs["claim"].isin(["Friedman's test", "Nemenyi's test, any pair"])]
+    assert ranks["case"].str.contains("share data").all()
+    against_half = errs[errs["claim"].str.startswith('split(tau="test")')]
+    assert against_half.empty, "the page calls the test against 0.5 conservative"
 
 
 def test_no_public_name_lacks_a_page():
@@ -48,6 +67,15 @@ def test_no_public_name_lacks_a_page():
     shown = {f"{name.package}/{name.name}.rst" for name in public_names.every_name()}
     assert shown <= pages
     assert "fedstat/split.rst" in shown
+
+
+def test_the_reference_names_every_package_and_every_verb_by_task():
+    index = dict(reference_pages.pages())["index.rst"]
+    listed = [package for part in reference_pages.TASKS.values() for package in part]
+    packages = [package for package in listed if package in public_names.PACKAGES]
+    assert sorted(packages) == sorted(public_names.PACKAGES)
+    assert all(f" <{package}/index>\n" in index for package in packages)
+    assert all(f"<fedstat/{name.name}>" in index for name in public_names.names("fedstat") if name.kind == "function")
 
 
 def test_every_plot_has_a_picture_in_the_gallery():
@@ -89,15 +117,13 @@ def test_every_method_and_every_ending_of_names_has_a_page():
     }
     assert shown <= pages | {f"any-{end}" for end in method_pages.WRAPPED.values()}
     assert set(method_pages.WRAPPED) == set(method_pages.ENDINGS) == set(algorithms.WRAPPERS)
-    index = method_pages._index()
-    assert all(
-        f"``{name}``" in index and f"   {method_pages.page_of(name)}\n" in index for name in algorithms.ALGORITHMS
-    )
+    suffixes = (DOCS / "algorithms.md").read_text(encoding="utf-8").partition("## Suffixes")[2]
+    assert all(f"| `{suffix}` | " in suffixes for suffix in algorithms.WRAPPERS)
 
 
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 def test_a_methods_page_tells_all_its_settings_what_it_sends_and_its_source(name):
-    assert method_pages._sent(name).startswith("A client sends ")
+    assert method_pages._sent(name).startswith("A client uploads ")
     settings = method_pages._settings(name)
     assert all(f"``{setting}``" in settings for setting in algorithms.settings_of(name))
     assert name == "local" or re.search(r"\d{4}", method_pages._linked(algorithms.about(name).keys))

@@ -149,11 +149,11 @@ def test_stacked_equals_the_plain_loop(name, optimizer):
 
 # --- how every method stands in lists
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+TABLE = (Path(__file__).parents[2] / "docs/algorithms.md").read_text(encoding="utf-8")
 
 
-def test_the_readme_lists_the_methods_as_they_say_themselves():
-    found = README.partition("| algorithm |")[2].partition("\n\n")[0].splitlines()[2:]
+def test_the_page_of_algorithms_lists_them_as_they_say_themselves():
+    found = TABLE.partition("| algorithm |")[2].partition("\n\n")[0].splitlines()[2:]
     rows = {name: algorithms.about(name) for name in ALGORITHMS}
     sources = {name: "; ".join(REFERENCES[key].source for key in row.keys) for name, row in rows.items()}
     assert found == [f"| `{name}` | {row.shared} | {row.personal} | {sources[name]} |" for name, row in rows.items()]
@@ -314,7 +314,7 @@ LIMITS = {
     "fedfac-static, τ = ∞ at the head": (lambda: algorithms.fedfac(2, tau=math.inf, dynamic=False), algorithms.fedper),
     "fedfac, τ = ∞ below the head": (lambda: algorithms.fedfac(1, tau=math.inf), algorithms.lg_fedavg),
     "fedfac, τ = ∞ everywhere": (lambda: algorithms.fedfac((1, 2), tau=math.inf), algorithms.local),
-    "random, all shared": (lambda: algorithms.random_split(share=1.0, redrawn=True), algorithms.fedavg),
+    "random, all shared": (lambda: algorithms.random_split(shared_fraction=1.0, redrawn=True), algorithms.fedavg),
     "fedcac, τ = 0": (lambda: algorithms.fedcac(tau=0), algorithms.fedavg),
     "fedsplit of nothing": (lambda: algorithms.fedsplit({}), algorithms.fedavg),
 }

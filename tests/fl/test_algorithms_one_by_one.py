@@ -313,7 +313,7 @@ def test_names_in_the_table_are_names_of_runs(name):
         ("fedfac-dynamic", {"tau": "median"}, "tau must be a number, inf, -inf, mean or test, but got"),
         ("fedfac-static", {"kappa": 0}, "kappa must be a finite number"),
         ("fedfac-static", {"variant": "cod"}, "variant must be one of 'paper', 'code'.*Did you mean 'code'"),
-        ("random", {"share": 2}, "share must be a finite number"),
+        ("random", {"shared_fraction": 2}, "shared_fraction must be a finite number"),
         ("random", {"layers": []}, "at least one layer"),
         ("factorized-fl-alpha", {"tau": 1.1}, r"tau must be a finite number in \[-1, 1\], but got 1.1"),
         ("factorized-fl-beta", {"epsilon": -1}, "epsilon must be a finite number"),

@@ -155,7 +155,7 @@ def test_readouts_are_the_scores_of_the_runs_of_their_own():
         "layer": partial(algorithms.shrunken, by="layer"),
     }
     options = SETTINGS | {"rounds": 3, "evaluate_every": 3}
-    both = train(held_out(), NET, algorithms.fedavg(), readouts=ways, **options)
+    both = train(held_out(), NET, algorithms.fedavg(), prediction_rules=ways, **options)
     for name, wrap in ways.items():
         own = train(held_out(), NET, wrap(algorithms.fedavg()), **options)
         for score in ("accuracy", "loss"):
@@ -168,7 +168,7 @@ def test_readouts_are_the_scores_of_the_runs_of_their_own():
 
 
 def test_a_choice_is_kept_by_round_and_resumed(tmp_path, monkeypatch):
-    options = SETTINGS | {"rounds": 4, "evaluate_every": 2, "probe": "halves", "participation": 0.8}
+    options = SETTINGS | {"rounds": 4, "evaluate_every": 2, "probe": "split-half", "participation": 0.8}
     shrunken = algorithms.shrunken(algorithms.fedavg(), by="client")
     whole = train(held_out(), NET, shrunken, **options)
     assert whole["choice/step"].dims == ("round", "client")
@@ -194,7 +194,7 @@ def _breaking(inner):
 def test_a_probe_changes_nothing_but_its_group():
     options = SETTINGS | {"rounds": 2, "participation": 0.8, "optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
     plain = train(held_out(), NET, algorithms.fedavg(), **options)
-    probed = train(held_out(), NET, algorithms.fedavg(), probe="halves", **options)
+    probed = train(held_out(), NET, algorithms.fedavg(), probe="split-half", **options)
     np.testing.assert_array_equal(plain["metrics/accuracy"], probed["metrics/accuracy"])
     active = np.isfinite(probed["metrics/train_loss"])
     assert (np.isfinite(probed["probe/between"]).all("layer") == active).all()
@@ -223,22 +223,31 @@ WRONG = {
         lambda: train(dense(), NET, algorithms.shrunken(algorithms.fedavg(), held_out="validation"), rounds=1),
         "the data have none",
     ),
-    "halves of one sample": (lambda: train(ODD, NET, algorithms.fedavg(), rounds=1, probe="halves"), "one training"),
+    "halves of one sample": (
+        lambda: train(ODD, NET, algorithms.fedavg(), rounds=1, probe="split-half"),
+        "one training",
+    ),
     "own halves of one sample": (
         lambda: train(ODD, NET, algorithms.shrunken(algorithms.fedavg(), by="client"), rounds=1),
         "5 of the 5 clients have only one training sample",
     ),
     "few active": (
-        lambda: train(dense(), NET, algorithms.fedavg(), rounds=1, probe="halves", participation=0.4),
+        lambda: train(dense(), NET, algorithms.fedavg(), rounds=1, probe="split-half", participation=0.4),
         "needs at least 3 selected clients, but a round selects 2. Raise clients or participation",
     ),
     "probe": (lambda: train(dense(), NET, algorithms.fedavg(), rounds=1, probe="half"), "probe must be one of"),
-    "readout of another method": (
-        lambda: Settings(algorithm="fedper", readouts="fedavg+"),
+    "prediction rule of another method": (
+        lambda: Settings(algorithm="fedper", prediction_rules="fedavg+"),
         "begin with one of fedper",
     ),
-    "readout's option": (lambda: Settings(algorithm="fedavg", readouts=("fedavg+ grid=1",)), "but got 'grid'"),
-    "readouts of what has one": (lambda: Settings(algorithm="fedavg+", readouts="fedavg+"), "Use the plain name"),
+    "prediction rule's option": (
+        lambda: Settings(algorithm="fedavg", prediction_rules=("fedavg+ grid=1",)),
+        "but got 'grid'",
+    ),
+    "prediction rules of what has one": (
+        lambda: Settings(algorithm="fedavg+", prediction_rules="fedavg+"),
+        "Use the plain name",
+    ),
     "rate of nothing": (lambda: algorithms.finetuned(algorithms.fedavg(), 0, rate=2), "rate has no effect"),
     "ends of ends": (lambda: algorithms.named("fedavg++"), "algorithm must be one of"),
 }
@@ -260,9 +269,9 @@ def test_an_optimizer_of_ones_own_needs_a_rate():
 
 def test_names_make_wrapped_methods():
     assert algorithms.named("fedper-shrunken", personal_layers=1, grid=(0, 1)).settings["grid"] == [0, 1]
-    assert list(algorithms.settings_of("random+"))[:3] == ["layers", "share", "tau"]
-    settings = Settings(algorithm="fedavg", readouts=("fedavg-shrunken by=client grid=0,0.5",))
-    made = settings.make_readouts()["fedavg-shrunken by=client grid=0,0.5"](algorithms.fedavg())
+    assert list(algorithms.settings_of("random+"))[:3] == ["layers", "shared_fraction", "tau"]
+    settings = Settings(algorithm="fedavg", prediction_rules=("fedavg-shrunken by=client grid=0,0.5",))
+    made = settings.make_prediction_rules()["fedavg-shrunken by=client grid=0,0.5"](algorithms.fedavg())
     assert made.choice == Choice((0, 0.5), by="client")
     assert "mu" in algorithms.settings_of("fedprox-shrunken")
 

@@ -70,7 +70,7 @@ METHODS = {
 @pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_on_disk_is_the_run_in_memory(name, sources):
-    found = train(sources[METHODS[name]], nets.mlp(SIZES), make(name), memory="2GiB", **RUN)
+    found = train(sources[METHODS[name]], nets.mlp(SIZES), make(name), memory_budget="2GiB", **RUN)
     expected = train(fed(), nets.mlp(SIZES), make(name), **RUN)
     same(expected, found)
     assert found.attrs["config"] == expected.attrs["config"], "data have the same digest, and memory is no setting"
@@ -79,7 +79,7 @@ def test_a_run_on_disk_is_the_run_in_memory(name, sources):
 @pytest.mark.usefixtures("tight")
 def test_what_a_method_remembers_of_clients_is_on_disk_too(tmp_path):
     out = tmp_path / "run.zarr"
-    found = train(fed(), nets.mlp(SIZES), REMEMBERS, memory="2GiB", out=out, **RUN)
+    found = train(fed(), nets.mlp(SIZES), REMEMBERS, memory_budget="2GiB", out=out, **RUN)
     same(train(fed(), nets.mlp(SIZES), REMEMBERS, **RUN), found)
     rows = np.load(out / "journal/kept/memory.npy", mmap_mode="r")
     assert rows.dtype.names == tuple(nets.mlp(SIZES).shapes)
@@ -162,7 +162,7 @@ def test_a_killed_run_goes_on_from_the_last_committed_state(whole, tmp_path):
     ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
     assert ended.returncode == -9, ended.stderr
     done = []
-    same(whole, go(out, resume=True, memory="1GiB", progress=done.append))
+    same(whole, go(out, resume=True, memory_budget="1GiB", progress=done.append))
     assert done == [3, 1, 1, 1]
     assert not store.damage(out, checksums=True)
 
@@ -179,16 +179,16 @@ def test_a_failed_write_loses_nothing(whole, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space left"):
-        go(out, memory="1GiB")
+        go(out, memory_budget="1GiB")
     assert 0 < store.open_run(out)["metrics/seconds"].notnull().sum() < 6
-    same(whole, go(out, resume=True, memory="1GiB"))
+    same(whole, go(out, resume=True, memory_budget="1GiB"))
 
 
 @pytest.mark.usefixtures("tight")
 def test_runs_are_made_longer_and_move_to_the_disk(tmp_path, whole):
     out = tmp_path / "run.zarr"
     go(out, rounds=2)
-    go(out, rounds=3, resume=True, memory="1GiB")
+    go(out, rounds=3, resume=True, memory_budget="1GiB")
     assert (out / "journal/kept/params.npy").is_file()
     same(whole, go(out, resume=True))
 
@@ -196,17 +196,17 @@ def test_runs_are_made_longer_and_move_to_the_disk(tmp_path, whole):
 @pytest.mark.usefixtures("tight")
 def test_damaged_rows_are_found(tmp_path):
     out = tmp_path / "run.zarr"
-    go(out, rounds=3, memory="1GiB")
+    go(out, rounds=3, memory_budget="1GiB")
     file = out / "journal/kept/params.npy"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     shutil.copytree(out, tmp_path / "cut.zarr")
     file.write_bytes(content)
     with pytest.raises(store.DamageError, match=r"params\.npy is damaged: wrong checksum for client \d"):
-        go(out, resume=True, memory="1GiB")
+        go(out, resume=True, memory_budget="1GiB")
     (tmp_path / "cut.zarr/journal/kept/params.npy").unlink()
     with pytest.raises(store.DamageError, match=r"params\.npy is damaged: it is missing or truncated"):
-        go(tmp_path / "cut.zarr", resume=True, memory="1GiB")
+        go(tmp_path / "cut.zarr", resume=True, memory_budget="1GiB")
 
 
 @pytest.mark.parametrize("kind", ["map", "zarr", "by default"])
@@ -256,7 +256,7 @@ def test_samples_that_are_not_finite_are_refused_before_training(tmp_path):
     np.save(tmp_path / "x.npy", x)
     stored = given.assign(x=(given["x"].dims, np.load(tmp_path / "x.npy", mmap_mode="r")))
     with pytest.raises(ValueError, match="x must be finite, but at client 3, sample 20 of the data"):
-        train(stored, NET, algorithms.fedper(), rounds=1, memory="1GiB")
+        train(stored, NET, algorithms.fedper(), rounds=1, memory_budget="1GiB")
 
 
 def test_an_analysis_of_all_clients_is_made_in_blocks(monkeypatch):
@@ -281,8 +281,9 @@ def test_of_many_clients_the_active_ones_are_drawn_at_once(monkeypatch):
 
 @pytest.mark.parametrize("size", ["2 gigs", "GiB", "-1MB", "0", 0, 2.5, "1e9", "nan"])
 def test_a_memory_that_is_no_size_is_refused(size):
-    with pytest.raises(ValueError, match="memory must be a size such as '2GiB', '500MB' or a number of bytes, but got"):
-        train(dense(), NET, algorithms.fedper(), rounds=1, memory=size)
+    message = "memory_budget must be a size such as '2GiB', '500MB' or a number of bytes, but got"
+    with pytest.raises(ValueError, match=message):
+        train(dense(), NET, algorithms.fedper(), rounds=1, memory_budget=size)
 
 
 def test_sizes_are_read():
@@ -294,19 +295,21 @@ def test_what_does_not_fit_is_refused_before_training(monkeypatch, tmp_path):
     def started(*_):
         raise AssertionError("training began")
 
-    with pytest.raises(ValueError, match=r"memory='1MB' is too small: .* a round of 3 selected .* \(participation\)"):
-        go(memory="1MB")
+    with pytest.raises(
+        ValueError, match=r"memory_budget='1MB' is too small: .* a round of 3 selected .* \(participation\)"
+    ):
+        go(memory_budget="1MB")
     monkeypatch.setattr(_memory, "_held_bytes", lambda _: 0)
     with pytest.raises(ValueError, match="for the mixing matrix of all clients"):
         train(
-            dense(clients=2500, n_train=2, n_test=1), NET, make("factorized-fl-alpha"), rounds=1, memory="150MB",
+            dense(clients=2500, n_train=2, n_test=1), NET, make("factorized-fl-alpha"), rounds=1, memory_budget="150MB",
             participation=0.01,
         )  # fmt: skip
     monkeypatch.setattr(loop, "run_round", started)
     monkeypatch.setattr(_memory, "remaining_bytes", lambda *_: 0)
     test = algorithms.fedfac(dynamic=False, estimator="icc", tau="test")
     with pytest.raises(ValueError, match="looks at models of all 5 clients before the first round"):
-        train(dense(), NET, test, rounds=1, memory="1GiB")
+        train(dense(), NET, test, rounds=1, memory_budget="1GiB")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 100))
     with pytest.raises(
         ValueError, match=r"would write .* of clients' personal weights \(1 checkpoint\(s\), up to 5 cl"
@@ -318,5 +321,5 @@ def test_what_does_not_fit_is_refused_before_training(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("tight")
 def test_optimizers_keep_their_state_on_disk_when_all_clients_are_active():
     how = RUN | {"participation": 1.0, "rounds": 2}
-    found = train(fed(), nets.mlp(SIZES), make("local"), memory="2GiB", **how)
+    found = train(fed(), nets.mlp(SIZES), make("local"), memory_budget="2GiB", **how)
     same(train(fed(), nets.mlp(SIZES), make("local"), **how), found)

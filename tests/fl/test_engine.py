@@ -259,8 +259,8 @@ def test_kept_adam_state_differs_from_reset_and_equals_one_long_round():
 
 
 def test_random_split_keeps_its_size_and_redraws_only_when_told():
-    fixed = job(algorithms.random_split(["fc1"], share=0.25))
-    moving = job(algorithms.random_split(["fc1"], share=0.25, redrawn=True))
+    fixed = job(algorithms.random_split(["fc1"], shared_fraction=0.25))
+    moving = job(algorithms.random_split(["fc1"], shared_fraction=0.25, redrawn=True))
     a = [masks.shared_units(fixed.net, run(fixed, t).mask.shared, "fc1") for t in range(4)]
     b = [masks.shared_units(moving.net, run(moving, t).mask.shared, "fc1") for t in range(4)]
     assert all(int(s.sum()) == 3 for s in a + b)
@@ -330,7 +330,7 @@ def test_other_ways_to_predict_must_have_finite_outputs_too():
     usual = {"rounds": 1, "lr": 0.1}
     wild = {"fedavg+": lambda a: algorithms.finetuned(a, rate=1e22)}
     with pytest.raises(FloatingPointError, match=OUTPUTS):
-        train(dense(), NET, algorithms.fedavg(), readouts=wild, **usual)
+        train(dense(), NET, algorithms.fedavg(), prediction_rules=wild, **usual)
     far = dense(clients=5)
     far["x"] = far["x"] * 1e22
     with pytest.raises(FloatingPointError, match="the test loss by 'finetuned' of client 0 is not finite"):
@@ -338,7 +338,9 @@ def test_other_ways_to_predict_must_have_finite_outputs_too():
 
 
 def test_a_candidate_without_finite_outputs_is_not_chosen():
-    both, one = ({"readouts": {"fedavg+": lambda a, r=r: algorithms.finetuned(a, rate=r)}} for r in ((1e22, 1.0), 1.0))
+    both, one = (
+        {"prediction_rules": {"fedavg+": lambda a, r=r: algorithms.finetuned(a, rate=r)}} for r in ((1e22, 1.0), 1.0)
+    )
     usual = {"rounds": 1, "lr": 0.1}
     found, want = (train(three_splits(), NET, algorithms.fedavg(), **usual, **how)["readouts"] for how in (both, one))
     np.testing.assert_array_equal(found["loss"], want["loss"])

@@ -22,7 +22,7 @@ RUNS = {
     "fedem": (algorithms.fedem, ADAM),
     "fedavg, probed, shrunken": (
         algorithms.fedavg,
-        {"probe": "halves", "readouts": {"shrunken": algorithms.shrunken}, "participation": 0.8},
+        {"probe": "split-half", "prediction_rules": {"shrunken": algorithms.shrunken}, "participation": 0.8},
     ),
 }
 
@@ -165,7 +165,7 @@ def test_a_run_finished_without_a_state_says_what_to_do(tmp_path):
     go("fedavg", out, rounds=2)
     with store.write.Writer(out, store.journal.Journal(out)) as writer:
         writer.journal.forget(["journal/state"])
-    with pytest.raises(ValueError, match=r"which stored no state .* new run of 3 rounds at another path"):
+    with pytest.raises(ValueError, match=r"holds no state to continue from: .* new run of 3 rounds at another path"):
         go("fedavg", out, rounds=3, resume=True)
     assert len(go("fedavg", out, rounds=2, resume=True)["metrics"]["round"]) == 2
 
@@ -252,7 +252,7 @@ def test_more_rounds_of_a_study_or_fewer_replicates_are_refused(tmp_path):
 
 def test_the_commands_make_runs_longer(tmp_path, capsys):
     out = tmp_path / "fl.zarr"
-    args = ["--clients", 6, "--participation", 0.5, "--samples", 30, "--batch-size", 10]
+    args = ["--clients", 6, "--participation", 0.5, "--max-samples", 30, "--batch-size", 10]
     assert command(*args, "--rounds", 2, "--out", out) == 0
     assert command("--out", out, "--resume", "--rounds", 4) == 0
     assert command("--out", out, "--resume") == 0, "its settings say 4 rounds now"

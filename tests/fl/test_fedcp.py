@@ -259,7 +259,7 @@ def test_bfloat16_changes_results_by_its_rounding(norm):
 def test_a_labelled_run_with_everything():
     run = train(
         three_splits(), nets.mlp([6, 10, 1]), algorithms.fedcp(variant="code"), rounds=2,
-        new=dense(clients=2, seed=3), probe=["halves", "drift", "uploads"], **SETTINGS,
+        new=dense(clients=2, seed=3), probe=["split-half", "drift", "trained-weights"], **SETTINGS,
     )  # fmt: skip
     assert np.isfinite(run["metrics/validation_accuracy"]).all()
     ratio = run["measures/personalisation"]

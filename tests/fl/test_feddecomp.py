@@ -100,7 +100,9 @@ def test_low_rank_under_other_methods_trains_both_parts_at_once(share):
 
 def test_every_method_takes_a_low_rank_part():
     for name in ("fedem", "fedprox", "fedrep", "random"):
-        settings = {"share": 1.0} if name == "random" else {}  # its factor of the inputs has no units to split
+        settings = (
+            {"shared_fraction": 1.0} if name == "random" else {}
+        )  # its factor of the inputs has no units to split
         assert run(job(named(f"{name}-low-rank", **settings)), 1).round == 1
 
 
@@ -300,7 +302,7 @@ def test_drift_and_uploads_are_of_the_full_parts():
     made = algorithms.feddecomp(**RANKS, **EPOCHS)
     done = fl.train(
         dataset(SAMPLES), nets.mlp(SIZES), made, rounds=2, batch_size=5, seed=4, participation=0.7,
-        probe=["drift", "uploads"],
+        probe=["drift", "trained-weights"],
     )  # fmt: skip
     train_rows = rows(SAMPLES, 0)
     j = job(made, data=train_rows, local_epochs=1, participation=0.7)

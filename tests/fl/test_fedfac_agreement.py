@@ -177,7 +177,7 @@ def test_the_command_line_reaches_it(name, tmp_path, capsys):
 def test_a_grid_gives_its_kappa_to_the_methods_that_read_it(tmp_path):
     path = tmp_path / "grid.toml"
     path.write_text(
-        'kappa = 0.7\nclients = 8\n[[dataset]]\nlabel = "a"\n'
+        'kappa = 0.7\nclients = 8\n[[dataset]]\nscenario = "a"\n'
         '[[method]]\nalgorithm = "fedfac-dynamic"\n[[method]]\nalgorithm = "fedfac-static"\nestimator = "icc"\n'
     )
     runs = grid.cells(path)

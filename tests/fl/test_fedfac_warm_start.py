@@ -25,7 +25,7 @@ def starts(monkeypatch):
     found, plain = [], factor.fit
 
     def fit(r, **options):
-        found.append(options.get("start"))
+        found.append(options.get("init"))
         return plain(r, **options)
 
     monkeypatch.setattr(factor, "fit", fit)

@@ -230,7 +230,7 @@ def test_a_labelled_run_with_everything(name):
     net = NORMALISED if name == "fedbn" else nets.mlp(SIZES)
     found = train(
         dataset(SAMPLES), net, make(name), rounds=3, participation=0.5, batch_size=5, lr=0.1, seed=4,
-        new=dataset([9, 12], seed=3), probe=["drift", "uploads"], checkpoints=[1],
+        new=dataset([9, 12], seed=3), probe=["drift", "trained-weights"], checkpoints=[1],
     )  # fmt: skip
     assert np.isfinite(found["metrics/accuracy"]).all()
     (rule,) = algorithms.about(name).new_clients

@@ -63,7 +63,9 @@ def test_bytes_stay_bytes_and_give_the_images_that_they_stand_for(arranged):
 def test_a_run_on_bytes_is_the_run_on_images(arranged, method):
     data = arranged()
     options = (
-        {"probe": ["halves"], "readouts": {"fedavg+": algorithms.finetuned}} if method is algorithms.fedavg else {}
+        {"probe": ["split-half"], "prediction_rules": {"fedavg+": algorithms.finetuned}}
+        if method is algorithms.fedavg
+        else {}
     )
     same(go(to_float(data), method(), **options), go(data, method(), **options))
 
@@ -75,7 +77,7 @@ def test_either_continues_the_other_and_bytes_on_disk_too(tmp_path, monkeypatch)
     data.to_zarr(tmp_path / "data.zarr", consolidated=False)
     monkeypatch.setattr("fedstat.fl.chunks.samples_stay", lambda *_: True)
     with xr.open_zarr(tmp_path / "data.zarr", consolidated=False) as on_disk:
-        same(whole, go(on_disk, rounds=3, memory="2GiB"))
+        same(whole, go(on_disk, rounds=3, memory_budget="2GiB"))
 
 
 def test_other_means_are_other_data(tmp_path):

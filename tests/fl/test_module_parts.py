@@ -55,7 +55,7 @@ def test_a_recurrent_module_with_dropout_trains_as_a_plain_loop_and_is_off_in_ev
     start = Last(part)
     data = dense(clients=2, n_train=10)
     run = fl.train(data, nets.from_module(start, (6,)), algorithms.fedavg(), rounds=2, seed=SEED, batch_size=BATCH,
-                   local_epochs=EPOCHS, lr=LR, probe="uploads")  # fmt: skip
+                   local_epochs=EPOCHS, lr=LR, probe="trained-weights")  # fmt: skip
     server = {n: p.clone() for n, p in start.state_dict().items()}
     for number in range(2):
         own = [trained(part, server, samples(data, c, "train"), number, c) for c in range(2)]

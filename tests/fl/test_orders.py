@@ -77,7 +77,7 @@ def test_runs_that_measure_everything_do_not_depend_on_chunks(name):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto", "fedfac-dynamic"])
 def test_nor_on_where_clients_rows_lie(name, tmp_path):
-    on_disk = measured_run(name, TIES, batch_size=3, memory="2GiB", out=tmp_path / "run.zarr")
+    on_disk = measured_run(name, TIES, batch_size=3, memory_budget="2GiB", out=tmp_path / "run.zarr")
     near(on_disk, measured_run(name, TIES, batch_size=3))
 
 

@@ -163,7 +163,7 @@ def test_misspelt_names_and_partial_masks_are_named_before_the_first_round(metho
         fl.train(dense(), NET, method, **SETTINGS, rounds=1, out=tmp_path / "run.zarr")
 
 
-SMALL = ["--clients", 4, "--samples", 20, "--rounds", 2, "--participation", 0.5]
+SMALL = ["--clients", 4, "--max-samples", 20, "--rounds", 2, "--participation", 0.5]
 
 
 def test_a_method_in_a_file_runs_by_name_with_its_settings_as_options(file, tmp_path, capsys):
@@ -197,7 +197,7 @@ def test_what_is_wrong_with_a_file_is_said(file, name, says):
 
 GRID = """
 clients = 4
-samples = 20
+max_samples = 20
 rounds = 2
 participation = 0.5
 lam = 0.5

@@ -51,7 +51,7 @@ def test_one_entry_of_one_clients_output_layer_is_too_much():
     trainer.start(job(mixed))
 
 
-@pytest.mark.parametrize("end", algorithms.READOUTS)
+@pytest.mark.parametrize("end", algorithms.PREDICTION_RULES)
 def test_the_private_head_comes_before_how_clients_predict_and_the_order_of_wrapping_makes_no_difference(end):
     wrap = algorithms.WRAPPERS[end]
     by_name = named(f"fedprox-private-head{end}", mu=0.7)
@@ -125,8 +125,10 @@ def test_rules_for_new_clients_that_predict_with_others_output_layers_are_left_o
 
 
 def test_a_run_notes_the_classes_of_every_client_and_what_it_calls_them():
-    settings = Settings(clients=10, partition="pathological:2", samples=60, participation=1.0, algorithm="local")
-    common, own = (experiment.run(settings.but(rounds=1, labels=how))["clients"] for how in ("common", "permuted"))
+    settings = Settings(clients=10, partition="pathological:2", max_samples=60, participation=1.0, algorithm="local")
+    common, own = (
+        experiment.run(settings.but(rounds=1, class_labels=how))["clients"] for how in ("common", "permuted")
+    )
     fed, _ = experiment.federated(settings)
     here = fed["split"].values == "train"
     by_hand = [[np.sum(here & (fed["client"] == c) & (fed["y"] == d)) for d in range(10)] for c in range(10)]

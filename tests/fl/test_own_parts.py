@@ -29,7 +29,7 @@ def runs():
         return {
             name: train(
                 dataset(SAMPLES), nets.mlp(SIZES), algorithms.named(name, **settings), rounds=2, local_epochs=2,
-                batch_size=5, seed=4, checkpoints=[1], probe=("uploads", "parameters"),
+                batch_size=5, seed=4, checkpoints=[1], probe=("trained-weights", "parameters"),
             )
             for name, settings in METHODS.items()
         }  # fmt: skip

@@ -215,7 +215,12 @@ def test_a_private_round_without_clients_is_noise_around_the_model(monkeypatch):
 
 
 def test_rounds_without_clients_are_recorded(tmp_path):
-    options = SETTINGS | {"participation": 0.2, "sampling": "poisson", "rounds": 8, "probe": ["drift", "uploads"]}
+    options = SETTINGS | {
+        "participation": 0.2,
+        "sampling": "poisson",
+        "rounds": 8,
+        "probe": ["drift", "trained-weights"],
+    }
     found = train(dense(), NET, algorithms.fedfac(["fc1"]), out=tmp_path / "run.zarr", **options)
     none = ~np.isfinite(found["metrics/train_loss"]).any("client").to_numpy()
     assert none.any()

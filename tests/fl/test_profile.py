@@ -18,7 +18,7 @@ from fedstat.study.report import report
 @pytest.fixture(scope="module")
 def probed():
     options = SETTINGS | {"participation": 0.75, "rounds": 6, "evaluate_every": 2}
-    return train(dense(clients=8), NET, algorithms.fedavg(), probe="halves", **options)
+    return train(dense(clients=8), NET, algorithms.fedavg(), probe="split-half", **options)
 
 
 def test_rows_of_a_round_are_its_variance_components(probed):
@@ -86,7 +86,7 @@ def test_repeated_rounds_of_the_same_clients_do_not_narrow_intervals():
 
 
 def test_knowledge_of_ones_own_shows_and_noise_does_not():
-    options = {"clients": 20, "rounds": 3, "algorithm": "fedavg", "probe": "halves", "seed": 1}
+    options = {"clients": 20, "rounds": 3, "algorithm": "fedavg", "probe": "split-half", "seed": 1}
     options |= {"participation": 1, "local_epochs": 1, "optimizer": "adam", "lr": 1e-3}
     tables = [profile(run(Settings(partition=way, **options)), window=1) for way in ("pathological:2", "iid")]
     assert (tables[0].conf_low > 0.5).all()
@@ -111,7 +111,14 @@ def test_the_report_and_the_figure_say_it(probed):
 
 def test_layers_of_a_clients_own_tell_nothing_and_are_left_out():
     """Both halves of a private head start from what the client learnt before: even of equal clients it would be own."""
-    options = {"clients": 12, "participation": 1, "rounds": 2, "partition": "iid", "probe": "halves", "data": "digits"}
+    options = {
+        "clients": 12,
+        "participation": 1,
+        "rounds": 2,
+        "partition": "iid",
+        "probe": "split-half",
+        "data": "digits",
+    }
     fedper = run(Settings(algorithm="fedper", **options))
     table = profile(fedper, window=2).set_index("layer")
     assert np.isnan(table.reliability["fc2"])

@@ -116,9 +116,8 @@ def test_what_cannot_be_shared_is_refused_before_the_first_round(tmp_path):
 
 
 def test_the_command_speaks_once_and_gives_what_one_process_gives(tmp_path, capsys):
-    given = (
-        "--algorithm fedfac-dynamic --clients 6 --samples 30 --rounds 2 --participation 0.5 --width 0.2 --batch-size 8"
-    )
+    given = "--algorithm fedfac-dynamic --clients 6 --max-samples 30 --rounds 2 --participation 0.5 --width 0.2"
+    given += " --batch-size 8"
     assert cli.main([*given.split(), "--out", str(tmp_path / "one.zarr")]) == 0
     alone = capsys.readouterr().out
     done = torchrun(2, "-m", "fedstat.fl", *given.split(), "--out", tmp_path / "two.zarr")

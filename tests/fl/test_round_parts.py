@@ -162,7 +162,7 @@ def test_seconds_are_those_of_the_round_without_its_evaluation(monkeypatch):
 
 
 def test_validation_accuracy_is_of_the_validation_samples():
-    settings = replace(SMALL, validation=0.2, rounds=2, algorithm="fedavg")
+    settings = replace(SMALL, validation_fraction=0.2, rounds=2, algorithm="fedavg")
     fed, _ = experiment.federated(settings)
     run = experiment.run(settings)
     params = {f"fc{i}.{kind}": torch.from_numpy(run[f"weights/fc{i}/{v}"].values[-1]) for i in (1, 2)

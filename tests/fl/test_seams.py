@@ -250,7 +250,7 @@ def test_a_killed_run_goes_on_with_its_memory_and_the_aggregators(tmp_path):
         "participation": (0.3, 0.9),
         "seed": 4,
         "aggregator": chained,
-        "probe": ["drift", "uploads"],
+        "probe": ["drift", "trained-weights"],
     }
     whole = train(dataset(SAMPLES), nets.mlp(SIZES), method, **options)
 

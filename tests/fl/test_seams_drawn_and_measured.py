@@ -113,8 +113,8 @@ def test_what_a_method_measures_and_its_mixing_matrix_are_in_the_store():
 
 def test_drift_and_weights_before_aggregation_are_those_of_the_round():
     done = train(
-        dataset(SAMPLES), nets.mlp(SIZES), toy(), rounds=2, participation=0.5, probe=("drift", "uploads"), seed=4,
-        optimizer=optim.sgd(LR), batch_size=5,
+        dataset(SAMPLES), nets.mlp(SIZES), toy(), rounds=2, participation=0.5, probe=("drift", "trained-weights"),
+        seed=4, optimizer=optim.sgd(LR), batch_size=5,
     )  # fmt: skip
     before = done["uploads/fc2/w"].isel(checkpoint=-1).to_numpy()
     clients = np.flatnonzero(np.isfinite(before).all((1, 2)))

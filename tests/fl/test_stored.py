@@ -59,7 +59,7 @@ def additive(part=low_rank, private=(".a", ".b")):
     )
 
 
-def go(method=None, rounds=3, probe=("uploads", "parameters"), **options):
+def go(method=None, rounds=3, probe=("trained-weights", "parameters"), **options):
     return train(
         dataset(SAMPLES), nets.mlp(SIZES), method or additive(), rounds=rounds, probe=probe, **OPTIONS | options
     )
@@ -164,7 +164,7 @@ def test_plain_networks_have_their_weights_and_no_group_more():
     np.testing.assert_array_equal(client_weights(plain, "fc2", "bias"), plain["weights/fc2/b"][-1])
     few = go(keep_weights=["fc2"])
     assert list(few["parameters"].children) == ["fc2"]
-    assert "parameters" not in go(probe="uploads").children
+    assert "parameters" not in go(probe="trained-weights").children
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_what_is_not_in_the_store_is_named(run, arguments, options, says):
 
 def test_what_was_not_asked_for_says_how_to_get_it():
     bare = go(probe=None, rounds=1)
-    with pytest.raises(ValueError, match=r"holds no weights of 'fc1' before aggregation.*probe='uploads'"):
+    with pytest.raises(ValueError, match=r"holds no weights of 'fc1' before aggregation.*probe='trained-weights'"):
         client_weights(bare, "fc1", stage="trained")
     with pytest.raises(ValueError, match=r"parameters bias, weight, but got 'a'\. Factors .* probe='parameters'"):
         client_weights(bare, "fc1", "a")

@@ -71,8 +71,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pfedgate": {"sparsity": 0.5, "blocks": 5, "gate_rate": 1.0},
     "pfedpara": {"gamma": 0.5},
     "fedsplit": {"shared": {"fc1": (True, False, False, True, False, False, True, False, False, True)}},
-    "random": {"layers": ("fc1",), "share": 0.4, "tau": None},
-    "random-redrawn": {"layers": ("fc1",), "share": 0.4, "tau": None},
+    "random": {"layers": ("fc1",), "shared_fraction": 0.4, "tau": None},
+    "random-redrawn": {"layers": ("fc1",), "shared_fraction": 0.4, "tau": None},
     "fedfac-static": FEDFAC | {"pretrain_epochs": 2},
     "fedfac-dynamic": FEDFAC | {"on": "weights", "warm_start": True},
     "factorized-fl-alpha": FACTORIZED,
@@ -91,14 +91,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 OPTIONS: dict[str, Any] = {
     "rounds": 3, "participation": 0.6, "sampling": "fixed", "local_epochs": 2, "batch_size": 5, "optimizer": "sgd",
     "lr": 0.1, "server_lr": 1.0, "aggregator": "mean", "optimizer_state": "reset", "seed": 4, "device": "cpu",
-    "client_chunk": 8, "threads": 1, "precision": "float32", "memory": None, "checkpoints": (2,), "keep_weights": None,
-    "evaluate_every": 1, "new": None, "ablation": 0, "probe": None, "readouts": {}, "about": {},
+    "client_chunk": 8, "threads": 1, "precision": "float32", "memory_budget": None, "checkpoints": (2,),
+    "keep_weights": None, "evaluate_every": 1, "new": None, "ablation": 0, "probe": None, "prediction_rules": {},
+    "about": {},
 }  # fmt: skip
 KEPT = {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep", "rounds": 4}
 SEVERAL = {"epochs": (0, 1, 3), "rate": 1.0, "by": "pooled", "held_out": "halves"}
 MEASURED = {
-    "participation": 1.0, "evaluate_every": 2, "probe": ("halves", "drift", "uploads", "parameters"), "ablation": 2,
-    "new": [9, 5, 12],
+    "participation": 1.0, "evaluate_every": 2, "probe": ("split-half", "drift", "trained-weights", "parameters"),
+    "ablation": 2, "new": [9, 5, 12],
 }  # fmt: skip
 PREDICTED = {
     "fine-tuned": ("finetuned", FINETUNED),
@@ -146,8 +147,8 @@ RUNS: dict[str, Run] = {name: Run(name) for name in SETTINGS} | {
     "empty rounds, mixing": Run("fedcac", {}, EMPTY | {"server_lr": 0.5}),
     "median": Run("fedper", {}, {"aggregator": "median"}),
     "server momentum": Run("fedper", {}, {"aggregator": "momentum"}),
-    "measured": Run("fedfac-dynamic", {}, MEASURED | {"readouts": PREDICTED}, validation=True),
-    "measured, composed": Run("feddecomp", {}, MEASURED | {"readouts": PREDICTED}, validation=True),
+    "measured": Run("fedfac-dynamic", {}, MEASURED | {"prediction_rules": PREDICTED}, validation=True),
+    "measured, composed": Run("feddecomp", {}, MEASURED | {"prediction_rules": PREDICTED}, validation=True),
     "measured, mixing": Run("fedcac", {}, MEASURED, validation=True),
     "resumed": Run("fedphp", {}, KEPT, interrupted=2),
     "extended": Run("fedfac-dynamic", {}, KEPT, extended=2),
@@ -231,17 +232,18 @@ class InterruptedRun(Exception):  # noqa: N818
 def make(run: Run, out: Path, *, base: bool) -> xr.DataTree:
     """Train a run into a store."""
     settings, options = SETTINGS[run.algorithm] | run.settings, OPTIONS | run.options
+    rules, budget = "prediction_rules", "memory_budget"
     if base:
-        settings, options = in_base(settings), in_base(options)
+        settings, options, rules, budget = map(in_base, (settings, options, rules, budget))
     subsets: dict[str, int | None] = {"train": None, "test": 5} | ({"validation": 6} if run.validation else {})
     options["aggregator"] = aggregator(options["aggregator"])
-    options["readouts"] = {
-        name: partial(getattr(algorithms, wrapper), **given) for name, (wrapper, given) in options["readouts"].items()
+    options[rules] = {
+        name: partial(getattr(algorithms, wrapper), **given) for name, (wrapper, given) in options[rules].items()
     }
     if options["new"]:
         options["new"] = samples(options["new"], 1, run.net, {"train": None, "test": 5})
     if run.on_disk:
-        options["memory"] = "64GiB"
+        options[budget] = "64GiB"
     seen: list[int] = []
 
     def interrupt(done: int) -> None:

@@ -32,6 +32,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "fa": lambda w, **which: fedstat.fa(w, n_factors=2, **which).communality,
     "n_factors": lambda w, **which: list(fedstat.n_factors(w, draws=2, **which).numbers.values()),
     "bootstrap": lambda w, **which: fedstat.bootstrap(w, n_factors=2, n_boot=3, **which).communality,
+    "jackknife": lambda w, **which: fedstat.jackknife(w, n_factors=2, **which).communality,
     "permutation_test": lambda w, **which: (
         fedstat.permutation_test(w, n_factors=2, n_permutations=3, **which).communality
     ),

@@ -80,12 +80,18 @@ SIDE: dict[tuple[str, str], Side] = {
     ("fa", "baseline"): baseline(labelled.fa, n_factors=2),
     ("n_factors", "baseline"): baseline(labelled.n_factors, draws=2),
     ("bootstrap", "baseline"): baseline(labelled.bootstrap, n_factors=2, n_boot=2),
+    ("jackknife", "baseline"): baseline(labelled.jackknife, n_factors=2),
+    ("jackknife", "clusters"): Side(
+        lambda g: labelled.jackknife(W, n_factors=2, clusters=g).std_error,
+        np.array(["x", "x", "y", "y", "y", "z"]), OF_CLIENTS,
+    ),
     ("permutation_test", "baseline"): baseline(labelled.permutation_test, n_factors=2, n_permutations=2),
     ("sensitivity", "baseline"): baseline(labelled.sensitivity, kappas=(0.6,), n_starts=0),
     ("split_map", "baseline"): baseline(labelled.split_map, kappas=(0.5,), methods=("pc", "icc")),
     ("split", "init"): init(labelled.split),
     ("fa", "init"): init(labelled.fa),
     ("bootstrap", "init"): init(labelled.bootstrap, n_boot=2),
+    ("jackknife", "init"): init(labelled.jackknife),
     ("permutation_test", "init"): init(labelled.permutation_test, n_permutations=2),
     ("kernel", "client"): Side(lambda c: ntk.kernel(OF_SAMPLES, c), OF_X, OF_DATA),
     ("violations", "client"): Side(lambda c: ntk.violations(OF_SAMPLES, c), OF_X, OF_DATA),
@@ -141,8 +147,8 @@ def test_every_argument_beside_the_data_has_a_row() -> None:
     for verb in verbs:
         _, *others = inspect.signature(verb).parameters.values()
         found |= {(verb.__name__, p.name) for p in others if re.search("Any|Start|Weights", str(p.annotation))}
-    kinds = {"split": factor.SplitOptions, "bootstrap": factor.ReplicateOptions}
-    for verb, kind in (*kinds.items(), ("permutation_test", factor.ReplicateOptions)):
+    resampling = dict.fromkeys(("bootstrap", "jackknife", "permutation_test"), factor.ReplicateOptions)
+    for verb, kind in {"split": factor.SplitOptions, **resampling}.items():
         hints = {k: v for base in (kind, factor._FitOptions) for k, v in base.__annotations__.items()}
         found |= {(verb, name) for name, hint in hints.items() if re.search("Any|Start", str(hint))}
     found -= {(verb, "options") for verb, _ in found}
@@ -256,6 +262,7 @@ STACKED: dict[str, Callable[[Any], Any]] = {
     "effective_rank": labelled.effective_rank,
     "fa": lambda w: labelled.fa(w, n_factors=2),
     "icc": labelled.icc,
+    "jackknife": lambda w: labelled.jackknife(w, n_factors=2),
     "knn_entropy": labelled.knn_entropy,
     "layer_matrix": lambda w: xr.DataArray(labelled.layer_matrix(w)).values,
     "n_factors": lambda w: labelled.n_factors(w, draws=2),

@@ -40,7 +40,7 @@ fedstat.permutation_test(w, n_factors="two")
 
 def test_options_that_are_shown_are_those_that_are_taken() -> None:
     assert set(get_type_hints(factor.SplitOptions)) == {*CHOICES, *DEFAULTS, *_TEST_OPTIONS}
-    for verb in (fedstat.bootstrap, fedstat.permutation_test):
+    for verb in (fedstat.bootstrap, fedstat.jackknife, fedstat.permutation_test):
         with pytest.raises(TypeError) as refused:
             verb(weights(), nonsense=1)
         said = str(refused.value).partition(" after the weights")[0].partition("takes ")[2].split(", ")
@@ -59,6 +59,7 @@ def test_initial_values_have_one_name(verb: Callable[..., Any]) -> None:
     [
         (fedstat.split, factor.SplitOptions),
         (fedstat.bootstrap, factor.ReplicateOptions),
+        (fedstat.jackknife, factor.ReplicateOptions),
         (fedstat.permutation_test, factor.ReplicateOptions),
         (fedstat.knn_entropy, factor.EntropyOptions),
     ],

@@ -43,6 +43,7 @@ VERBS: dict[str, tuple[Callable[[Any], Any], torch.Tensor]] = {
     "icc": (lambda w: labelled.icc(w).agreement, W),
     "icc start": (lambda s: labelled.icc(W, baseline=s).agreement, W.mean(0)),
     "icc start, arrays": (lambda s: labelled.icc(W.numpy(), baseline=s).agreement, W.mean(0)),
+    "jackknife": (lambda w: labelled.jackknife(w, n_factors=2).tidy()["std_error"], W),
     "knn_entropy": (lambda z: np.asarray(labelled.knn_entropy(z, ties="atoms")), labelled.layer_matrix(W)),
     "layer_matrix": (lambda w: labelled.layer_matrix(w).float().numpy(), W),
     "n_factors": (lambda w: [*labelled.n_factors(w, draws=2).numbers.values()], W),

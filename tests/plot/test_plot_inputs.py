@@ -18,7 +18,9 @@ from fedstat import plot, sim
 from fedstat.results import BootstrapResult
 from fedstat.study import summary
 
-OF_FACTORS = {"FactorResult", "SplitResult", "BootstrapResult", "PermutationResult", "SensitivityResult"}
+OF_FACTORS = {
+    "FactorResult", "SplitResult", "BootstrapResult", "JackknifeResult", "PermutationResult", "SensitivityResult"
+}  # fmt: skip
 MEANT = {
     "client_similarity": {"ClientClustersResult"},
     "communality": OF_FACTORS | {"IccResult"},
@@ -98,7 +100,7 @@ def test_no_figure_draws_on_the_current_axes():
 def trained():
     data = sim.generate(clients=4, d=8, m=10, n_train=20, n_test=10)
     method = fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.7)
-    return fedstat.fl.train(data, fedstat.fl.nets.mlp([8, 10, 1]), method, rounds=3, probe="halves"), data
+    return fedstat.fl.train(data, fedstat.fl.nets.mlp([8, 10, 1]), method, rounds=3, probe="split-half"), data
 
 
 def test_a_run_is_drawn_by_every_figure_of_runs(trained):

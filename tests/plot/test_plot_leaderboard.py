@@ -28,7 +28,7 @@ def _closed():
 def courses():
     rng = np.random.default_rng(0)
     rows = [
-        {"label": "a", "method": m, "seed": s, "round": r, "accuracy": 0.3 + 0.1 * r + rng.normal() / 20,
+        {"scenario": "a", "method": m, "seed": s, "round": r, "accuracy": 0.3 + 0.1 * r + rng.normal() / 20,
          "bytes": 0 if m == "local" else 1e6 * r, "elapsed": 0.1 * r, "worst": rng.uniform()}
         for m in NAMES for s in range(3) for r in (1, 2, 3)
     ]  # fmt: skip
@@ -76,7 +76,7 @@ def test_names_are_moved_as_little_as_needs_be_to_be_apart():
 
 
 def test_a_panel_for_every_setting():
-    data = pd.concat([courses(), courses().assign(label="b")])
+    data = pd.concat([courses(), courses().assign(scenario="b")])
     figure = plot.by_setting(data, plot.method_courses, x="round", highlight=("fedavg",))
     assert [ax.get_title() for ax in figure.axes] == ["a", "b"]
 

@@ -36,7 +36,7 @@ def _closed() -> Any:
 
 def table(names: Sequence[str]) -> pd.DataFrame:
     rows = [
-        {"label": label, "method": m, "seed": s, "round": r, "accuracy": RNG.uniform(), "train_loss": RNG.uniform(),
+        {"scenario": label, "method": m, "seed": s, "round": r, "accuracy": RNG.uniform(), "train_loss": RNG.uniform(),
          "bytes": 1e6 * r, "elapsed": 0.1 * r, "worst": RNG.uniform(), "client": s}
         for label in ("a", "b") for m in names for s in range(3) for r in (1, 2)
     ]  # fmt: skip
@@ -44,12 +44,12 @@ def table(names: Sequence[str]) -> pd.DataFrame:
 
 
 def differences(names: Sequence[str], labels: Sequence[str] = ("a", "b")) -> pd.DataFrame:
-    rows = [{"label": x, "method": m, "difference": 0.1, "low": 0.0, "high": 0.2} for x in labels for m in names]
+    rows = [{"scenario": x, "method": m, "difference": 0.1, "low": 0.0, "high": 0.2} for x in labels for m in names]
     return pd.DataFrame(rows)
 
 
 def one(data: pd.DataFrame) -> pd.DataFrame:
-    return data[data["label"] == "a"]
+    return data[data["scenario"] == "a"]
 
 
 METHODS: dict[str, Callable[[Sequence[str]], Any]] = {
@@ -70,13 +70,13 @@ METHODS: dict[str, Callable[[Sequence[str]], Any]] = {
 OTHERS: dict[str, Callable[[Sequence[str]], Any]] = {
     "settings of differences": lambda names: plot.differences(differences(["x"], names)),
     "settings of by_setting": lambda names: plot.by_setting(
-        pd.concat([one(table(["x"])).assign(label=n) for n in names]), plot.method_courses, highlight=["x"]
+        pd.concat([one(table(["x"])).assign(scenario=n) for n in names]), plot.method_courses, highlight=["x"]
     ),
     "layers of profile": lambda names: plot.profile(layers(names, rounds=1)),
     "layers of profile over rounds": lambda names: plot.profile(layers(names, rounds=2)),
     "layers of shares": lambda names: plot.shares(
         layers(names, rounds=1).rename(columns={"conf_low": "low", "conf_high": "high"})
-        .assign(label="a", place=range(len(names)))
+        .assign(scenario="a", place=range(len(names)))
     ),
     "clients and units of weights": lambda names: plot.weights(
         xr.DataArray(RNG.normal(size=(7, 7, 3)), {"client": [*names], "unit": [*names]}, ("client", "unit", "weight"))

@@ -36,7 +36,7 @@ PARTITIONS = {
     ),
     "dirichlet": lambda d, seed: partition.dirichlet(d, clients=5, concentration=1.0, seed=seed),
     "dirichlet, moved": lambda d, seed: partition.dirichlet(
-        d, clients=6, concentration=0.05, min_size=2, below="move", seed=seed
+        d, clients=6, concentration=0.05, min_samples=2, below="move", seed=seed
     ),
     "natural": lambda d, _: partition.natural(d),
 }

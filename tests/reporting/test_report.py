@@ -223,7 +223,7 @@ def test_attributes_that_are_no_json_are_no_error(tmp_path, name):
 def test_a_grid_is_compared_within_seeds(tmp_path):
     made = fedstat.report(grid(tmp_path / "runs", seeds=3, methods=("fedavg", "fedfac-dynamic")))
     rows = [summary.row(fedstat.open_run(p)) for p in sorted((tmp_path / "runs").glob("*.zarr"))]
-    here = {(r["method"], r["seed"]): r["last10"] for r in rows if r["label"] == "CIFAR-10, π = 0.1"}
+    here = {(r["method"], r["seed"]): r["last10"] for r in rows if r["scenario"] == "CIFAR-10, π = 0.1"}
     difference = np.mean([here["fedfac-dynamic", s] - here["fedavg", s] for s in range(3)])
     (part,) = made.parts
     assert part.summary == compare_runs(tmp_path / "runs").summary()

@@ -57,7 +57,7 @@ def expected_communality(estimator, r, g):
 @pytest.mark.parametrize("estimator", ["pa", "pc", "leverage"])
 def test_auc_is_that_of_the_generated_weights_by_independent_software(estimator):
     tight = recover(
-        p=0.5, alpha=0.4, kappa=[0.4, 0.6], estimators=estimator, replicates=2, seed=6, max_iter=5000, tol=1e-10, **SIZE
+        p=0.5, alpha=0.4, kappa=[0.4, 0.6], methods=estimator, replicates=2, seed=6, max_iter=5000, tol=1e-10, **SIZE
     )
     assert bool(tight.converged.all())
     for replicate in (0, 1):
@@ -79,7 +79,7 @@ def test_correlation_summed_over_clients_is_that_of_the_stacked_weights():
 
 
 def test_communalities_that_differ_by_rounding_alone_are_ties():
-    everything = recover(p=0.5, kappa=1.0, estimators="pc", replicates=1, **SIZE)
+    everything = recover(p=0.5, kappa=1.0, methods="pc", replicates=1, **SIZE)
     assert everything.auc.item() == 0.5
     assert everything.ari.item() == 0
     assert everything.n_factors.item() == SIZE["m"]
@@ -110,14 +110,14 @@ def test_dims_are_labelled_and_settings_can_be_read_back(result):
 
 
 def test_a_part_of_the_grid_equals_the_part_of_the_whole(result):
-    alone = recover(p=0.5, alpha=0.4, kappa=[0.75], estimators=["pc"], replicates=1, seed=6, **SIZE)
+    alone = recover(p=0.5, alpha=0.4, kappa=[0.75], methods=["pc"], replicates=1, seed=6, **SIZE)
     part = result.sel(p=[0.5], alpha=[0.4], kappa=[0.75], estimator=["pc"]).isel(replicate=[1])
     xr.testing.assert_allclose(alone.drop_vars("replicate"), part.drop_vars("replicate"), rtol=1e-12)
 
 
 def test_split_by_hand_gives_the_adjusted_rand_index_of_an_inverted_split():
     # one factor, the personal neurons': exactly inverted; halves are then the same partition, thirds are not
-    inverted = recover(p=[0.5, 0.25], kappa=0.05, estimators="pa", replicates=1, clients=40, d=30, m=24)
+    inverted = recover(p=[0.5, 0.25], kappa=0.05, methods="pa", replicates=1, clients=40, d=30, m=24)
     assert inverted.auc.values.ravel().tolist() == [0, 0]
     # p = 1/4: found and true do not meet; pairs of 24 in cells 0, 6, 6, 12
     both, rows, all_pairs = 15 + 15 + 66, 15 + 153, 276
@@ -136,7 +136,7 @@ def test_tidy_gives_means_and_standard_errors_over_replicates(result):
 
 def test_all_estimators_recover_at_075_and_invert_in_opposite_regions_at_paper_size():
     estimators = ["pa", "pc", "leverage"]
-    paper = recover(p=0.5, kappa=[0.3, 0.75, 0.95], estimators=estimators, replicates=1).auc.squeeze()
+    paper = recover(p=0.5, kappa=[0.3, 0.75, 0.95], methods=estimators, replicates=1).auc.squeeze()
     assert (paper.sel(kappa=0.75) > 0.95).all()
     assert (paper.sel(kappa=0.3, estimator=["pa", "pc"]) < 0.1).all()
     assert paper.sel(kappa=0.95, estimator="leverage") < 0.1
@@ -152,8 +152,8 @@ def test_all_estimators_recover_at_075_and_invert_in_opposite_regions_at_paper_s
         ({"kappa": [0.5, 0.0]}, "kappa must be"),
         ({"kappa": []}, "kappa must hold"),
         ({"kappa": [0.5, 0.5]}, "kappa must hold"),
-        ({"estimators": ["pca"]}, "estimators must be .*Did you mean 'pc'"),
-        ({"estimators": []}, "estimators must hold"),
+        ({"methods": ["pca"]}, "methods must be .*Did you mean 'pc'"),
+        ({"methods": []}, "methods must hold"),
         ({"replicates": 0}, "replicates must be"),
         ({"max_iter": 0}, "max_iter must be"),
     ],
@@ -186,7 +186,8 @@ ARGUMENTS = [
 def test_command_prints_tables_and_writes_store_and_figure_without_a_warning(tmp_path):
     store, figure = tmp_path / "r.zarr", tmp_path / "r.png"
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "fedstat.sim.recovery", *ARGUMENTS, "--out", store, "--plot", figure],
+        [sys.executable, "-W", "error", "-m", "fedstat.sim.recovery", *ARGUMENTS, "--quiet", "--out", store, "--plot",
+         figure],
         env={**os.environ, "MPLBACKEND": "Agg"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert run.stderr == ""
@@ -241,7 +242,7 @@ def test_report_marks_what_had_not_converged_and_gives_no_error_for_one_draw():
     [
         ["--p", "1"],
         ["--kappa", "0"],
-        ["--estimators", "nope"],
+        ["--methods", "nope"],
         ["--replicates", "x"],
         ["--plot", "a.txt"],
         ["--no-such"],

@@ -60,7 +60,7 @@ def test_scores_are_those_of_scikit_learn_on_fedstat_icc_of_noisy_weights(noisy)
 
 def test_true_weights_are_told_apart_at_every_p_and_kappa():
     p = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
-    found = recover(p=p, kappa=[0.3, 0.99], estimators="icc", replicates=2, clients=10, d=20, m=20)
+    found = recover(p=p, kappa=[0.3, 0.99], methods="icc", replicates=2, clients=10, d=20, m=20)
     assert (found.auc == 1).all()
     assert (found.ari == 1).all()
     assert found.converged.all()
@@ -72,13 +72,13 @@ def test_true_weights_are_told_apart_at_every_p_and_kappa():
 @pytest.mark.parametrize("means", ["independent", "shared"])
 def test_true_weights_are_told_apart_at_every_p_at_paper_size(means):
     p = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
-    found = recover(p=p, kappa=0.85, estimators="icc", replicates=4, means=means)
+    found = recover(p=p, kappa=0.85, methods="icc", replicates=4, means=means)
     assert (found.auc == 1).all()
     assert (found.ari == 1).all()
 
 
 def test_communalities_do_not_depend_on_whether_agreement_is_asked_for():
-    alone = recover(p=0.5, kappa=[0.4, 0.8], estimators="pa", replicates=2, **SIZE)
+    alone = recover(p=0.5, kappa=[0.4, 0.8], methods="pa", replicates=2, **SIZE)
     beside = recover(p=0.5, kappa=[0.4, 0.8], replicates=2, **SIZE)
     for name in ("auc", "ari", "converged", "n_iter", "heywood"):
         np.testing.assert_array_equal(alone[name].sel(estimator="pa"), beside[name].sel(estimator="pa"))
@@ -90,7 +90,7 @@ def test_agreement_of_nobody_or_on_nothing_is_refused_and_communalities_are_not(
     with pytest.raises(ValueError, match=r"at least 2 clients and 2 covariates, but got clients = .* Leave icc out"):
         recover(p=0.5, kappa=0.5, replicates=1, **size)
     if few == {"clients": 1}:
-        assert recover(p=0.5, kappa=0.5, estimators="pc", replicates=1, **size).auc.notnull().all()
+        assert recover(p=0.5, kappa=0.5, methods="pc", replicates=1, **size).auc.notnull().all()
 
 
 def test_the_table_says_that_agreement_has_no_kappa(capsys):
@@ -106,14 +106,14 @@ def test_the_table_says_that_agreement_has_no_kappa(capsys):
 
 
 def test_the_table_does_not_speak_of_agreement_that_is_not_there():
-    text = report(recover(p=0.5, kappa=[0.2, 0.6], estimators=["pa", "pc"], replicates=1, **SIZE))
+    text = report(recover(p=0.5, kappa=[0.2, 0.6], methods=["pa", "pc"], replicates=1, **SIZE))
     assert "icc" not in text
     assert "within 0.05 of each other" in text
 
 
 @pytest.mark.parametrize("estimators", [["icc"], ["pa", "icc"]])
 def test_the_figure_draws_agreement_as_one_level_line(noisy, estimators):  # noqa: ARG001
-    result = recover(p=0.5, kappa=[0.2, 0.6], estimators=estimators, replicates=3, **SIZE)
+    result = recover(p=0.5, kappa=[0.2, 0.6], methods=estimators, replicates=3, **SIZE)
     _, ax = mpl.pyplot.subplots()
     plot_recovery(result, ax=ax)
     line = next(line for line in ax.lines if line.get_label() == r"icc (no $\kappa$)")

@@ -38,7 +38,7 @@ def test_two_blocks_of_equal_correlations_have_the_closed_form(monkeypatch):
     r = np.zeros((10, 10))
     r[:6, :6], r[6:, 6:] = equal_correlations(6, 0.5), equal_correlations(4, 0.2)
     monkeypatch.setattr(recovery, "correlation", lambda _: r)
-    found = spectrum(p=0.4, alpha=0.4, kappa=[0.3, 0.5], estimator="pc", clients=2, d=4, m=10).squeeze()
+    found = spectrum(p=0.4, alpha=0.4, kappa=[0.3, 0.5], method="pc", clients=2, d=4, m=10).squeeze()
     eigenvalues = [3.5, 1.6, *[0.8] * 3, *[0.5] * 5]
     np.testing.assert_allclose(found.eigenvalue, eigenvalues)
     np.testing.assert_allclose(found.cumulative_share, np.cumsum(eigenvalues) / 10)
@@ -70,14 +70,14 @@ def test_shares_are_those_of_a_singular_value_decomposition_of_the_stacked_weigh
 def test_every_kappa_is_that_of_recovery(result):
     for p in (0.25, 0.5):
         kappa = result.kappa.values.tolist()
-        whole = recover(p=p, kappa=kappa, estimators="pa", replicates=1, seed=5, **SIZE).squeeze()
+        whole = recover(p=p, kappa=kappa, methods="pa", replicates=1, seed=5, **SIZE).squeeze()
         here = result.sel(p=p).squeeze()
         np.testing.assert_array_equal(here.auc, whole.auc)
         np.testing.assert_array_equal(here.n_factors, whole.n_factors)
 
 
 def test_settings_can_be_read_back_and_kappa_is_sorted():
-    found = spectrum(p=0.5, kappa=[0.9, 0.3], estimator="pc", means="shared", seed=2, **SIZE)
+    found = spectrum(p=0.5, kappa=[0.9, 0.3], method="pc", means="shared", seed=2, **SIZE)
     assert found.kappa.values.tolist() == [0.3, 0.9]
     config = json.loads(found.attrs["config"])
     assert (config["means"], config["estimator"], config["kappa"]) == ("shared", "pc", [0.3, 0.9])
@@ -113,7 +113,7 @@ def test_the_window_at_paper_size_is_what_the_figure_says():
         ({"kappa": [0.5, 1.5]}, "kappa must be"),
         ({"kappa": []}, "kappa must hold"),
         ({"alpha": -1}, "alpha must be"),
-        ({"estimator": "icc"}, "estimator must be one of"),
+        ({"method": "icc"}, "method must be one of"),
         ({"max_iter": 0}, "max_iter must be"),
     ],
 )

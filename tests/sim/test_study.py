@@ -106,7 +106,7 @@ def test_the_table_is_the_paired_comparison_scipy_makes(run):
 
 def test_the_oracle_column_is_that_of_recovery(run):
     table = sim.summary(run)
-    found = sim.recover(p=[0.25, 0.5], kappa=0.85, estimators="pa", clients=6, d=10, m=12, replicates=3)
+    found = sim.recover(p=[0.25, 0.5], kappa=0.85, methods="pa", clients=6, d=10, m=12, replicates=3)
     for p in (0.25, 0.5):
         mine = table[table["p"] == p]["auc"].unique()
         assert mine == pytest.approx(float(found["auc"].sel(p=p).mean()))

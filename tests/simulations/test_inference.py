@@ -47,7 +47,7 @@ OTHERWISE = {
 # Columns whose names look like a p value's or an interval's.
 PLAIN_COLUMNS = {
     "BootstrapResult.ari_low", "BootstrapResult.n_factors_low", "BootstrapResult.n_factors_high",
-    "ConvergenceResult.lambda_p",
+    "ConvergenceResult.lambda_p", "JackknifeResult.n_factors_low", "JackknifeResult.n_factors_high",
 }  # fmt: skip
 
 

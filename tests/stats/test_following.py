@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedstat._utils.streams import generator
 from fedstat.stats import eigenvalues, factor, factor_solvers, resampling
 from fedstat.stats.moments import moments
 
@@ -102,6 +103,20 @@ def test_one_step_is_the_diagonal_of_the_leading_part(g):
     np.testing.assert_allclose(found, vectors[:, 200 - g :] ** 2 @ values[200 - g :], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("g", [60, 140])
+def test_eigenvectors_that_cross_the_cut_are_followed(g):
+    """The change mixes eigenvectors on both sides of the cut by more than 45 degrees."""
+    rng, values = np.random.default_rng(4), np.linspace(2, 0.1, 200)
+    values[g] = values[g - 1] - 1e-6
+    vectors = np.linalg.qr(rng.normal(size=(200, 200)))[0]
+    matrix, change = vectors @ np.diag(values) @ vectors.T, rng.uniform(-0.02, 0.02, 200)
+    new_values, new_vectors = eigenvalues.full(np, matrix + np.diag(change))
+    assert np.linalg.svd(vectors[:, :g].T @ new_vectors[:, :g], compute_uv=False).min() < np.sqrt(0.5)
+    h = np.diagonal(matrix)
+    followed = factor_solvers.Reference(h, values, vectors, g).communalities(h + change)
+    np.testing.assert_allclose(followed, new_vectors[:, :g] ** 2 @ new_values[:g], rtol=0, atol=5e-9)
+
+
 def test_digits_that_single_precision_cannot_give_are_not_asked_of_it(followed):
     found = factor.fit(correlations(noise(160)), kappa=0.75, tol=1e-10, max_iter=800)
     assert bool(found.converged)
@@ -130,6 +145,33 @@ def test_the_bootstrap_is_that_of_the_plain_iteration(monkeypatch, followed):
     plain = resampling.bootstrap(clients, **options)
     np.testing.assert_allclose(found.communality, plain.communality, rtol=0, atol=1e-8)
     np.testing.assert_array_equal(found.shared, plain.shared)
+
+
+def by_plain_loop(w, n_boot, kappa, *, steps=50, tol=1e-3):
+    """Communalities of bootstrap samples: stack the clients, decompose in every step."""
+    counts = generator(0, "bootstrap").multinomial(len(w), np.full(len(w), 1 / len(w)), size=n_boot)
+    results = []
+    for count in counts:
+        r = correlations(np.repeat(w, count, axis=0).swapaxes(1, 2).reshape(-1, w.shape[1]))
+        values = np.linalg.eigvalsh(r)[::-1]
+        g = int(np.argmax(np.cumsum(values) / values.sum() >= kappa)) + 1
+        h = np.ones(len(r))
+        for _ in range(steps):
+            values, vectors = np.linalg.eigh(r - np.diag(1 - h))
+            before, h = h, vectors[:, -g:] ** 2 @ np.maximum(values[-g:], 0)
+            if np.abs(h - before).max() <= tol:
+                break
+        results.append(h)
+    return np.array(results)
+
+
+@pytest.mark.parametrize(("kappa", "n_units"), [(0.6, 160), (0.85, 160), (0.85, 300)])
+def test_the_bootstrap_is_a_plain_loop_over_samples(kappa, n_units, followed):
+    rng = np.random.default_rng(0)
+    w = rng.uniform(-1, 1, size=(1, n_units, 100)) + rng.normal(size=(8, n_units, 100))
+    result = resampling.bootstrap(moments(w.swapaxes(1, 2)), replicates=4, seed=0, kappa=kappa)
+    assert followed[True] > followed[False] > 0
+    np.testing.assert_allclose(result.communality, by_plain_loop(w, 4, kappa), rtol=0, atol=1e-8)
 
 
 def test_the_series_of_the_inverse_is_the_solution_or_is_given_up():

@@ -28,6 +28,7 @@ TRAINING: dict[str, Any] = {"normalize": True, "rounds": 4, "local_steps": 2, "r
 VERBS: dict[str, Callable[[Executor | None], Any]] = {
     "bootstrap": lambda e: fedstat.bootstrap(WEIGHTS, n_factors=2, n_boot=7, executor=e),
     "bootstrap of tensors": lambda e: fedstat.bootstrap(torch.from_numpy(WEIGHTS), n_boot=4, executor=e),
+    "jackknife": lambda e: fedstat.jackknife(WEIGHTS, n_factors=2, executor=e),
     "permutation test": lambda e: fedstat.permutation_test(WEIGHTS, n_factors=2, n_permutations=7, executor=e),
     "theorem 1": lambda e: fedstat.ntk.convergence(
         X, Y, widths=[8, 16], methods=["fedsplit", "dynamic"], executor=e, **TRAINING
@@ -81,12 +82,16 @@ def require_equal(one: Any, other: Any) -> None:
 def test_replicates_do_not_depend_on_the_callers_blas_threads() -> None:
     wide = RNG.normal(size=(3, 320, 330))  # wide enough that eigenvectors differ with the threads
 
-    def found(threads: int) -> np.ndarray:
-        with threadpool_limits(threads, user_api="blas"), ThreadPoolExecutor(2) as executor:
+    def found(threads: int, executor: Executor | None) -> np.ndarray:
+        with threadpool_limits(threads, user_api="blas"):
             return fedstat.stats.resampling.bootstrap(moments, method="pc", replicates=2, executor=executor).communality
 
     moments = fedstat.labelled.arrays.client_sums(wide)[0]
-    np.testing.assert_array_equal(found(1), found(2))
+    with ThreadPoolExecutor(2) as executor:
+        alone = found(1, None)
+        for threads in (1, 2):
+            np.testing.assert_array_equal(found(threads, executor), alone)
+            np.testing.assert_array_equal(found(threads, None), alone)
 
 
 def blas_threads() -> list[int]:

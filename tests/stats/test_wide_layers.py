@@ -53,7 +53,7 @@ def test_moments_and_correlations_take_that_care(monkeypatch: pytest.MonkeyPatch
         (lambda w: fs.split(w, n_factors=2, method="pc"), "11.2"),
         (lambda w: fs.split(w), "17.9"),
         (lambda w: fs.fa(fs.layer_matrix(w), n_factors=2, method="minres"), "17.9"),
-        (lambda w: fs.bootstrap(w, n_factors=2), "20.1"),
+        (lambda w: fs.bootstrap(w, n_factors=2), "15.6"),
     ],
 )
 def test_a_layer_that_does_not_fit_is_refused_before_anything_is_done(

@@ -248,6 +248,12 @@ def test_options_that_a_signature_shows_are_recorded_if_they_were_passed() -> No
     assert "seed" not in origin["arguments"]
 
 
+def test_progress_changes_no_number_and_is_not_recorded() -> None:
+    arguments = fedstat.icc(W, progress=False).origin["arguments"]
+    assert "progress" not in arguments
+    assert arguments["inference"] == "sign-flip"
+
+
 def test_what_is_derived_from_a_result_names_its_origin_in_the_file(tmp_path: Path) -> None:
     fedstat.icc(W).split(tau=0.4).save(tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["verb"] == "fedstat.icc"

@@ -14,11 +14,11 @@ from fedstat import open_run, study
 from fedstat.study import collect, experiment, grid, leaderboard
 from fedstat.study.experiment import Settings
 
-ARGUMENTS = ("--algorithm", "fedper", "--clients", 8, "--samples", 30, "--participation", 0.5, "--width", 0.2,
+ARGUMENTS = ("--algorithm", "fedper", "--clients", 8, "--max-samples", 30, "--participation", 0.5, "--width", 0.2,
              "--batch-size", 8)  # fmt: skip
 GRID = """
 clients = 8
-samples = 30
+max_samples = 30
 rounds = 2
 participation = 0.5
 width = 0.2
@@ -26,7 +26,7 @@ keep_weights = "none"
 [tune]
 aggregator = ["median", "mean"]
 [[dataset]]
-validation = 0.2
+validation_fraction = 0.2
 [[method]]
 algorithm = "fedper"
 [[method]]

@@ -65,8 +65,8 @@ def tiny(place: Path, label: int) -> dict[str, Any]:
 
 READERS: dict[str, Callable[[Path, int], dict[str, Any]]] = {"own": own, "mnist": mnist, "leaf": leaf, "tiny": tiny}
 QUICK: dict[str, Any] = {
-    "partition": "iid", "clients": 2, "rounds": 1, "participation": 1.0, "min_size": 2, "net_options": "hidden=4",
-    "algorithm": "fedavg", "batch_size": 0, "validation": 0.2, "optimizer": "sgd", "lr": 0.1,
+    "partition": "iid", "clients": 2, "rounds": 1, "participation": 1.0, "min_samples": 2, "net_options": "hidden=4",
+    "algorithm": "fedavg", "batch_size": 0, "validation_fraction": 0.2, "optimizer": "sgd", "lr": 0.1,
 }  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def test_runs_train_on_the_file_as_it_is(use: str, tmp_path: Path) -> None:
     for number, label in enumerate((0, 1)):
         y = np.where(np.arange(40) < 10, label, 1 - label)
         np.savez(tmp_path / "own.npz", x=np.arange(640, dtype=np.uint8).reshape(40, 4, 4), y=y)
-        chosen = Settings.of(**QUICK | {"data": str(tmp_path / "own.npz"), "samples": None})
+        chosen = Settings.of(**QUICK | {"data": str(tmp_path / "own.npz"), "max_samples": None})
         path = USERS[use](chosen, tmp_path / f"runs{number}")
         assert counts(path).argmax() == 1 - label
         digests.append(store.config_of(path)["data_digest"])

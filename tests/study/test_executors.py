@@ -24,11 +24,11 @@ from fedstat.study.tuning import tune
 GRID = """
 clients = 8
 participation = 0.5
-samples = 40
+max_samples = 40
 rounds = 3
 seeds = [0, 1]
 [[dataset]]
-label = "a"
+scenario = "a"
 [[method]]
 algorithm = "fedavg"
 [[method]]
@@ -201,7 +201,7 @@ def test_runs_that_diverge_or_are_locked_are_named_after_all_others(tmp_path):
 
 
 def test_tuning_by_an_executor_chooses_the_same(tmp_path):
-    start = SMALL.but(algorithm="fedfac-dynamic", validation=0.2, rounds=2)
+    start = SMALL.but(algorithm="fedfac-dynamic", validation_fraction=0.2, rounds=2)
     (plain,) = tune(start, {"tau": [0.25, 0.75, 0.5]}, tmp_path / "plain", threads=1)
     with ThreadPoolExecutor(3) as pool:
         (apart,) = tune(start, {"tau": [0.25, 0.75, 0.5]}, tmp_path / "apart", threads=1, executor=pool)

@@ -19,7 +19,7 @@ from fedstat.study.experiment import Settings
 
 
 def test_a_run_by_name_is_the_run_that_its_parts_make(tmp_path):
-    settings = SMALL.but(tau=0.5, kappa=0.75, validation=0.2)
+    settings = SMALL.but(tau=0.5, kappa=0.75, validation_fraction=0.2)
     by_name = experiment.run(settings, out=tmp_path / "a.zarr")
     fed, new = experiment.federated(settings)
     assert new is None
@@ -38,7 +38,7 @@ def test_a_run_by_name_is_the_run_that_its_parts_make(tmp_path):
     ("partition", "classes"), [("iid", 10), ("one-class", 1), ("pathological:2", 2), ("dirichlet-equal:1000", 10)]
 )
 def test_partitions_by_name(partition, classes):
-    fed, _ = experiment.federated(Settings(partition=partition, clients=10, samples=100))
+    fed, _ = experiment.federated(Settings(partition=partition, clients=10, max_samples=100))
     held = [len(np.unique(fed.y[fed.client == c])) for c in range(10)]
     assert max(held) == min(held) == classes
     counts = np.bincount(fed.client)
@@ -48,13 +48,15 @@ def test_partitions_by_name(partition, classes):
 
 
 def test_new_clients_are_none_of_those_that_train():
-    fed, new = experiment.federated(replace(SMALL, new_share=0.25))
+    fed, new = experiment.federated(replace(SMALL, unseen_fraction=0.25))
     assert len(np.unique(new.client)) == 2
     assert not set(new.client.values) & set(fed.client.values)
 
 
 def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_training():
-    settings = Settings(data="shakespeare-leaf", partition="natural", samples=100, validation=0.1, net="lstm")
+    settings = Settings(
+        data="shakespeare-leaf", partition="natural", max_samples=100, validation_fraction=0.1, net="lstm"
+    )
     fed, _ = experiment.federated(settings, require_real_data())
     size = {name: np.bincount(fed.client[fed.split == name]) for name in ("train", "validation", "test")}
     assert size["train"].max() == 72
@@ -87,7 +89,7 @@ def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_trai
         ({"kappa": (0.5, 0.7)}, "kappa must be one value"),
         ({"layers": ()}, "layers must hold at least one value"),
         ({"algorithm": "random", "tau": "mean"}, "tau must be a number to size a random split"),
-        ({"algorithm": "random", "tau": 0.5, "share": 0.5}, "share has no effect with tau"),
+        ({"algorithm": "random", "tau": 0.5, "shared_fraction": 0.5}, "shared_fraction has no effect with tau"),
         ({"algorithm": "fedem", "options": ("components=2", "components=3")}, "once, but got 'components' twice"),
         ({"algorithm": "fedsplit", "options": ("shared=fc1",)}, "shared must be a mapping"),
     ],
@@ -106,7 +108,7 @@ def test_wrong_settings_say_what_was_wrong_before_any_data_are_read(wrong, messa
         ({"net": "lstm"}, "net 'lstm' takes texts, but digits holds images. Choose mlp, lenet, cnn"),
         ({"data": "ag-news"}, "net 'mlp' takes images, but ag-news holds texts. Choose lstm"),
         ({"net_options": ("hidden=x",)}, "hidden must be an integer"),
-        ({"samples": 1, "min_size": 1}, r"these are too small: client 0 \(of 1 sample\), client 1"),
+        ({"max_samples": 1, "min_samples": 1}, r"these are too small: client 0 \(of 1 sample\), client 1"),
         ({"partition": "natural"}, "'natural' needs samples that belong to users, but samples of digits do not"),
     ],
 )
@@ -135,7 +137,7 @@ def test_settings_are_the_same_however_they_are_said():
 
 
 def test_random_splits_share_what_the_threshold_would():
-    assert SMALL.but(algorithm="random", tau=0.75).make_algorithm().settings["share"] == 0.25
+    assert SMALL.but(algorithm="random", tau=0.75).make_algorithm().settings["shared_fraction"] == 0.25
 
 
 def test_evaluation_now_and_then_leaves_the_other_rounds_nan():
@@ -170,8 +172,8 @@ def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
 
 def test_the_command_trains_reports_and_resumes(tmp_path, capsys):
     out = tmp_path / "run.zarr"
-    args = ("--clients", 8, "--participation", 0.5, "--rounds", 3, "--samples", 40, "--validation", 0.2,
-            "--new-share", 0.25, "--ablation", 2, "--tau", 0.5, "--out", out)  # fmt: skip
+    args = ("--clients", 8, "--participation", 0.5, "--rounds", 3, "--max-samples", 40, "--validation-fraction", 0.2,
+            "--unseen-fraction", 0.25, "--ablation", 2, "--tau", 0.5, "--out", out)  # fmt: skip
     assert command(*args) == 0
     said = capsys.readouterr().out
     for text in ("3 rounds, 6 clients, seed 0", "MB uploaded", "fc1 ", "unseen clients: global", "personal, N(0, 1)"):
@@ -223,10 +225,10 @@ def test_the_layers_whose_weights_are_kept_are_all_none_or_those_named():
 
 def test_a_run_of_earlier_defaults_is_resumed_and_read_with_its_own_settings(tmp_path):
     out = tmp_path / "run.zarr"
-    earlier = EARLIER.but(clients=6, samples=40, participation=0.5, rounds=1, algorithm="fedavg")
+    earlier = EARLIER.but(clients=6, max_samples=40, participation=0.5, rounds=1, algorithm="fedavg")
     experiment.run(earlier, out=out)
     before = store.config_of(out)
-    assert Settings(**experiment.settings_of(out)) == earlier.but(label=earlier.name)
+    assert Settings(**experiment.settings_of(out)) == earlier.but(scenario=earlier.name)
     assert command("--out", out, "--resume", "--rounds", 2) == 0
     assert store.config_of(out) == before | {"rounds": 2, "checkpoints": [2]}
     with pytest.raises(SystemExit):

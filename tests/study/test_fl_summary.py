@@ -130,7 +130,7 @@ def test_a_grid_is_one_row_a_run_and_unfinished_runs_are_named(tmp_path):
     write(tmp_path / "half.zarr", finish=False, seed=9)
     found = collect.collect(tmp_path)
     assert len(found.table) == 8
-    assert found.table.groupby(["label", "method"])["seed"].apply(list).tolist() == [[0, 1]] * 4
+    assert found.table.groupby(["scenario", "method"])["seed"].apply(list).tolist() == [[0, 1]] * 4
     assert found.unfinished == (str(tmp_path / "half.zarr"),)
 
 

@@ -20,8 +20,8 @@ from fedstat.study.tuning import tunable_runs, tune, tuning_groups, with_selecte
 GRID = """
 clients = 8
 participation = 0.5
-samples = 40
-validation = 0.2
+max_samples = 40
+validation_fraction = 0.2
 kappa = 0.75
 tau = 0.5
 
@@ -38,10 +38,10 @@ rounds = 2
 rounds = 3
 
 [[dataset]]
-label = "a"
-one = { samples = 30 }
+scenario = "a"
+one = { max_samples = 30 }
 [[dataset]]
-label = "b"
+scenario = "b"
 partition = "iid"
 rounds = 9
 methods = ["fedavg"]
@@ -69,7 +69,7 @@ def test_a_grid_crosses_data_sets_methods_and_seeds_and_each_level_overrides_the
         for label, method in (("a", "fedavg"), ("a", "fedfac-dynamic"), ("b", "fedavg"))
     ]
     assert {r.rounds for r in runs} == {2}
-    assert [r.samples for r in runs[:3]] == [30, 30, 40]
+    assert [r.max_samples for r in runs[:3]] == [30, 30, 40]
     assert [r.given for r in runs[:2]] == [{}, {"tau": 0.25, "kappa": 0.75}]
     assert [r.rounds for r in grid.cells(grid_file, scale="two")] == [3, 3, 3]
     assert [r.rounds for r in grid.cells(grid_file)] == [20, 20, 9]
@@ -240,7 +240,7 @@ def test_tuning_takes_the_best_on_validation_samples_step_by_step(grid_file, tmp
     assert sorted(steps[1].table["value"]) == ["0.75", "0.8"]
     assert len(list((tmp_path / "tune").iterdir())) == 6
     with pytest.raises(ValueError, match="tuning needs validation samples"):
-        list(tune(replace(run, validation=0.0), candidates, tmp_path))
+        list(tune(replace(run, validation_fraction=0.0), candidates, tmp_path))
     with pytest.raises(ValueError, match="fedavg does not take tau"):
         list(tune(run.but(algorithm="fedavg", tau=None, kappa=None), candidates, tmp_path))
 
@@ -321,7 +321,7 @@ together = true""",
 
 def test_runs_are_grouped_by_what_is_tuned_at_once_and_take_what_their_group_selected():
     runs = [
-        Settings(data=data, algorithm=algorithm, seed=seed, validation=0.1)
+        Settings(data=data, algorithm=algorithm, seed=seed, validation_fraction=0.1)
         for data in ("mnist", "digits")
         for algorithm in ("fedprox", "fedavg")
         for seed in (3, 4)
@@ -351,7 +351,7 @@ def test_tuned_makes_the_runs_of_all_seeds_with_what_was_chosen_and_none_twice(g
     assert command(*how) == 0
     capsys.readouterr()
     rows = pd.DataFrame([summary.row(store.open_run(path)) for path in out.iterdir()])
-    for _, own in rows.groupby(["label", "method"]):
+    for _, own in rows.groupby(["scenario", "method"]):
         best = own[own["seed"] == 0].set_index("lr")["validation"].idxmax()
         assert set(own.loc[own["seed"] == 1, "lr"]) == {best}, "the other seed has only what was chosen"
     assert len(rows) == 3 * (2 + 1)

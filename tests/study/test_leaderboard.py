@@ -21,7 +21,7 @@ def test_the_grid_holds_every_method_that_it_can_in_the_order_of_tables():
     for scale in ("quick", "cpu", "paper"):
         runs = grid.cells(FILE, scale=scale, study=scale)
         assert list(dict.fromkeys(one.algorithm for one in runs)) == names
-        assert all(one.validation > 0 and one.new_share > 0 for one in runs)
+        assert all(one.validation_fraction > 0 and one.unseen_fraction > 0 for one in runs)
     assert {one.data for one in grid.cells(FILE, scale="quick", study="quick")} == {
         "mnist", "cifar-10", "shakespeare-leaf", "ag-news",
     }  # fmt: skip
@@ -36,7 +36,7 @@ def test_the_rate_is_chosen_on_validation_samples_of_the_seeds_of_tuning_alone()
         ("a", "m", 1, 0.1, 0.1, 0.3), ("a", "m", 1, 0.2, 0.9, 0.9), ("a", "m", 0, 0.3, 0.5, 0.5),
         ("a", "n", 0, 0.2, 0.5, 0.5), ("a", "n", 1, 0.2, 0.5, 0.5), ("a", "n", 1, 0.1, 1.0, 1.0),
     ]  # fmt: skip
-    table = pd.DataFrame(rows, columns=["label", "method", "seed", "lr", "validation", "accuracy"])
+    table = pd.DataFrame(rows, columns=["scenario", "method", "seed", "lr", "validation", "accuracy"])
     found = leaderboard.chosen_rates(collect.Grid(table), [0]).table
     assert found[["method", "seed", "lr"]].to_numpy().tolist() == [
         ["m", 0, 0.1],
@@ -51,7 +51,14 @@ def test_the_rate_is_chosen_on_validation_samples_of_the_seeds_of_tuning_alone()
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "run.zarr"
-    how = {"clients": 6, "samples": 40, "rounds": 3, "participation": 1.0, "validation": 0.2, "new_share": 0.2}
+    how = {
+        "clients": 6,
+        "max_samples": 40,
+        "rounds": 3,
+        "participation": 1.0,
+        "validation_fraction": 0.2,
+        "unseen_fraction": 0.2,
+    }
     run(Settings.of(algorithm="fedavg", **how), out=path)
     return path
 
@@ -79,7 +86,7 @@ def test_a_run_is_judged_in_the_round_that_is_best_on_validation_samples(stored)
 
 def test_a_mean_cost_needs_every_seed_to_reach_the_target():
     rows = [("a", "m", s, r, acc, 10.0 * r) for s, top in ((0, 0.9), (1, 0.5)) for r, acc in ((1, 0.4), (2, top))]
-    courses = pd.DataFrame(rows, columns=["label", "method", "seed", "round", "accuracy", "bytes"])
+    courses = pd.DataFrame(rows, columns=["scenario", "method", "seed", "round", "accuracy", "bytes"])
     (both,) = leaderboard.to_reach(courses, {"a": 0.5}).to_dict("records")
     (one,) = leaderboard.to_reach(courses, {"a": 0.8}).to_dict("records")
     (none,) = leaderboard.to_reach(courses, {"a": math.nan}).to_dict("records")
@@ -96,10 +103,10 @@ def test_methods_that_lack_a_setting_are_not_ranked():
         for m, a in (("fedavg", 0.2), ("local", 0.5), ("ditto", 0.4))
         for s in (0, 1)
     ]
-    found = pd.DataFrame([*rows, ("x", "fedcp", 0, 0.9)], columns=["label", "method", "seed", "accuracy"])
+    found = pd.DataFrame([*rows, ("x", "fedcp", 0, 0.9)], columns=["scenario", "method", "seed", "accuracy"])
     wide, test, absent = leaderboard.ranked(found)
     assert list(wide.columns)[:2] == ["local", "fedavg"]
     assert wide.loc["x", "local"] == pytest.approx(0.55)
     assert dict(zip(wide.columns, test.mean_ranks, strict=True)) == {"local": 1, "ditto": 2, "fedavg": 3}
     assert absent == ["fedcp"]
-    assert leaderboard.ranked(found[found["label"] == "x"])[1] is None
+    assert leaderboard.ranked(found[found["scenario"] == "x"])[1] is None

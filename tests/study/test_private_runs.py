@@ -27,7 +27,7 @@ def _without_accountant(monkeypatch):
 
 def test_older_runs_keep_their_names():
     assert grid.name_of(EARLIER) == "digits-dirichlet-0.1-fedfac-dynamic-seed0-832420a8"
-    permuted = EARLIER.but(algorithm="fedavg", labels="permuted", data="mnist")
+    permuted = EARLIER.but(algorithm="fedavg", class_labels="permuted", data="mnist")
     assert grid.name_of(permuted) == "mnist-dirichlet-0.1-fedavg-seed0-4660ffc0"
     assert not set(experiment.LATER) & set(experiment.about(Settings()))
     assert experiment.about(SMALL.but(**PRIVATE)).items() >= PRIVATE.items()
@@ -36,8 +36,9 @@ def test_older_runs_keep_their_names():
 
 def test_a_private_run_by_command_says_so_and_can_be_made_again(tmp_path, capsys):
     path = tmp_path / "run.zarr"
-    command("--clients", 8, "--rounds", 2, "--samples", 30, "--clip", 0.5, "--noise-multiplier", 1.5, "--delta", 0.001,
-            "--sampling", "poisson", "--participation", 0.5, "--algorithm", "fedavg", "--out", path)  # fmt: skip
+    command("--clients", 8, "--rounds", 2, "--max-samples", 30, "--clip", 0.5, "--noise-multiplier", 1.5,
+            "--delta", 0.001, "--sampling", "poisson", "--participation", 0.5, "--algorithm", "fedavg",
+            "--out", path)  # fmt: skip
     assert "Client-level differential privacy: ε = 3 at δ = 0.001" in capsys.readouterr().out
     run = attacked.read(path)
     np.testing.assert_array_equal(run.tree["metrics/epsilon"], [1.5, 3.0])
@@ -67,7 +68,7 @@ def test_settings_that_do_not_make_a_private_run_are_refused_before_the_data_are
 def test_a_grid_crosses_private_and_plain_methods_and_tells_their_runs_apart(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text(
-        'clients = 6\nsamples = 20\nrounds = 1\nparticipation = 0.9\nsampling = "poisson"\ndelta = 1e-3\n'
+        'clients = 6\nmax_samples = 20\nrounds = 1\nparticipation = 0.9\nsampling = "poisson"\ndelta = 1e-3\n'
         'seeds = [0]\n[[dataset]]\ndata = "digits"\n[[method]]\nalgorithm = "fedavg"\n'
         '[[method]]\nalgorithm = "fedavg"\nclip = 0.5\nsweep = { noise_multiplier = [1.0, 2.0] }\n'
     )

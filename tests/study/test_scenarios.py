@@ -14,17 +14,18 @@ from real_data import require_real_data
 from fedstat import data as datasets
 from fedstat import store
 from fedstat.data import partition
+from fedstat.fl.stored_names import from_stored
 from fedstat.study import collect, experiment, federation, grid
 from fedstat.study.experiment import Settings
 
 SUPERCLASSES = [*dict.fromkeys(name for pair in partition.CIFAR100_DOMAINS.values() for name in pair), "people", "fish"]
-OWN = {"validation": 0.2, "new_share": 0.25}
+OWN = {"validation_fraction": 0.2, "unseen_fraction": 0.25}
 
 
 def both(**settings):
     """Clients that train and new ones, with common and with permuted labels."""
     for how in ("common", "permuted"):
-        fed, new = experiment.federated(SMALL.but(labels=how, **settings))
+        fed, new = experiment.federated(SMALL.but(class_labels=how, **settings))
         yield xr.concat([fed, new], "sample") if new is not None else fed
 
 
@@ -51,7 +52,7 @@ def test_every_clients_labels_are_a_permutation_that_can_be_undone(partition_):
 
 def test_a_clients_permutation_is_the_same_whatever_the_partition_and_other_with_another_seed():
     def phi(**settings):
-        return partition.label_table(list(both(samples=None, **settings))[1]).values
+        return partition.label_table(list(both(max_samples=None, **settings))[1]).values
 
     iid, some, other = phi(partition="iid"), phi(partition="pathological:3"), phi(partition="iid", seed=1)
     assert (np.sort(iid, 1) == np.arange(10)).all()
@@ -74,7 +75,7 @@ def made_up(monkeypatch, each=6):
     )
     monkeypatch.setattr(federation, "_load", lambda *_: data)
     federation.federated.forget()
-    return SMALL.but(data="cifar-100", partition="domains", clients=10, samples=None, net_options=("hidden=6",))
+    return SMALL.but(data="cifar-100", partition="domains", clients=10, max_samples=None, net_options=("hidden=6",))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def made_up(monkeypatch, each=6):
         ({"partition": "iid", "domains": ("Transport",)}, "domains has no effect but with partition domains"),
         ({"domains": ("Animal", "Transport")}, "domains must be one of .*Did you mean 'Animals'"),
         ({"domains": ("Animals", "people")}, "equal numbers of classes, .* but got Animals 10, people 5"),
-        ({"labels": "random"}, "labels must be one of 'common', 'permuted'"),
+        ({"class_labels": "random"}, "class_labels must be one of 'common', 'permuted'"),
     ],
 )
 def test_wrong_domains_say_what_was_wrong_before_training(wrong, message, monkeypatch):
@@ -100,7 +101,7 @@ def test_data_without_superclasses_have_no_domains():
 
 
 def test_domains_go_through_a_run_to_its_store_and_no_output_layer_is_shared(monkeypatch, tmp_path):
-    settings = made_up(monkeypatch).but(rounds=1, participation=1.0, labels="permuted")
+    settings = made_up(monkeypatch).but(rounds=1, participation=1.0, class_labels="permuted")
     with pytest.raises(ValueError, match="by name 'fedfac-dynamic-private-head'"):
         experiment.run(settings, out=tmp_path / "refused.zarr")
     run = experiment.run(settings.but(algorithm="fedfac-dynamic-private-head"), out=tmp_path / "run.zarr")
@@ -120,8 +121,8 @@ def test_cifar_100_has_five_domains_of_ten_classes_each_with_samples_of_its_own(
     place = require_real_data()
     images = datasets.load("cifar-100", place, split="test")
     settings = Settings(
-        data="cifar-100:test", partition="domains", clients=20, labels="permuted", net_options="hidden=8", rounds=1,
-        participation=0.5, algorithm="fedavg-private-head",
+        data="cifar-100:test", partition="domains", clients=20, class_labels="permuted", net_options="hidden=8",
+        rounds=1, participation=0.5, algorithm="fedavg-private-head",
     )  # fmt: skip
     fed, _ = experiment.federated(settings, place)
     assert np.bincount(fed.client).tolist() == [250] * 20
@@ -156,30 +157,43 @@ def test_runs_without_the_new_settings_keep_their_names_and_what_they_note():
     assert grid.name_of(EARLIER) == "digits-dirichlet-0.1-fedfac-dynamic-seed0-832420a8"
     assert grid.name_of(old) == "mnist-iid-fedprox-seed3-3653366e"
     assert not {"labels", "domains"} & experiment.about(Settings()).keys()
-    new = Settings(labels="permuted")
+    new = Settings(class_labels="permuted")
     assert experiment.about(new)["labels"] == "permuted"
     assert grid.name_of(new) != grid.name_of(Settings())
     assert new.name == "digits, dirichlet:0.1, permuted labels"
-    assert Settings(**experiment.noted({"about": json.dumps(experiment.about(new))})) == new.but(label=new.name)
-    with pytest.raises(ValueError, match=r'differ in labels \(null, "permuted"\)'):
-        collect.same_scale([experiment.about(Settings(label="a")), experiment.about(new.but(label="a"))], ["a", "a"])
+    assert Settings(**experiment.noted({"about": json.dumps(experiment.about(new))})) == new.but(scenario=new.name)
+    with pytest.raises(ValueError, match=r'differ in class_labels \(null, "permuted"\)'):
+        collect.same_scale(
+            [from_stored(experiment.about(one.but(scenario="a"))) for one in (Settings(), new)], ["a", "a"]
+        )
 
 
 def test_a_grid_crosses_common_and_permuted_labels(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text(
-        'clients = 5\ndomains = ["people"]\n[[dataset]]\nlabels = "permuted"\n[[dataset]]\n'
+        'clients = 5\ndomains = ["people"]\n[[dataset]]\nclass_labels = "permuted"\n[[dataset]]\n'
         '[[dataset]]\ndata = "cifar-100"\npartition = "domains"\n[[method]]\nalgorithm = "fedavg-private-head"\n'
     )
-    assert [(one.labels, one.domains) for one in grid.cells(file)] == [
+    assert [(one.class_labels, one.domains) for one in grid.cells(file)] == [
         ("permuted", ()), ("common", ()), ("common", ("people",))
     ]  # fmt: skip
 
 
 def test_the_command_permutes_labels_resumes_and_refuses_a_shared_output_layer(tmp_path, capsys):
     out = tmp_path / "run.zarr"
-    args = ("--clients", 8, "--participation", 0.5, "--samples", 40, "--labels", "permuted", "--new-share", 0.25)
-    private = ("--algorithm", "fedavg-private-head", "--readouts", "fedavg-private-head+")
+    args = (
+        "--clients",
+        8,
+        "--participation",
+        0.5,
+        "--max-samples",
+        40,
+        "--class-labels",
+        "permuted",
+        "--unseen-fraction",
+        0.25,
+    )
+    private = ("--algorithm", "fedavg-private-head", "--prediction-rules", "fedavg-private-head+")
     with pytest.raises(SystemExit):
         command(*args, "--rounds", 1, "--algorithm", "fedavg+", "--out", out)
     assert "by name 'fedavg-private-head+'" in capsys.readouterr().err
@@ -191,6 +205,6 @@ def test_the_command_permutes_labels_resumes_and_refuses_a_shared_output_layer(t
     assert "(global and ensemble left out: clients number their classes differently)" in said
     assert command("--out", out, "--resume", "--rounds", 2) == 0
     with pytest.raises(SystemExit):
-        command("--out", out, "--resume", "--labels", "common")
-    assert "labels: 'permuted' stored" in capsys.readouterr().err
+        command("--out", out, "--resume", "--class-labels", "common")
+    assert "class_labels: 'permuted' stored" in capsys.readouterr().err
     assert store.open_run(out)["clients/label"].sizes == {"client": 6, "class": 10}

@@ -41,7 +41,7 @@ def test_a_folder_is_compared_within_seeds_as_the_table_of_its_runs_is(folder):
     pd.testing.assert_frame_equal(one.table.set_index("method").loc[expected.index], expected, rtol=1e-12)
     assert list(one.table["method"]) == ["fedavg", "fedper, lr=0.0001", "fedper, lr=0.001"]
     means = rows.groupby("method")[["q10", "bytes_up", "bytes_down", "seconds"]].mean()
-    costs = found.costs[found.costs["setting"] == "A"].set_index("method")
+    costs = found.costs[found.costs["scenario"] == "A"].set_index("method")
     np.testing.assert_allclose(costs.loc[means.index, means.columns], means)
     counts = found.table.set_index("method").loc["fedper, lr=0.001", ["n", "n_pairs"]]
     assert counts.tolist() == [3, 6], "seeds, each a mean over the settings"

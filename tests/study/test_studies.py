@@ -16,10 +16,10 @@ def test_studies_cross_only_what_belongs_together_and_sweeps_are_expanded(tmp_pa
         [scale.one]
         rounds = 1
         [[dataset]]
-        label = "a"
+        scenario = "a"
         studies = ["main", "sweep"]
         [[dataset]]
-        label = "b"
+        scenario = "b"
         studies = ["main"]
         [[method]]
         algorithm = "fedavg"
@@ -34,7 +34,7 @@ def test_studies_cross_only_what_belongs_together_and_sweeps_are_expanded(tmp_pa
     )
 
     def found(**study):
-        return [(one.label, one.algorithm, one.given.get("mu"), one.lr) for one in cells(path, scale="one", **study)]
+        return [(one.scenario, one.algorithm, one.given.get("mu"), one.lr) for one in cells(path, scale="one", **study)]
 
     plain, swept = 0.1, [("a", "fedprox", mu, lr) for mu in (0.1, 1) for lr in (0.01, 0.1)]
     shared = [("a", "fedavg", None, plain), ("b", "fedavg", None, plain)]
@@ -55,7 +55,7 @@ def test_variants_of_a_study_are_told_apart_by_what_differs_in_it(tmp_path):
     path.write_text(
         """
         clients = 4
-        samples = 20
+        max_samples = 20
         rounds = 1
         participation = 1.0
         [[dataset]]
@@ -84,7 +84,7 @@ def test_variants_of_a_study_are_told_apart_by_what_differs_in_it(tmp_path):
     published = dict(zip(made.values["method"], made.values["paper"].fillna(0), strict=True))
     assert published == {"fedavg": 0, "fedprox, mu=0.1": 0, "fedprox, mu=10.0": 0.5}
     assert "FedProx, mu=10.0" in made.text()
-    path.write_text(path.read_text().replace("samples = 20", "samples = 30"))
+    path.write_text(path.read_text().replace("max_samples = 20", "max_samples = 30"))
     with pytest.raises(ValueError, match=r"must have runs of the study 'weak', but has none. Train them with"):
         of_study(runs, path, "weak")
     path.write_text(f"{path.read_text()}\n[scale.quick]\nrounds = 2\n[scale.cpu]\nrounds = 3\n")

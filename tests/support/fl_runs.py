@@ -14,7 +14,7 @@ from fedstat.study import experiment
 from fedstat.study.experiment import Settings
 
 SMALL = Settings(
-    clients=8, participation=0.5, rounds=3, samples=40, local_epochs=1, batch_size=10, optimizer="adam", lr=1e-3
+    clients=8, participation=0.5, rounds=3, max_samples=40, local_epochs=1, batch_size=10, optimizer="adam", lr=1e-3
 )
 
 # Defaults of earlier versions: runs that were made with them keep their names and settings.
@@ -22,7 +22,7 @@ EARLIER = Settings(clients=100, participation=0.1, local_epochs=1, optimizer="ad
 
 
 def job(algorithm, samples=40, **options):
-    fed, new = experiment.federated(replace(SMALL, new_share=0.25, partition="iid", samples=samples))
+    fed, new = experiment.federated(replace(SMALL, unseen_fraction=0.25, partition="iid", max_samples=samples))
     settings = {"participation": 1.0, "local_epochs": 2, "batch_size": 10, "optimizer": optim.adam(0.01)} | options
     rows = {name: rows_of(fed, name) for name in ("train", "test")}
     made = Job(

@@ -23,7 +23,7 @@ SETTINGS = Settings.of(
     data="digits",
     clients=CLIENTS,
     partition="dirichlet:0.5",
-    min_size=20,
+    min_samples=20,
     net_options=("hidden=12",),
     algorithm="fedavg",
 )

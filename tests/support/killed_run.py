@@ -25,7 +25,7 @@ def main() -> None:
 
     chunks.remaining_bytes = lambda *_: 0
     loop._SAVE_SECONDS, loop._SAVE_FRACTION = 0.0, 1e9
-    train(dense(), NET, algorithms.fedrep(), rounds=6, out=out, memory="1GiB", progress=progress, **SETTINGS)
+    train(dense(), NET, algorithms.fedrep(), rounds=6, out=out, memory_budget="1GiB", progress=progress, **SETTINGS)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ MADE: dict[str, Callable[[], Result]] = {
     "FactorResult": lambda: fedstat.fa(fedstat.layer_matrix(W), n_factors=2),
     "GeneralizationResult": lambda: fedstat.ntk.generalization(DATA, width=8, rounds=2, replicates=2),
     "IccResult": lambda: fedstat.icc(W),
+    "JackknifeResult": lambda: fedstat.jackknife(W, n_factors=2),
     "LeakageResult": lambda: LeakageResult(leaked()),
     "NFactorsResult": lambda: fedstat.n_factors(fedstat.layer_matrix(W), draws=2),
     "PermutationResult": lambda: fedstat.permutation_test(W, n_factors=2, n_permutations=5),

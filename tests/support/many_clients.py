@@ -69,7 +69,7 @@ def main() -> None:
 
     run = train(
         fed, nets.mlp(SIZES), algorithms.named(algorithm), rounds=int(rounds), participation=ACTIVE / n, local_epochs=1,
-        batch_size=5, lr=0.05, threads=1, memory=memory, evaluate_every=int(rounds), keep_weights=[],
+        batch_size=5, lr=0.05, threads=1, memory_budget=memory, evaluate_every=int(rounds), keep_weights=[],
         out=Path(folder) / "run.zarr", progress=progress,
     )  # fmt: skip
     between = np.diff(ends)

@@ -46,8 +46,8 @@ def measured_run(name: str, sizes: list[int], *, batch_size: int, **options: Any
     """A run of two rounds with all probes, all choices and new clients."""
     new = {"new": dataset(sizes[::-1], seed=7)} if takes_new(name) else {}
     settings = {"rounds": 2, "local_epochs": 2, "lr": 0.1, "seed": 4, "threads": 1, "evaluate_every": 2, "ablation": 1}
-    probe = ("halves", "drift", "uploads")
+    probe = ("split-half", "drift", "trained-weights")
     return train(
         dataset(sizes, validation=True), net_of(name), make(name), batch_size=batch_size, probe=probe,
-        readouts=readouts(name), **new, **settings, **options,
+        prediction_rules=readouts(name), **new, **settings, **options,
     )  # fmt: skip

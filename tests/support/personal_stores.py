@@ -20,7 +20,7 @@ N_TEST = np.array([10.0, 20.0, 30.0, 40.0])
 _OFFSETS = np.array([0.06, 0.03, -0.04, 0.0])  # whose mean by N_TEST is 0
 HEAD = """
 data = "digits"
-validation = 0.2
+validation_fraction = 0.2
 tau = 0.5
 kappa = 0.75
 clients = 4
@@ -37,7 +37,7 @@ rounds = 20
 def plan(folder: Path, labels: tuple[str, ...] = LABELS) -> Path:
     """Write the grid's file."""
     parts = {"0.1": "dirichlet:0.1", "1": "dirichlet:1", "IID": "iid", "words": "pathological:2"}
-    sets = "".join(f'[[dataset]]\nlabel = "{label}"\npartition = "{parts[label.split()[-1]]}"\n' for label in labels)
+    sets = "".join(f'[[dataset]]\nscenario = "{label}"\npartition = "{parts[label.split()[-1]]}"\n' for label in labels)
     file = folder / "grid.toml"
     file.write_text(HEAD + sets + "[[method]]" + FILE.read_text(encoding="utf-8").partition("[[method]]")[2], "utf-8")
     return file
@@ -84,12 +84,12 @@ def write(
     groups = {
         "metrics": _group(every, {"accuracy": (("round", "client"), whole)}, sizes),
         "readouts": _group(
-            every | {"readout": np.array(cell.readouts, object)},
+            every | {"readout": np.array(cell.prediction_rules, object)},
             {
-                "accuracy": (("readout", "client"), np.array([of_clients(name) for name in cell.readouts])),
+                "accuracy": (("readout", "client"), np.array([of_clients(name) for name in cell.prediction_rules])),
                 "step": (
                     ("readout", "client", "layer"),
-                    np.broadcast_to([0.2, 0.4, 0.6], (len(cell.readouts), clients, len(LAYERS))),
+                    np.broadcast_to([0.2, 0.4, 0.6], (len(cell.prediction_rules), clients, len(LAYERS))),
                 ),
             },
         ),

@@ -20,7 +20,7 @@ def settings(name: str, rounds: int) -> dict:
     """Of a run in which a round may leave a process without active clients."""
     return {
         "algorithm": make(name), "rounds": rounds, "participation": 0.5, "local_epochs": 2, "batch_size": 5, "lr": 0.1,
-        "seed": 4, "threads": 1, "probe": ("drift", "uploads"),
+        "seed": 4, "threads": 1, "probe": ("drift", "trained-weights"),
     }  # fmt: skip
 
 

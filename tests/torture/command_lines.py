@@ -151,8 +151,8 @@ RECOVERY = """
 --alpha 3 | alpha must be
 --kappa 0 | kappa must be
 --kappa 1.5 | kappa must be
---estimators nope | estimators must be one of
---estimators pa pa | estimators
+--methods nope | methods must be one of
+--methods pa pa | methods
 --clients 0 | clients must be
 --d 0 | d must be
 --m 1 | m

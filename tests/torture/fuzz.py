@@ -192,7 +192,9 @@ TARGETS: dict[str, Target] = {
     "layers": (text(lambda given_: Settings.of(layers=given_.split(" "))), [b"fc1", b"1 2", b"-1", b"fc*"]),
     "units of memory": (text(lambda given_: _check.in_bytes("memory", given_)), [b"2GiB", b"500 MB", b"1.5kB", b"100"]),
     "data and network": (
-        text(lambda given_: Settings(**dict(zip(("data", "net", "readouts"), given_.split(" "), strict=False)))),
+        text(
+            lambda given_: Settings(**dict(zip(("data", "net", "prediction_rules"), given_.split(" "), strict=False)))
+        ),
         [b"digits mlp fedavg+", b"cifar-100:test lenet fedfac-dynamic+"],
     ),
     "metadata of a run": (in_run("zarr.json", bytes, opened), []),

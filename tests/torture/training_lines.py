@@ -22,12 +22,12 @@ FL = """
 --partition '' | partition must be one of
 --clients 0 | clients must be an integer >= 1
 --clients 100000 | clients
---samples 0 | samples must be an integer >= 1
---min-size 0 | min_size must be an integer >= 1
---test 0 | test must be
---test 1 | test must be
---validation 0.9 | validation must be
---new-share 1 | new_share must be
+--max-samples 0 | max_samples must be an integer >= 1
+--min-samples 0 | min_samples must be an integer >= 1
+--test-fraction 0 | test_fraction must be
+--test-fraction 1 | test_fraction must be
+--validation-fraction 0.9 | validation_fraction must be
+--unseen-fraction 1 | unseen_fraction must be
 --net resnet9 | Did you mean 'resnet
 --net lstm | net 'lstm' takes texts, but digits holds images
 --net cnn | at least 16

@@ -71,7 +71,7 @@ GRID_TOML = {
     "lr = '1e-3'": "lr must be a finite number in (0, inf), but got '1e-3'",
     "lr = false": "lr must be a finite number in (0, inf), but got False",
     "lr = [0.1]": "lr must be a finite number",
-    "samples = 'all'": "samples must be an integer",
+    "max_samples = 'all'": "max_samples must be an integer",
     "tau = true": "tau must be a finite number",
     "tau = [0.5, 0.6]": "tau must be one value",
     "kappa = 'high'": "kappa must be a finite number",
@@ -101,7 +101,7 @@ SCALE_TOML = {
     "[scale.quick]\nseeds = 3": "seeds in",
     "[scale.quick]\n[[dataset]]\nquick = 3": "quick in",
 }
-TUNE = "validation = 0.2\n[tune]\n"
+TUNE = "validation_fraction = 0.2\n[tune]\n"
 TUNE_TOML = {
     "tune = 3": "tune in",
     "[[tune]]\ntau = [0.5]": "tune in",
@@ -115,5 +115,5 @@ TUNE_TOML = {
     TUNE + "layers = [['fc1'], ['fc9']]": "fc9",
     TUNE + "rounds = [1, 2]": "no method of",
     "algorithm = 'fedavg'\n" + TUNE + "tau = [0.5]": "no method of",
-    "validation = 0.2\n[tune.quick]\ntau = [0.5]": "[tune] cannot hold the key 'quick'",
+    "validation_fraction = 0.2\n[tune.quick]\ntau = [0.5]": "[tune] cannot hold the key 'quick'",
 }

@@ -139,10 +139,10 @@ WRAPPERS: dict[str, Constructor] = {
 }
 """Wrappers by the suffix of a name, for any algorithm: "fedper+", "random-shrunken", "fedavg-private-head".
 
-After "-private-head", one of ``READOUTS`` may follow: "fedavg-private-head+".
+After "-private-head", one of ``PREDICTION_RULES`` may follow: "fedavg-private-head+".
 """
 
-READOUTS = ("+", "-shrunken")
+PREDICTION_RULES = ("+", "-shrunken")
 """Wrappers that change the prediction rule alone, so that a run without them also yields their predictions."""
 
 _PRIVATE = "-private-head"
@@ -159,7 +159,7 @@ def constructor(name: str) -> Constructor:
     names = list(ALGORITHMS)  # a file may hold a list or a table as the name, which cannot be a key
     for suffix, wrap in WRAPPERS.items():
         base = str(name).removesuffix(suffix)
-        plain = base.removesuffix(_PRIVATE) if suffix in READOUTS else base
+        plain = base.removesuffix(_PRIVATE) if suffix in PREDICTION_RULES else base
         exists = (plain in ALGORITHMS or custom.is_own(plain)) and not plain.endswith((*WRAPPERS,))
         if name not in names and base != name and exists:
             return _wrap(constructor(base), wrap, name)
@@ -244,7 +244,7 @@ def require_settings(name: str, settings: Iterable[str]) -> None:
 
 __all__ = [
     "ALGORITHMS",
-    "READOUTS",
+    "PREDICTION_RULES",
     "WRAPPERS",
     "Setting",
     "about",

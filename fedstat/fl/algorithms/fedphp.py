@@ -67,7 +67,8 @@ def fedphp(
 
     Notes
     -----
-    Stored weights are the global model's, which clients download; ``probe="uploads"`` stores the trained models.
+    Stored weights are the global model's, which clients download; ``probe="trained-weights"`` stores the trained
+    models.
     """
     check.real("mu", mu, low=0, high=1, open_high=True)
     check.integer("horizon", horizon)

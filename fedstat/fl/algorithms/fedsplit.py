@@ -46,8 +46,8 @@ def fedsplit(shared: Annotated[Mapping[str | int, Any], "a mapping from layer to
 def random_split(
     layers: Split = None,
     *,
-    share: Annotated[float | None, "proportion of units that are shared (default 0.5)"] = None,
-    tau: Annotated[splitting.Tau | None, "1 − share, instead of share"] = None,
+    shared_fraction: Annotated[float | None, "proportion of units that are shared (default 0.5)"] = None,
+    tau: Annotated[splitting.Tau | None, "1 − shared_fraction, instead of it"] = None,
     redrawn: bool = False,
 ) -> Algorithm:
     """Split the units at random (FedFac, §4.3 and Table 8); upload and download are FedSplit's.
@@ -59,15 +59,15 @@ def random_split(
     ----------
     layers : sequence of str or int, str, or int, optional
         Layers to split, by name or number from 1; by default the last hidden layer.
-    share : float, optional
-        Proportion of each layer's units to share: round(share · units); 0.5 by default.
+    shared_fraction : float, optional
+        Proportion of each layer's units to share: round(shared_fraction · units); 0.5 by default.
     tau : float in (0, 1), inf or -inf, optional
-        Quantile with which FedFac shares as many units: 1 − share. It replaces ``share``.
+        Quantile with which FedFac shares as many units: 1 − shared_fraction. It replaces ``shared_fraction``.
     redrawn : bool
         True: draw a new split after every round's local training.
     """
     requested = masks.given_layers(layers)
-    share = _share(share, tau)
+    fraction = _fraction(shared_fraction, tau)
 
     def draw(net: Net, seed: int, number: int, device: Any) -> Mask:
         flags = {}
@@ -75,7 +75,7 @@ def random_split(
             units = nets.layers(net)[layer]
             flags[layer] = np.zeros(units, dtype=bool)
             order = streams.generator(seed, "random split", layer, number).permutation(units)
-            flags[layer][order[: round(share * units)]] = True
+            flags[layer][order[: round(fraction * units)]] = True
         return masks.units(net, flags, device)
 
     def init_mask(context: InitContext) -> SharedMask:
@@ -88,18 +88,20 @@ def random_split(
         "random-redrawn" if redrawn else "random",
         init_mask,
         update_mask if redrawn else None,
-        settings={"layers": requested, "share": share} | ({} if tau is None else {"tau": str(tau)}),
+        settings={"layers": requested, "shared_fraction": fraction} | ({} if tau is None else {"tau": str(tau)}),
         personal_params=(lambda net: masks.of_layers(net, masks.resolve(net, requested))) if redrawn else None,
         about=REDRAWN if redrawn else RANDOM,
     )
 
 
-def _share(share: float | None, tau: splitting.Tau | None) -> float:
-    """Return the proportion of units to share, from ``share`` or the quantile ``tau``."""
+def _fraction(shared_fraction: float | None, tau: splitting.Tau | None) -> float:
+    """Return the proportion of units to share, from ``shared_fraction`` or the quantile ``tau``."""
     if tau is None:
-        return check.real("share", 0.5 if share is None else share, low=0, high=1)
-    if share is not None:
-        raise check.NoEffectError("share", f"with tau, which is 1 − share, but got {share!r} and tau={tau!r}")
+        return check.real("shared_fraction", 0.5 if shared_fraction is None else shared_fraction, low=0, high=1)
+    if shared_fraction is not None:
+        raise check.NoEffectError(
+            "shared_fraction", f"with tau, which replaces it, but got {shared_fraction!r} and tau={tau!r}"
+        )
     if isinstance(tau, str | splitting.Absolute):
         raise ValueError(f"tau must be a number to size a random split, but got {tau!r}")
     splitting.threshold(np.array([0.0, 1.0]), tau)  # raises if tau is out of range

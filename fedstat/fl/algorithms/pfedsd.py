@@ -54,7 +54,8 @@ def pfedsd(
 
     Notes
     -----
-    Stored weights are the global model's, which clients download; ``probe="uploads"`` stores the trained models.
+    Stored weights are the global model's, which clients download; ``probe="trained-weights"`` stores the trained
+    models.
     """
     check.real("lam", lam, low=0)
     check.real("temperature", temperature, low=0, open_low=True)

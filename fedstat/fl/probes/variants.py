@@ -91,18 +91,18 @@ def _draw_noise(job: Job, names: list[str], params: Params, clients: np.ndarray,
     return noise
 
 
-def readout_jobs(job: Job, readouts: Mapping[str, Callable[[Algorithm], Algorithm]]) -> dict[str, Job]:
+def prediction_jobs(job: Job, rules: Mapping[str, Callable[[Algorithm], Algorithm]]) -> dict[str, Job]:
     """Return the job with the algorithm of each prediction rule; ValueError if the data do not allow its choice."""
-    jobs = {name: replace(job, algorithm=make(job.algorithm)) for name, make in readouts.items()}
+    jobs = {name: replace(job, algorithm=make(job.algorithm)) for name, make in rules.items()}
     for variant in jobs.values():
         require_choice(variant)
     return jobs
 
 
-def readouts_probe(job: Job, readouts: Mapping[str, Job]) -> Observer:
+def prediction_rules_probe(job: Job, rules: Mapping[str, Job]) -> Observer:
     """Return the probe of group ``readouts``: accuracy, loss (readout, client), step (readout, client, layer)."""
     group = store.group(
-        {"readout": [*readouts], "client": job.clients, "layer": [*nets.layers(job.net)]},
+        {"readout": [*rules], "client": job.clients, "layer": [*nets.layers(job.net)]},
         accuracy=("readout client", "float32", "test accuracy"),
         loss=("readout client", "float32", "mean test loss"),
         step=("readout client layer", "float32", "B of W + B (W' − W)"),
@@ -110,7 +110,7 @@ def readouts_probe(job: Job, readouts: Mapping[str, Job]) -> Observer:
 
     def measure(job: Job, state: State) -> Values:
         columns: dict[str, list[np.ndarray]] = {name: [] for name in group.variables}
-        for other in readouts.values():
+        for other in rules.values():
             variant = replace(job, algorithm=other.algorithm)
             scores = evaluate(variant, state)
             step = np.asarray(scores.get("choice/step", 1.0 if variant.algorithm.finetune else 0.0))

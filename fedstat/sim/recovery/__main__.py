@@ -41,7 +41,7 @@ def parser() -> _cli.Parser:
     add = cli.add_argument_group("method").add_argument
     add("--kappa", type=float, nargs="+", default=list(KAPPA), metavar="K",
         help="proportions of the eigenvalue sum that the factors must reach")  # fmt: skip
-    add("--estimators", nargs="+", default=list(DEFAULT), metavar="E",
+    add("--methods", nargs="+", default=list(DEFAULT), metavar="NAME",
         help=f"methods: {', '.join(recovery.ESTIMATORS)}; icc is the agreement of clients and needs no "
         "kappa")  # fmt: skip
     output = _cli.add_output(cli, "store to write (default: none)", overwrite=True, plot="AUC against kappa")
@@ -62,8 +62,8 @@ def _work(args: argparse.Namespace) -> None:
         raise ValueError(f"--plot and --spectrum must be different files, but both are {args.plot}. Rename one.")
     if args.out is not None:
         _cli.claim(args, COMMAND)
-    names = ("p", "alpha", "kappa", "estimators", "clients", "d", "m", "replicates", "seed")
-    result = recover(**{name: getattr(args, name) for name in names}, progress=not args.quiet and sys.stderr.isatty())
+    names = ("p", "alpha", "kappa", "methods", "clients", "d", "m", "replicates", "seed")
+    result = recover(**{name: getattr(args, name) for name in names}, progress=not args.quiet)
     if args.out is not None:
         attrs = store.provenance(result.attrs["title"], json.loads(result.attrs["config"]),
                                  command=COMMAND, references=SOURCE)  # fmt: skip

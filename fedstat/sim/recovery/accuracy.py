@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
+from fedstat._utils.progress import track
 from fedstat.results.base import TERMINAL, aligned
 from fedstat.sim.model8 import SOURCE, Means, Model8, package_version, replicate_seed, truth
 from fedstat.stats import factor, icc, moments, split
@@ -55,14 +55,14 @@ def sums(model: Model8, *, agreement: bool) -> tuple[Floats, Floats]:
 
 
 def scores(
-    model: Model8, kappa: list[float], estimators: list[str], *, max_iter: int, tol: float
+    model: Model8, kappa: list[float], methods: list[str], *, max_iter: int, tol: float
 ) -> dict[str, NDArray[Any]]:
     """Compute :data:`VARIABLES` (kappa, estimator) of one draw of the weights, and n_factors (kappa,)."""
-    r, agreement = sums(model, agreement=ICC in estimators)
+    r, agreement = sums(model, agreement=ICC in methods)
     pairs = eigen(r)
     counts = count_factors(pairs[0], kappa)
     by_estimator = []
-    for name in estimators:
+    for name in methods:
         if name == ICC:
             values = {**score(agreement, model.unit_shared), "converged": [True], "n_iter": [0]}
             by_estimator.append({key: np.repeat(x, len(kappa)) for key, x in values.items()})
@@ -137,7 +137,7 @@ def require_agreement(model: Model8) -> None:
     if model.clients < 2 or model.d < 2:
         raise ValueError(
             f"agreement between clients (icc) needs at least 2 clients and 2 covariates, but got clients = "
-            f"{model.clients} and d = {model.d}. Leave icc out of the estimators."
+            f"{model.clients} and d = {model.d}. Leave icc out of the methods."
         )
 
 
@@ -149,7 +149,7 @@ def spectrum(
     p: float | Sequence[float] = 0.5,
     alpha: float | Sequence[float] = 0.4,
     kappa: float | Sequence[float] = GRID,
-    estimator: str = "pa",
+    method: str = "pa",
     clients: int = 100,
     d: int = 100,
     m: int = 200,
@@ -174,12 +174,12 @@ def spectrum(
         Proportions of shared units and of shared covariates. p must give both shared and personal units.
     kappa : float or sequence of float
         Proportions of the eigenvalue sum, 0 < kappa <= 1; they are sorted.
-    estimator : {"pa", "minres", "pc", "leverage"}
+    method : {"pa", "minres", "pc", "leverage"}
         Estimator of ν.
     clients, d, m, means, seed
         Parameters of :func:`fedstat.sim.generate`.
     max_iter, tol
-        Stopping rule of iterative estimators, as in :func:`fedstat.stats.factor.fit`.
+        Stopping rule of iterative methods, as in :func:`fedstat.stats.factor.fit`.
 
     Returns
     -------
@@ -222,7 +222,7 @@ def spectrum(
     """
     axes = grids(p=p, alpha=alpha, kappa=kappa)
     axes["kappa"].sort()
-    check.choice("estimator", estimator, factor.METHODS)
+    check.choice("method", method, factor.METHODS)
     check.integer("max_iter", max_iter, low=2)
     check.real("tol", tol, low=0)
     models = [
@@ -233,8 +233,8 @@ def spectrum(
         for model in row:
             require_both_kinds(model)
     with threadpool_limits(1, user_api="blas"):
-        spectra = [[_decompose(x, axes["kappa"], estimator, max_iter=max_iter, tol=tol) for x in row] for row in models]
-    settings = {**axes, "estimator": estimator, "clients": clients, "d": d, "m": m, "means": means, "seed": seed}
+        spectra = [[_decompose(x, axes["kappa"], method, max_iter=max_iter, tol=tol) for x in row] for row in models]
+    settings = {**axes, "estimator": method, "clients": clients, "d": d, "m": m, "means": means, "seed": seed}
     return xr.Dataset(
         {
             name: (("p", "alpha", *dims), np.array([[values[name] for values in row] for row in spectra]))
@@ -296,7 +296,7 @@ def recover(
     p: float | Sequence[float] = (0.2, 0.5, 0.8),
     alpha: float | Sequence[float] = 0.4,
     kappa: float | Sequence[float] = KAPPA,
-    estimators: str | Sequence[str] = DEFAULT,
+    methods: str | Sequence[str] = DEFAULT,
     clients: int = 100,
     d: int = 100,
     m: int = 200,
@@ -305,9 +305,9 @@ def recover(
     seed: int = 0,
     max_iter: int = 50,
     tol: float = 1e-3,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> xr.Dataset:
-    """Measure recovery of the true split from the true weights of model (8), over κ, p, α and estimators.
+    """Measure recovery of the true split from the true weights of model (8), over κ, p, α and methods.
 
     The factor analysis gets the true weights W_c of all clients, without training noise, as in the paper's oracle
     decomposition (FedFac §4.3.1). Any error is therefore due to κ and the estimator. Agreement between clients, which
@@ -320,7 +320,7 @@ def recover(
         Proportions of shared units and of shared covariates. p must give both shared and personal units.
     kappa : float or sequence of float
         Proportions of the eigenvalue sum, 0 < kappa <= 1.
-    estimators : sequence of str
+    methods : sequence of str
         Estimators of ν of :func:`fedstat.stats.factor.fit`, and ``"icc"``: agreement between clients, ICC2 of
         :func:`fedstat.icc`. It needs no κ and is repeated along kappa.
     clients, d, m, means
@@ -330,9 +330,9 @@ def recover(
         :func:`fedstat.sim.model8.replicate_seed`.
     seed : int
     max_iter, tol
-        Stopping rule of iterative estimators, as in :func:`fedstat.stats.factor.fit`.
-    progress : bool
-        Show a progress bar on stderr.
+        Stopping rule of iterative methods, as in :func:`fedstat.stats.factor.fit`.
+    progress : bool or None
+        Show how many draws are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -372,9 +372,9 @@ def recover(
     7    0.6       icc  1.00        4.0
     """
     axes: dict[str, Any] = grids(p=p, alpha=alpha, kappa=kappa)
-    axes["estimator"] = [estimators] if isinstance(estimators, str) else list(estimators)
-    for name in check.distinct("estimators", axes["estimator"]):
-        check.choice("estimators", name, ESTIMATORS)
+    axes["estimator"] = [methods] if isinstance(methods, str) else list(methods)
+    for name in check.distinct("methods", axes["estimator"]):
+        check.choice("methods", name, ESTIMATORS)
     axes["replicate"] = list(range(check.integer("replicates", replicates)))
     check.integer("max_iter", max_iter, low=2)
     check.real("tol", tol, low=0)
@@ -394,8 +394,8 @@ def recover(
     }
     n_factors = np.empty([len(axes[dim]) for dim in DIMS if dim != "estimator"], np.int64)
     # BLAS threads do not speed up a few hundred units, and on a busy machine make them twenty times slower.
-    with threadpool_limits(1, user_api="blas"):
-        for (i, j, r), model in tqdm(models.items(), disable=not progress, unit="draw"):
+    with threadpool_limits(1, user_api="blas"), track(models.items(), "draw", progress) as draws:
+        for (i, j, r), model in draws:
             by_name = scores(model, axes["kappa"], axes["estimator"], max_iter=max_iter, tol=tol)
             n_factors[i, j, :, r] = by_name.pop("n_factors")
             for name, values in by_name.items():

@@ -1,0 +1,290 @@
+"""Progress of long work: a bar in terminals and notebooks, plain lines elsewhere; and what to do after an interrupt.
+
+Nothing else in fedstat shows progress. Functions take ``progress``: True shows it, False does not, and None shows a bar
+in a terminal or notebook if the work takes longer than two seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
+
+Item = TypeVar("Item")
+DELAY = 2.0
+"""Seconds after which a bar appears that was not requested."""
+LINE_SECONDS = 1.0
+"""Seconds between two lines, without terminal and notebook; the last line always appears."""
+
+
+_SCREEN = {"ncols": 80, "nrows": 24}
+
+
+class Bar(Protocol):
+    """Progress of one loop, a context."""
+
+    def update(self, n: int = 1) -> object:
+        """Count ``n`` more items."""
+
+    def set_description(self, label: str) -> object:
+        """Set the label of the current work."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def progress_bar(total: int, unit: str, progress: bool | None, *, label: str = "", resumed: bool = False) -> Bar:
+    """Return the progress of a loop; a bar within another bar disappears at its end.
+
+    Parameters
+    ----------
+    total : int
+        Number of items.
+    unit : str
+        Name of an item, such as "round".
+    progress : bool or None
+        True shows progress; without terminal and notebook, as lines on stderr. False shows nothing. None shows a bar in
+        a terminal or notebook, after two seconds.
+    label : str
+        Name of the work.
+    resumed : bool
+        True if the first update counts the items that an earlier process finished, whose time is not known.
+
+    Raises
+    ------
+    ValueError
+        If ``progress`` is something else.
+    """
+    if progress is not None and not isinstance(progress, bool):
+        raise ValueError(f"progress must be True, False or None, but got {progress!r}")
+    place = None if progress is False else _place()
+    if place is None or (place == "pipe" and progress is None):
+        return _Silent()
+    if place == "pipe":
+        return _Lines(total, unit, label, resumed=resumed)
+    delay = 0.0 if progress else DELAY
+    return _Tqdm(total, unit, label, delay=delay, resumed=resumed, notebook=place == "notebook")
+
+
+@contextmanager
+def track(
+    items: Iterable[Item], unit: str, progress: bool | None, *, total: int | None = None
+) -> Iterator[Iterator[Item]]:
+    """Show how many items are done: a context with their iterator, whose bar ends with it, also after an error.
+
+    ``total`` is the number of items, if they have no length.
+
+    Examples
+    --------
+    >>> with track("ab", "letter", False) as letters:
+    ...     list(letters)
+    ['a', 'b']
+    """
+    if total is None:
+        items = items if isinstance(items, Collection) else list(items)
+        total = len(items)
+    with progress_bar(total, unit, progress) as shown:
+        yield _counted(items, shown)
+
+
+def _counted(items: Iterable[Item], shown: Bar) -> Iterator[Item]:
+    for item in items:
+        yield item
+        shown.update()
+
+
+def say(text: str) -> None:
+    """Print a line on stdout, above any bar."""
+    tqdm = sys.modules["tqdm"].tqdm if "tqdm" in sys.modules else None
+    if tqdm is not None and any(map(_is_shown, tqdm._instances)):
+        tqdm.write(text, file=sys.stdout)
+    else:
+        sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def on_interrupt(hint: Callable[[], str]) -> Iterator[None]:
+    """Add to a KeyboardInterrupt what is stored and how to resume; of nested contexts, the outermost says it."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.__notes__ = [hint()]
+        raise
+
+
+def _place() -> Literal["notebook", "terminal", "pipe"]:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is not None and "IPKernelApp" in shell.config:
+        return "notebook"
+    return "terminal" if sys.stderr is not None and sys.stderr.isatty() else "pipe"
+
+
+class _Silent:
+    """Progress that is not shown."""
+
+    def update(self, n: int = 1) -> None:
+        pass
+
+    def set_description(self, label: str) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Tqdm:
+    """Bar of tqdm: a widget in notebooks with ipywidgets, a line of text elsewhere."""
+
+    def __init__(self, total: int, unit: str, label: str, *, delay: float, resumed: bool, notebook: bool) -> None:
+        tqdm = _class()
+        self._line: _NotebookLine | None = None
+        options: dict[str, Any] = {"total": total, "unit": unit, "desc": label or f"{unit}s", "delay": delay}
+        if not notebook:
+            options |= _screen()
+        elif not _is_widget(tqdm):
+            self._line = _NotebookLine()
+            options |= _SCREEN | {"file": self._line}
+        self._bar, self._delay, self._resumed = tqdm(**options), delay, resumed
+        self._bar.leave = not self._bar.pos
+
+    def update(self, n: int = 1) -> None:
+        if self._resumed:
+            self._resumed, self._bar.n, self._bar.last_print_n, self._bar.initial = False, n, n, n
+            return
+        if self._bar.pos:
+            self._show_outer()
+        self._bar.update(n)
+
+    def _show_outer(self) -> None:
+        """Show the outer bars before this one, though none of their items is done."""
+        now = time.time()
+        if now < self._bar.start_t + self._delay:
+            return
+        for other in sorted(self._bar._instances, key=lambda other: abs(other.pos)):
+            if abs(other.pos) < abs(self._bar.pos) and not _is_shown(other) and other.start_t + other.delay <= now:
+                other.refresh()
+                other.last_print_t = now
+
+    def set_description(self, label: str) -> None:
+        self._bar.set_description(label, refresh=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+        if self._line is not None:
+            self._line.close(is_inner=not self._bar.leave)
+
+
+@cache
+def _class() -> Any:
+    """Return tqdm's class for this process; without ipywidgets, its import warns in notebooks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tqdm.auto import tqdm
+    return tqdm
+
+
+def _screen() -> dict[str, int]:
+    """Return the size of the terminal; in a terminal of unknown size, tqdm would show nothing."""
+    with suppress(OSError, ValueError, AttributeError):
+        size = os.get_terminal_size(sys.stderr.fileno())
+        return {"ncols": size.columns, "nrows": size.lines} if size.columns and size.lines else _SCREEN
+    return _SCREEN
+
+
+def _is_shown(bar: Any) -> bool:
+    """Return True if a bar of tqdm was shown, after its delay."""
+    return bool(bar.last_print_t >= bar.start_t + bar.delay)
+
+
+def _is_widget(tqdm: type) -> bool:
+    from tqdm.notebook import tqdm_notebook
+
+    return issubclass(tqdm, tqdm_notebook)
+
+
+class _NotebookLine:
+    """File whose last line is an output of a notebook; stderr would be red, and stdout cannot hold two bars."""
+
+    encoding = "utf-8"
+    _empty: ClassVar[list[Any]] = []  # outputs of inner bars that are gone, for the next ones
+
+    def __init__(self) -> None:
+        self._output: Any = None
+
+    def write(self, text: str) -> None:
+        start, _, line = text.rpartition("\r")
+        if start == line == "" or "\x1b" in text or not (line.strip() or text.startswith("\r")):
+            return  # movements between the lines of a terminal
+        content = {"text/plain": line.rstrip()}
+        if self._output is None and self._empty and line.strip():
+            self._output = self._empty.pop()
+        if self._output is not None:
+            self._output.update(content, raw=True)
+        elif line.strip():
+            from IPython.display import display
+
+            self._output = display(content, raw=True, display_id=True)
+
+    def close(self, *, is_inner: bool) -> None:
+        """Leave the output of an inner bar, now empty, to the next one; only the outermost bar stays."""
+        if not is_inner:
+            self._empty.clear()
+        elif self._output is not None:
+            self._empty.append(self._output)
+
+    def flush(self) -> None:
+        pass
+
+
+class _Lines:
+    """Progress for a log file: one line per update, at most one a second, on stderr."""
+
+    def __init__(self, total: int, unit: str, label: str, *, resumed: bool) -> None:
+        self._total, self._unit, self._label, self._resumed = total, unit, label, resumed
+        self._done = self._n_before = 0
+        self._start, self._last_line = time.monotonic(), -LINE_SECONDS
+
+    def update(self, n: int = 1) -> None:
+        self._done += n
+        if self._resumed:
+            self._resumed, self._n_before = False, n
+            return
+        spent = time.monotonic() - self._start
+        if spent - self._last_line < LINE_SECONDS and self._done < self._total:
+            return
+        self._last_line = spent
+        n_left = self._total - self._done
+        remaining = (
+            f", about {_seconds(spent / (self._done - self._n_before) * n_left)} left"
+            if self._done < self._total
+            else ""
+        )
+        name = f"{self._label}: " if self._label else ""
+        sys.stderr.write(f"{name}{self._done} of {self._total} {self._unit}s, {_seconds(spent)}{remaining}\n")
+        sys.stderr.flush()
+
+    def set_description(self, label: str) -> None:
+        self._label = label
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,72 @@
+"""Names of settings in the stores of runs: they stay as they were first written, so that every version finds them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_SETTINGS = {
+    "scenario": "label", "max_samples": "samples", "min_samples": "min_size", "test_fraction": "test",
+    "validation_fraction": "validation", "unseen_fraction": "new_share", "class_labels": "labels",
+    "prediction_rules": "readouts",
+}  # fmt: skip
+"""Settings of a run, by today's names: their names in stores."""
+
+_PROBES = {"split-half": "halves", "trained-weights": "uploads"}
+"""Values of the setting probe."""
+
+_RANDOM_SPLIT = {"shared_fraction": "share"}
+"""Settings of the algorithms random and random-redrawn."""
+
+
+def to_stored(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a run by the names in stores.
+
+    Examples
+    --------
+    >>> to_stored({"scenario": "a", "algorithm": "random", "options": ("shared_fraction=0.2",), "probe": ["drift"]})
+    {'label': 'a', 'algorithm': 'random', 'options': ('share=0.2',), 'probe': ['drift']}
+    """
+    return _rename(settings, _SETTINGS, _PROBES, _RANDOM_SPLIT)
+
+
+def from_stored(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a store by today's names.
+
+    Examples
+    --------
+    >>> from_stored({"label": "a", "samples": 40, "probe": ["halves"]})
+    {'scenario': 'a', 'max_samples': 40, 'probe': ['split-half']}
+    """
+    inverse = ({stored: name for name, stored in names.items()} for names in (_SETTINGS, _PROBES, _RANDOM_SPLIT))
+    return _rename(settings, *inverse)
+
+
+def _rename(
+    settings: Mapping[str, Any], names: Mapping[str, str], probes: Mapping[str, str], of_random: Mapping[str, str]
+) -> dict[str, Any]:
+    renamed = {names.get(name, name): value for name, value in settings.items()}
+    if isinstance(probe := renamed.get("probe"), list | tuple):
+        renamed["probe"] = type(probe)(probes.get(name, name) for name in probe)
+    if re.match(r"random(?![a-z])", str(settings.get("algorithm", ""))):
+        if isinstance(options := renamed.get("options"), list | tuple):
+            renamed["options"] = type(options)(_rename_option(option, of_random) for option in options)
+        if isinstance(values := renamed.get("algorithm_settings"), Mapping):
+            renamed["algorithm_settings"] = _rename_keys(values, of_random)
+        for key in ("prediction_rules", "readouts"):
+            if isinstance(rules := renamed.get(key), Mapping):
+                renamed[key] = {
+                    rule: _rename_keys(values, of_random) if isinstance(values, Mapping) else values
+                    for rule, values in rules.items()
+                }
+    return renamed
+
+
+def _rename_keys(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def _rename_option(option: str, names: Mapping[str, str]) -> str:
+    name, equals, value = str(option).partition("=")
+    return f"{names.get(name, name)}{equals}{value}"

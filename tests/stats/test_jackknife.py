@@ -1,0 +1,163 @@
+"""The delete-a-group jackknife of communalities: against refits without clients, and against repeated sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import fedstat
+from fedstat._utils.streams import generator
+from fedstat.stats import factor, resampling
+from fedstat.stats.moments import correlation, moments
+
+LOADINGS = np.zeros((12, 2))
+LOADINGS[:5, 0], LOADINGS[5:9, 1] = 1.2, 0.8
+
+
+def sample(rng: np.random.Generator, clients: int, *, noise: float = 1.0) -> np.ndarray:
+    """Two factors, drawn anew for each client; the last three units have none."""
+    factors = rng.normal(size=(clients, 2, 30))
+    return np.einsum("uf,kfw->kuw", LOADINGS, factors) + noise * rng.normal(size=(clients, 12, 30))
+
+
+def communality(w: np.ndarray, **options: Any) -> np.ndarray:
+    return np.asarray(factor.fit(correlation(moments(w.swapaxes(1, 2).reshape(-1, w.shape[1]))), **options).communality)
+
+
+def rms_error(errors: list[np.ndarray]) -> np.ndarray:
+    return np.sqrt(np.mean(np.square(errors), axis=0))
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
+@pytest.mark.parametrize("method", factor.METHODS)
+def test_refits_are_analyses_without_each_group(method: factor.Method) -> None:
+    """With the initial values and the number of iterations of the split."""
+    w = np.random.default_rng(0).normal(size=(9, 20, 12))
+    result = fedstat.jackknife(w, n_groups=4, seed=3, kappa=0.75, method=method)
+    assert method != "pa" or not result.converged.any()
+    assert np.bincount(result.client_groups).tolist() == [3, 2, 2, 2]
+    expected = [communality(w[result.client_groups != g], kappa=0.75, method=method) for g in range(4)]
+    assert_allclose(result.communality, expected, atol=1e-7)
+    assert_allclose(result.std_error, np.sqrt(3 * np.var(expected, axis=0)), atol=1e-7)
+
+
+def test_groups_are_clients_or_random_or_clusters() -> None:
+    w = sample(np.random.default_rng(0), 60)
+    assert len(fedstat.jackknife(w[:7], n_factors=2).communality) == 7
+    by_default = fedstat.jackknife(w, n_factors=2)
+    assert len(by_default.communality) == 50
+    other = fedstat.jackknife(w, n_factors=2, seed=1)
+    assert (by_default.client_groups != other.client_groups).any()
+    assert (resampling.divide_clients(60, 60, seed=1) == np.arange(60)).all()
+    names = np.array(["b", "a", "c"])[generator(0, "names").integers(0, 3, 60)]
+    clusters = fedstat.jackknife(w, n_factors=2, clusters=names)
+    assert_allclose(clusters.communality[0], communality(w[names != "a"], n_factors=2), atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_groups": 1}, "n_groups must be"),
+        ({"n_groups": 8}, "n_groups must be"),
+        ({"clusters": ["a"] * 7}, r"clusters must be at least 2, but got 1 \(a\)"),
+        ({"clusters": [0, 1]}, "clusters"),
+        ({"clusters": [0, 0, 0, 1, 1, 1, 1], "n_groups": 2}, "n_groups has no effect"),
+        ({"method": "icc"}, "jackknife needs a method of factor analysis"),
+    ],
+)
+def test_groups_that_do_not_exist_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fedstat.jackknife(sample(np.random.default_rng(0), 7), n_factors=2, **options)
+
+
+def test_a_single_client_has_no_standard_error() -> None:
+    with pytest.raises(ValueError, match="at least 2 clients"):
+        fedstat.jackknife(sample(np.random.default_rng(0), 1), n_factors=2)
+
+
+def test_a_constant_unit_has_no_standard_error() -> None:
+    w = sample(np.random.default_rng(0), 8)
+    w[:, 3] = 0
+    w[1:, 4] = 0  # varies in one client only
+    result = fedstat.jackknife(w, n_factors=2, method="pc")
+    assert np.flatnonzero(np.isnan(result.std_error)).tolist() == [3, 4]
+    assert np.flatnonzero(np.isnan(result.df)).tolist() == [3, 4]
+
+
+def errors_and_truth(draw: Any, options: dict[str, Any], *, n_samples: int = 25, n_truth: int = 200) -> tuple[Any, Any]:
+    """Root mean square of the standard errors, and the standard deviation over repeated sampling."""
+    rng = np.random.default_rng(1)
+    truth = np.std([communality(draw(rng), n_factors=2) for _ in range(n_truth)], axis=0, ddof=1)
+    return rms_error([fedstat.jackknife(draw(rng), n_factors=2, **options).std_error for _ in range(n_samples)]), truth
+
+
+INITIAL = np.random.default_rng(5).uniform(-1, 1, size=(12, 30))
+CASES: dict[str, tuple[Any, dict[str, Any], float]] = {
+    "each client": (lambda rng: sample(rng, 20), {}, 0.2),
+    "10 groups": (lambda rng: sample(rng, 40), {"n_groups": 10}, 0.2),
+    "6 clients": (lambda rng: sample(rng, 6), {}, 0.25),
+    "near common initial parameters": (lambda rng: INITIAL + 0.05 * sample(rng, 20), {}, 0.2),
+}
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_standard_errors_are_those_of_repeated_sampling(name: str) -> None:
+    """Medians over units, whose Monte Carlo error is 5 to 8%; a unit without a factor has an unstable fit."""
+    draw, options, tolerance = CASES[name]
+    errors, truth = errors_and_truth(draw, options)
+    assert abs(np.median(errors / truth) - 1) < tolerance
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
+def test_dependent_clients_need_their_clusters() -> None:
+    """Clients of a cluster have common loadings: random groups give a third too little, clusters do not."""
+    clusters = np.arange(40) // 4
+
+    def draw(rng: np.random.Generator) -> np.ndarray:
+        loadings = LOADINGS + 0.6 * rng.normal(size=(10, 12, 2))
+        return np.einsum("kuf,kfw->kuw", loadings[clusters], rng.normal(size=(40, 2, 30))) + rng.normal(
+            size=(40, 12, 30)
+        )
+
+    for options, low, high in (({}, 0.5, 0.8), ({"clusters": clusters}, 0.9, 1.5)):
+        errors, truth = errors_and_truth(draw, options)
+        assert low < np.median(errors / truth) < high
+
+
+def test_standard_errors_are_near_those_of_the_bootstrap() -> None:
+    w = sample(np.random.default_rng(0), 40)
+    bootstrap = fedstat.bootstrap(w, n_factors=2, n_boot=100).std_error
+    assert abs(np.median(fedstat.jackknife(w, n_factors=2).std_error / bootstrap) - 1) < 0.15
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.results.AgreementWarning")
+def test_a_diverged_client_dominates_and_is_reported() -> None:
+    w = sample(np.random.default_rng(0), 20)
+    alike = fedstat.jackknife(w, n_factors=2)
+    w[3] = 10 * np.random.default_rng(1).normal(size=w[3].shape)
+    diverged = fedstat.jackknife(w, n_factors=2)
+    assert np.median(diverged.df) < 1.5 < 4 < np.median(alike.df)
+    titles = [[caution.title for caution in result.cautions()] for result in (alike, diverged)]
+    assert "Few clients dominate" not in titles[0]
+    assert "Few clients dominate" in titles[1]
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.results.AgreementWarning")
+def test_factors_that_are_not_identified_are_reported_since_standard_errors_are_too_large() -> None:
+    """Units without common factors: the eigenvalues at the cut are near each other."""
+
+    def draw(rng: np.random.Generator) -> np.ndarray:
+        return rng.normal(size=(20, 12, 30))
+
+    rng = np.random.default_rng(2)
+    truth = np.std([communality(draw(rng), n_factors=4, method="pc") for _ in range(200)], axis=0, ddof=1)
+    results = [fedstat.jackknife(draw(rng), n_factors=4, method="pc") for _ in range(20)]
+    assert np.median(rms_error([result.std_error for result in results]) / truth) > 1.3
+    reported = ["Factors not identified" in [caution.title for caution in result.cautions()] for result in results]
+    assert np.mean(reported) > 0.8
+    identified = fedstat.jackknife(sample(rng, 20), n_factors=2)
+    assert not [caution for caution in identified.cautions() if caution.title == "Factors not identified"]

@@ -1,0 +1,74 @@
+"""What a stored run is: settings of runs of any kind, and a summary that says how far a run is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import xarray as xr
+from small_runs import NET, SETTINGS, dense
+
+import fedstat
+from fedstat.fl import algorithms
+
+
+def trained(out: Path, rounds: int = 3, **options: object) -> xr.DataTree:
+    return fedstat.fl.train(dense(), NET, algorithms.fedavg(), out=out, **SETTINGS | {"rounds": rounds} | options)
+
+
+def test_settings_are_those_of_the_store_for_every_kind_of_run(tmp_path: Path) -> None:
+    run = trained(tmp_path / "fl.zarr")
+    for source in (run, tmp_path / "fl.zarr", str(tmp_path / "fl.zarr")):
+        found = fedstat.settings(source)
+        assert {name: found[name] for name in ("algorithm", "rounds", "seed", "participation")} == {
+            "algorithm": "fedavg", "rounds": 3, "seed": 5, "participation": 0.6,
+        }  # fmt: skip
+    small = {"clients": 4, "d": 6, "m": 8, "n_train": 10, "rounds": 1, "threads": 1}
+    study = fedstat.sim.study(p=0.5, methods=["local"], **small)
+    assert fedstat.settings(study)["methods"] == ["local"]
+    with pytest.raises(ValueError, match="is not a run of fedstat"):
+        fedstat.settings(xr.DataTree())
+    with pytest.raises(FileNotFoundError):
+        fedstat.settings(tmp_path / "none.zarr")
+
+
+def test_a_summary_says_how_far_a_run_is_and_agrees_with_the_store(tmp_path: Path) -> None:
+    rounds: list[int] = []
+
+    def stop(step: int) -> None:
+        rounds.append(step)
+        if sum(rounds) == 2:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        trained(out, rounds=6, progress=stop, checkpoints=[1])
+    unfinished = fedstat.summary(out)
+    assert (unfinished["rounds"], unfinished["weights"]) == ("2 of 6, not finished", "after round 1")
+    run = fedstat.fl.finish(out)
+    found = fedstat.summary(run)
+    metrics = run["metrics"].to_dataset()
+    last = metrics["accuracy"].isel(round=-1)
+    expected = float((last * metrics["n_test"]).sum() / metrics["n_test"].sum())
+    assert float(re.match(r"[\d.]+", found["accuracy"])[0]) == round(expected, 3)
+    assert found["rounds"] == "2, finished"
+    assert found["weights"] == "after rounds 1, 2"
+    assert found["layers"] == "fc1 (10 units), fc2 (1 unit); 81 parameters"
+    assert found["data"] == "5 clients, 120 training and 40 test samples"
+
+
+def test_records_print_in_80_columns_and_escape_names() -> None:
+    data = dense().assign_coords(split=("sample", dense()["split"].values))
+    run = fedstat.fl.train(data, NET, algorithms.fedavg(), rounds=1, about={"label": "<b>" + "long " * 40})
+    for record in (fedstat.settings(run), fedstat.summary(run)):
+        assert max(map(len, repr(record).splitlines())) <= 80
+        assert "<b>" not in record._repr_html_()
+        assert record._repr_html_().count("<tr>") == len(record)
+
+
+def test_a_summary_of_another_store_has_its_dims() -> None:
+    small = {"clients": 4, "d": 6, "m": 8, "n_train": 10, "rounds": 1, "threads": 1}
+    found = fedstat.summary(fedstat.sim.study(p=0.5, methods=["local"], **small))
+    assert found["made by"] == "fedstat.sim"
+    assert "client 4" in found["dims"]

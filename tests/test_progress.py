@@ -1,0 +1,280 @@
+"""Progress: a bar in a terminal and in a notebook, lines in a pipe, nothing unless work takes long or is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from small_runs import NET, SETTINGS, dense
+
+import fedstat
+from fedstat import fl, study
+from fedstat._utils import progress
+from fedstat.fl import algorithms
+from fedstat.study import grid
+from fedstat.study.experiment import Settings
+
+LAYERS = {
+    name: {f"fc{i}.weight": np.random.default_rng([i, c]).normal(size=(6, 20)) for i in (1, 2)}
+    for c, name in enumerate("abcde")
+}
+ONE = np.random.default_rng(0).normal(size=(5, 6, 20))
+
+SLOW = """
+import time
+from fedstat._utils.progress import progress_bar, say, track
+progress_bar.__globals__["DELAY"] = 0.3
+def rounds(label):
+    with progress_bar(4, "round", {progress}, label=label) as bar:
+        for _ in range(4):
+            time.sleep(0.15)
+            bar.update()
+with track(range(2), "run", {progress}) as runs:
+    for number in runs:
+        rounds(f"method {{number}}")
+        say(f"run {{number}} is done")
+"""
+INTERRUPTED = """
+import os, signal, time
+from fedstat._utils.progress import on_interrupt, progress_bar
+with on_interrupt(lambda: "To resume, repeat the call."), progress_bar(9, "round", True) as bar:
+    for number in range(9):
+        time.sleep(0.15)
+        bar.update()
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+"""
+
+
+def in_terminal(code: str) -> str:
+    """Output of a Python process in a pseudo-terminal."""
+    ours, its = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=its, stdout=its, stderr=its, close_fds=True)
+    os.close(its)
+    parts = [b""]
+    with contextlib.suppress(OSError):  # the process has closed its end
+        while part := os.read(ours, 4096):
+            parts.append(part)
+    process.wait()
+    os.close(ours)
+    return b"".join(parts).decode()
+
+
+def in_pipe(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def in_notebook(*codes: str) -> list[list[dict[str, Any]]]:
+    """Outputs of the cells of a notebook that a Jupyter kernel has run."""
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    code = (
+        "import json, sys, nbformat, nbclient\n"
+        "v4 = nbformat.v4\n"
+        "notebook = v4.new_notebook(cells=[v4.new_code_cell(cell) for cell in json.load(sys.stdin)])\n"
+        "nbclient.NotebookClient(notebook, kernel_name='python3', allow_errors=True).execute()\n"
+        "print(json.dumps([cell.outputs for cell in notebook.cells]))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(codes), capture_output=True, text=True, check=True
+    )
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("asked", ["True", "None"])
+def test_a_terminal_shows_nested_bars_with_rounds_and_the_time_left(asked: str) -> None:
+    output = in_terminal(SLOW.format(progress=asked))
+    assert re.search(r"method 1: +75%\|.*\| 3/4 \[00:00<00:00, +[\d.]+round/s\]", output)
+    assert re.search(r"runs: +50%\|.*\| 1/2 \[00:0\d<00:0\d", output)
+    assert re.search(r"runs: 100%\|.*\| 2/2 ", output)
+    assert output.index("runs:   0%") < output.index("method 0:"), "the outer bar stands above"
+    assert "run 0 is done\r\n" in output
+
+
+def test_a_terminal_shows_nothing_of_short_work_or_if_refused() -> None:
+    assert in_terminal(SLOW.format(progress="None").replace("0.3", "9")).replace("\r", "").split("\n") == [
+        "run 0 is done", "run 1 is done", "",
+    ]  # fmt: skip
+    assert "round" not in in_terminal(SLOW.format(progress="False"))
+
+
+def test_a_pipe_gets_plain_lines_on_stderr_if_asked() -> None:
+    ran = in_pipe(SLOW.format(progress="True").replace("0.3", "0.3; progress_bar.__globals__['LINE_SECONDS'] = 0.0"))
+    assert ran.stdout == "run 0 is done\nrun 1 is done\n"
+    lines = ran.stderr.splitlines()
+    assert [re.sub(r"\d+ s", "N s", line) for line in lines[:5]] == [
+        "method 0: 1 of 4 rounds, N s, about N s left",
+        "method 0: 2 of 4 rounds, N s, about N s left",
+        "method 0: 3 of 4 rounds, N s, about N s left",
+        "method 0: 4 of 4 rounds, N s",
+        "1 of 2 runs, N s, about N s left",
+    ]
+    assert "\r" not in ran.stderr
+    assert "\x1b" not in ran.stderr
+    assert in_pipe(SLOW.format(progress="None")).stderr == ""
+
+
+def test_a_notebook_shows_bars_and_nothing_on_stderr() -> None:
+    ((outer, inner, *rest),) = in_notebook(SLOW.format(progress="None"))
+    assert re.search(r"runs: 100%\|.*\| 2/2 \[", outer["data"]["text/plain"])
+    assert inner["data"]["text/plain"] == "", "the inner bar is gone"
+    assert {output["name"] for output in rest} == {"stdout"}, "runs share the place of their bars"
+    assert "".join(output["text"] for output in rest) == "run 0 is done\nrun 1 is done\n"
+
+
+def test_an_interrupt_says_how_to_resume() -> None:
+    ((bar, error),) = in_notebook(INTERRUPTED)
+    assert "4/9" in bar["data"]["text/plain"]
+    assert error["ename"] == "KeyboardInterrupt"
+    assert "To resume, repeat the call." in "\n".join(error["traceback"])
+    output = in_terminal(INTERRUPTED)
+    assert output.rstrip().endswith("KeyboardInterrupt\r\nTo resume, repeat the call.")
+    assert "4/9" in output
+
+
+def test_of_nested_calls_the_outer_one_says_how_to_resume() -> None:
+    with (
+        pytest.raises(KeyboardInterrupt) as stopped,
+        progress.on_interrupt(lambda: "outer"),
+        progress.on_interrupt(lambda: "inner"),
+    ):
+        raise KeyboardInterrupt
+    assert stopped.value.__notes__ == ["outer"]
+
+
+def test_lines_come_once_a_second_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 130.0, 130.1])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with progress.progress_bar(10, "round", True, label="a run", resumed=True) as bar:
+        bar.update(4)  # by an earlier process
+        for n in (1, 1, 1, 1, 1, 0, 1):
+            bar.update(n)
+    assert capsys.readouterr().err.splitlines() == [
+        "a run: 5 of 10 rounds, 0 s, about 2 s left",
+        "a run: 8 of 10 rounds, 2 s, about 1 s left",
+        "a run: 9 of 10 rounds, 130 s, about 26 s left".replace("130 s", "2 min"),
+        "a run: 10 of 10 rounds, 2 min",
+    ]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
+    """Counts that were shown since the last call, "3 of 5 rounds", one per update."""
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    return lambda: re.findall(r"\d+ of \d+ \w+", capsys.readouterr().err)
+
+
+def counted(n: int, unit: str) -> list[str]:
+    return [f"{i} of {n} {unit}s" for i in range(1, n + 1)]
+
+
+VERBS: dict[str, tuple[Callable[..., Any], list[str]]] = {
+    "fa": (lambda **options: fedstat.fa(LAYERS, kappa=0.5, layer="*", **options), []),
+    "split": (lambda **options: fedstat.split(LAYERS, kappa=0.5, layer="*", **options), []),
+    "icc": (lambda **options: fedstat.icc(LAYERS, layer="*", **options), []),
+    "bootstrap": (lambda **options: fedstat.bootstrap(ONE, kappa=0.5, n_boot=7, **options), counted(7, "sample")),
+    "permutation_test": (
+        lambda **options: fedstat.permutation_test(ONE, kappa=0.5, n_permutations=7, **options),
+        counted(7, "permutation"),
+    ),
+    "sensitivity": (
+        lambda **options: fedstat.sensitivity(ONE, kappa=0.5, n_starts=2, **options),
+        counted(12, "choice"),
+    ),
+    "split_map": (
+        lambda **options: fedstat.split_map(ONE, kappas=(0.5,), methods=("pc", "icc"), **options),
+        counted(2, "fit"),
+    ),
+    "client_clusters": (
+        lambda **options: fedstat.client_clusters(ONE.reshape(5, -1), n_clusters=2, n_subsamples=5, **options),
+        counted(5, "subsample"),
+    ),
+    "read_weights": (lambda **options: fedstat.read_weights(LAYERS.values(), **options), counted(5, "client")),
+    "fl.train": (
+        lambda **options: fl.train(dense(), NET, algorithms.fedavg(), **SETTINGS, rounds=3, **options),
+        counted(3, "round"),
+    ),
+    "study.run": (
+        lambda **options: study.run(Settings(clients=6, rounds=2, participation=0.5), **options), counted(2, "round")
+    ),
+    "sim.study": (
+        lambda **options: fedstat.sim.study(
+            p=0.5, alpha=0.4, replicates=1, methods=["true", "local"], clients=4, d=6, m=6, n_train=10, rounds=2,
+            threads=1, **options
+        ),
+        counted(4, "round"),
+    ),
+    "ntk.convergence": (
+        lambda **options: fedstat.ntk.convergence(
+            np.eye(6).reshape(2, 3, 6), np.ones((2, 3)), widths=[16], methods=["fedsplit"], rounds=3, **options
+        ),
+        counted(5, "network"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VERBS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_long_call_counts_its_outer_loop(name: str, lines: Callable[[], list[str]]) -> None:
+    call, expected = VERBS[name]
+    for silent in ({}, {"progress": None}, {"progress": False}):
+        call(**silent)
+        assert lines() == [], "without terminal and notebook, only True shows progress"
+    call(progress=True)
+    shown = lines()
+    assert [line for line in shown if not expected or line in expected] == (expected or shown)
+    if not expected:
+        assert [line for line in shown if "client" in line][:5] == counted(5, "client"), "reading"
+        assert [line for line in shown if "layer" in line] == counted(2, "layer")
+    with pytest.raises(ValueError, match="progress must be True, False or None, but got 'yes'"):
+        call(progress="yes")
+
+
+def test_a_bar_ends_with_its_loop_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_place", lambda: "terminal")
+    wrong = {name: state | {"fc2.weight": np.full((6, 20), np.nan)} for name, state in LAYERS.items()}
+    with pytest.raises(ValueError, match="NaN") as raised:
+        fedstat.bootstrap(wrong, kappa=0.5, n_boot=3, layer="*", progress=True)
+    assert raised.tb, "its frames are alive, and with them the loop over layers"
+    assert not progress._class()._instances
+
+
+def test_every_call_that_can_take_long_has_the_argument() -> None:
+    calls = [
+        *(getattr(fedstat, name) for name in VERBS if "." not in name), fedstat.n_factors, fedstat.report, fl.train,
+        study.run, study.tune, grid.run_all, fedstat.sim.study, fedstat.motivation.study, fedstat.ntk.convergence,
+        fedstat.ntk.generalization, fedstat.attack.leakage,
+    ]  # fmt: skip
+    for call in calls:
+        assert inspect.signature(call).parameters["progress"].default is None, call.__name__
+
+
+def test_a_grid_counts_runs_and_their_rounds(tmp_path: Path, lines: Callable[[], list[str]]) -> None:
+    runs = [Settings(clients=6, rounds=2, participation=0.5, seed=seed) for seed in range(2)]
+    list(grid.run_all(runs, tmp_path, progress=True))
+    assert lines() == [*counted(2, "round"), "1 of 2 runs", *counted(2, "round"), "2 of 2 runs"]
+    list(grid.run_all(runs, tmp_path, progress=True))
+    assert lines() == counted(2, "run"), "finished runs are not repeated"
+    fedstat.report(tmp_path, progress=True)
+    assert lines()[:2] == counted(2, "run")
+
+
+def test_no_other_module_shows_progress() -> None:
+    folder = Path(fedstat.__file__).parent
+    users = [path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if "tqdm" in path.read_text()]
+    assert users == ["_utils/progress.py"]
