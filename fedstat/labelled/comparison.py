@@ -15,7 +15,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision, refuse_replicates
-from fedstat.labelled.inputs import layers_of_run
+from fedstat.labelled.runs import layers_of_run
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.stats.compare import LEAST_PAIRS, paired_test
 from fedstat.stats.eigenvalues import effective_rank as rank_of

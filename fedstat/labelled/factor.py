@@ -16,6 +16,7 @@ from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import LayerSums, correlation_matrix, labels, numpy_of, row_sums, standard, sums, values_of
 from fedstat.labelled.inputs import by_layer, subtract_baseline
+from fedstat.labelled.runs import Stage
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
 from fedstat.stats import eigenvalues, entropy, factor, split
 from fedstat.stats.moments import correlation, require_memory
@@ -143,6 +144,7 @@ def fa(
     tol: float | None = None,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
 ) -> FactorResult:
     """Fit a factor analysis to a layer's hidden units (FedFac §4.1).
@@ -185,7 +187,7 @@ def fa(
         Maximum number of eigendecompositions: 50 for ``"pa"``, 1000 for ``"minres"``.
     tol : float, optional
         Stop when no communality changes by more than this: 1e-3 for ``"pa"``, 1e-6 for ``"minres"``.
-    layer, checkpoint, baseline
+    layer, checkpoint, stage, baseline
         Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
 
     Returns

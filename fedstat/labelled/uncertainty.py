@@ -16,6 +16,7 @@ from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import LayerSums, Weights, client_sums, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, align_init, fa, warn_if_single_client
 from fedstat.labelled.inputs import by_layer, subtract_baseline
+from fedstat.labelled.runs import Stage
 from fedstat.labelled.splitting import split_sums, warn_if_contradicted
 from fedstat.results import ConvergenceWarning, SplitResult
 from fedstat.results.uncertainty import (
@@ -64,6 +65,7 @@ def bootstrap(
     executor: Executor | None = None,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
     **options: Unpack[ReplicateOptions],
 ) -> BootstrapResult:
@@ -89,7 +91,7 @@ def bootstrap(
         ``Client.get_executor()``. Its workers analyze the bootstrap samples, each on one BLAS thread. Results do not
         depend on the executor or its workers. They equal results without executor if BLAS has one thread
         (``OMP_NUM_THREADS=1``). With several BLAS threads and at least 300 units they differ by rounding.
-    layer, checkpoint, baseline
+    layer, checkpoint, stage, baseline
         Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
     **options
         n_factors, method, init, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, listed in
@@ -152,6 +154,7 @@ def permutation_test(
     executor: Executor | None = None,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
     **options: Unpack[ReplicateOptions],
 ) -> PermutationResult:
@@ -163,7 +166,7 @@ def permutation_test(
 
     Parameters
     ----------
-    weights, kappa, executor, layer, checkpoint, baseline, **options
+    weights, kappa, executor, layer, checkpoint, stage, baseline, **options
         As in :func:`bootstrap`.
     n_permutations : int
         Number of permutations.
@@ -230,6 +233,7 @@ def sensitivity(
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
 ) -> SensitivityResult:
     """Compare a split with splits under other analysis choices, changed one at a time.
@@ -250,7 +254,7 @@ def sensitivity(
         Number of random initial values to compare, for ``"pa"`` and ``"minres"``.
     seed : int
         Seed of the random initial values.
-    layer, checkpoint, baseline
+    layer, checkpoint, stage, baseline
         As in :func:`fedstat.split`.
 
     Returns
@@ -321,6 +325,7 @@ def n_factors(
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
 ) -> NFactorsResult:
     """Estimate the number of factors by six rules.
@@ -343,7 +348,7 @@ def n_factors(
         Quantile of their eigenvalues.
     seed : int
         Seed of the random data sets.
-    layer, checkpoint, baseline
+    layer, checkpoint, stage, baseline
         As in :func:`fedstat.fa`.
 
     Returns

@@ -21,7 +21,7 @@ from fedstat.study import summary
 OF_FACTORS = {"FactorResult", "SplitResult", "BootstrapResult", "PermutationResult", "SensitivityResult"}
 MEANT = {
     "client_similarity": {"ClientClustersResult"},
-    "communality": OF_FACTORS | {"IccResult"},
+    "communality": OF_FACTORS | {"IccResult", "StoredSplitResult"},
     "convergence": {"ConvergenceResult"},
     "differences": {"ComparisonResult", "RunsResult"},
     "entropies": {"EntropyResult"},
