@@ -177,10 +177,10 @@ def icc(
             result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
             test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
         )  # fmt: skip
-    known = weights.attrs if isinstance(weights, xr.DataArray) else {}
+    attrs = weights.attrs if isinstance(weights, xr.DataArray) else {}
     return replace(
         result, baseline_subtracted=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1],
-        reasons=known.get(REASONS), common_start=known.get(COMMON_START, False),
+        reasons=attrs.get(REASONS), common_start=attrs.get(COMMON_START, False),
     )  # fmt: skip
 
 

@@ -261,8 +261,8 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
     Parameters
     ----------
     weights : DataTree, or array, tensor or DataArray (client, unit, weight...)
-        A run: all layers and checkpoints of its ``/weights``. Or the weights of one layer; a DataArray may have a dim
-        ``checkpoint``.
+        A run: all layers and checkpoints of its ``/weights``, as clients predict, after aggregation: the personal part
+        is what averaging leaves. Or the weights of one layer; a DataArray may have a dim ``checkpoint``.
     baseline : {"mean"}, or str, or None
         Shared part, subtracted first so that the personal part remains:
 

@@ -18,6 +18,7 @@ from fedstat.labelled.arrays import LayerSums, correlation_matrix, labels, numpy
 from fedstat.labelled.inputs import by_layer, subtract_baseline
 from fedstat.labelled.runs import Stage
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
+from fedstat.results.tables import count
 from fedstat.stats import eigenvalues, entropy, factor, split
 from fedstat.stats.moments import correlation, require_memory
 
@@ -406,8 +407,9 @@ def _warn_if_improper(result: FactorResult, eigenvalues: NDArray[Any]) -> None:
     if not result.converged:
         remedy = "Set max_iter=1000" if result.n_iter < 1000 else "Raise max_iter"
         check.warn(
-            f"{result.method} did not converge in {result.n_iter} iterations (last change {result.residual:.2g}). "
-            f"{remedy} or lower {'kappa' if result.kappa else 'n_factors'}; check with fedstat.sensitivity.",
+            f"{result.method} did not converge in {count(result.n_iter, 'iteration')} (last change "
+            f"{result.residual:.2g}). {remedy} or lower {'kappa' if result.kappa else 'n_factors'}; check with "
+            "fedstat.sensitivity.",
             ConvergenceWarning,
         )
 

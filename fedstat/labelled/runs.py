@@ -90,7 +90,7 @@ def group_of(tree: xr.DataTree, stage: Stage | None) -> xr.DataTree:
 
 
 def drop_unselected(weights: xr.DataArray) -> xr.DataArray:
-    """Drop clients whose weights are all NaN, as those of clients that were not selected are before aggregation."""
+    """Drop clients whose weights are all NaN: they were not selected, and have no weights before aggregation."""
     is_selected = weights.notnull().any([dim for dim in weights.dims if dim != "client"])
     return weights.isel(client=np.flatnonzero(is_selected.to_numpy()))
 
@@ -126,11 +126,11 @@ def require_unshared(run: xr.DataTree, shared: dict[str, NDArray[np.bool_]]) -> 
     is_stored = "uploads" in run.children
     before = "this run holds them" if is_stored else "train again with probe='uploads', which stores them"
     rest = [layer for layer in shared if layer not in averaged]
-    others = f", or select layers without shared units: layer={rest!r}" if rest else ""
+    hint = f", or select layers without shared units: layer={rest!r}" if rest else ""
     raise ValueError(
         f"the run's weights are averaged over clients: shared units are equal in all clients by construction, here "
         f"{few(numbers, 4)}. Analyze the weights before averaging by stage='trained' ({before}), or these averaged "
-        f"weights nevertheless by stage='aggregated' (--stage in commands){others}."
+        f"weights nevertheless by stage='aggregated' (--stage in commands){hint}."
     )
 
 

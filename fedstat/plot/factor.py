@@ -359,7 +359,7 @@ def split_map(result: Any, *, ax: Axes | None = None, **options: Any) -> Axes:
         Axes to draw on; by default those of a new figure.
     **options
         Arguments of :func:`fedstat.split_map`, if ``result`` holds weights; such as ``kappas`` or, for a run,
-        ``layer``.
+        ``layer`` and ``stage``.
 
     Returns
     -------

@@ -313,7 +313,9 @@ class IccResult(Result):
         if self.baseline_subtracted or not differs.any():
             return ""
         if self.common_start:
-            return "clients started from common initial parameters, which alone make them agree; baseline= subtracts them"
+            return (
+                "clients started from common initial parameters, which alone make them agree; baseline= subtracts them"
+            )
         top, is_agreeing = float(self.agreement[differs].max()), self._is_agreeing[differs].any()
         if top < _NEAR_1 and not (self._identical.any() and is_agreeing):
             return ""
@@ -399,7 +401,7 @@ class IccResult(Result):
             return []
         least = 1 / (1 + t.n_patterns)
         if self.inference == "permutation":
-            size = f"{t.n_patterns} permutations; smallest possible {p_equals(least)}"
+            size = f"{count(t.n_patterns, 'permutation')}; smallest possible {p_equals(least)}"
             h0 = "units are exchangeable within clients (assumes equal covariances)"
             return [f"  Permutation test, H0: {h0}: {p_equals(p)} ({size})"]
         if least > 1 - self.level:

@@ -137,20 +137,20 @@ class StoredSplitResult(Result):
         return [
             f"Split of {size}: {n['shared']} shared, {n['personal']} personal, {n['constant']} constant",
             f"Stored by the run: {self.algorithm}, round {self.round}, layer {self.layer}",
-            *self._describe_rule(n),
+            *self._describe_rule(),
             *describe_constant(self.units, self.group == "constant"),
             "New analysis of the weights: stage='trained' (before averaging) or 'aggregated'",
         ]
 
-    def _describe_rule(self, n: Mapping[str, int]) -> Iterator[str]:
+    def _describe_rule(self) -> Iterator[str]:
         """Yield lines on the rule, the factor analysis and the values of the statistic by group."""
         if (name := self.statistic_name) is None:
             yield f"Rule: set by {self.algorithm}, which did not analyze the layer"
             return
         statistic = "communality" if name == "nu" else "agreement (ICC2)"
         values = {column: self.settings.get(setting) for column, setting in _SETTINGS.items()}
-        known = ", ".join(f"{column} = {value}" for column, value in values.items() if value is not None)
-        yield f"Rule: by {statistic}" + (f" ({known})" if known else "")
+        listed = ", ".join(f"{column} = {value}" for column, value in values.items() if value is not None)
+        yield f"Rule: by {statistic}" + (f" ({listed})" if listed else "")
         if name == "nu":
             ended = "converged" if self.converged else "did not converge"
             yield f"{count(self.n_factors, 'factor')}; {ended} in {count(self.n_iter, 'iteration')}"
