@@ -64,18 +64,21 @@ def _stored_split(
                 "stage='trained' (before averaging) or stage='aggregated' (after averaging).",
             )
     data, settings = split_at(run, layer, round), settings_of(run)
+    statistics = {
+        name: data[name].to_numpy() if name in data else np.full(data.sizes["unit"], np.nan)
+        for name in ("communality", "icc")
+    }
     return StoredSplitResult(
         shared=data["shared"].to_numpy().astype(bool),
-        communality=data["communality"].to_numpy(),
-        icc=data["icc"].to_numpy() if "icc" in data else np.full(data.sizes["unit"], np.nan),
+        **statistics,
         units=labels(data["shared"], "unit", 0),
         layer=layer,
         round=int(data["round"]),
         algorithm=str(settings.get("algorithm", "another program")),
         settings=settings.get("algorithm_settings", {}),
-        n_factors=int(data["n_factors"]),
-        n_iter=int(data["n_iter"]),
-        converged=bool(data["converged"]),
+        n_factors=int(data.get("n_factors", 0)),
+        n_iter=int(data.get("n_iter", 0)),
+        converged=bool(data.get("converged", True)),
         decided=data["decided"].to_numpy().astype(bool) if "decided" in data else None,
     )
 

@@ -132,7 +132,8 @@ def _methods(stored: Stored, n_clients: int | None) -> tuple[str, list[str]]:
         keys.append("harman1976")
     tau = str(c.get("tau"))
     threshold = f"τ, its {tau} quantile," if tau.replace(".", "", 1).isdigit() else f"τ = {shown(tau)}"
-    whose = "the clients' networks" if n_clients is None else f"networks of {count(n_clients, 'client')}"
+    few = {None: "the clients' networks", 1: "one client's network"}
+    whose = few.get(n_clients, f"{n_clients} clients' networks")
     start = " The weights that all clients started from had been subtracted." if c.get("baseline") else ""
     text = (
         f"Hidden units of {whose} were split into shared and client-specific ones ({prose.cited('wang2023')}) by "

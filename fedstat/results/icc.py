@@ -313,14 +313,13 @@ class IccResult(Result):
         if self.baseline_subtracted or not differs.any():
             return ""
         if self.common_start:
-            return (
-                "clients started from common initial parameters, which alone make them agree; baseline= subtracts them"
-            )
+            start = "clients started from common initial parameters"
+            return f"{start}, which alone may make them agree; baseline= subtracts them"
         top, is_agreeing = float(self.agreement[differs].max()), self._is_agreeing[differs].any()
         if top < _NEAR_1 and not (self._identical.any() and is_agreeing):
             return ""
-        seen = f"{HEADLINE} of up to {coefficient(top)} on units that differ between clients"
-        return f"{seen} may come from common initial parameters; baseline= subtracts them"
+        size = f"{HEADLINE} of up to {coefficient(top)} on units that differ between clients"
+        return f"{size} may come from common initial parameters; baseline= subtracts them"
 
     def _describe_sizes(self) -> Iterator[str]:
         """Yield a caution if clients differ much in size."""
