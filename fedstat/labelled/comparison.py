@@ -15,7 +15,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision, refuse_replicates
-from fedstat.labelled.inputs import layers_of_run
+from fedstat.labelled.runs import layers_of_run
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.stats.compare import LEAST_PAIRS, paired_test
 from fedstat.stats.eigenvalues import effective_rank as rank_of
@@ -261,8 +261,8 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
     Parameters
     ----------
     weights : DataTree, or array, tensor or DataArray (client, unit, weight...)
-        A run: all layers and checkpoints of its ``/weights``. Or the weights of one layer; a DataArray may have a dim
-        ``checkpoint``.
+        A run: all layers and checkpoints of its ``/weights``, as clients predict, after aggregation: the personal part
+        is what averaging leaves. Or the weights of one layer; a DataArray may have a dim ``checkpoint``.
     baseline : {"mean"}, or str, or None
         Shared part, subtracted first so that the personal part remains:
 

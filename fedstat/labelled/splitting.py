@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
-from fedstat._utils.lazy import pd
+from fedstat._utils.lazy import pd, xr
 from fedstat._utils.progress import track
 from fedstat.labelled.agreement import icc
 from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, sums
@@ -28,6 +28,7 @@ from fedstat.labelled.factor import (
     warn_if_single_client,
 )
 from fedstat.labelled.inputs import by_layer, subtract_baseline
+from fedstat.labelled.runs import Stage, settings_of, split_at
 from fedstat.results import (
     AgreementWarning,
     ConvergenceWarning,
@@ -35,6 +36,7 @@ from fedstat.results import (
     IccResult,
     SplitMapResult,
     SplitResult,
+    StoredSplitResult,
 )
 from fedstat.results.tables import coefficient
 from fedstat.stats import split as _split
@@ -44,7 +46,46 @@ from fedstat.stats.split import Tau
 _TEST_OPTIONS = ("fdr", "margin", "inconclusive", "covariate")
 
 
-@by_layer()
+def _stored_split(
+    run: xr.DataTree,
+    layer: str,
+    *,
+    kappa: float,
+    tau: Tau | Literal["test"],
+    round: int | None,  # noqa: A002
+    progress: bool | None,
+    **options: Any,
+) -> StoredSplitResult:
+    """Return the split of a layer that a run stored; raise NoEffectError for arguments of an analysis."""
+    defaults = {"kappa": KAPPA, "tau": 0.5, "checkpoint": None, "baseline": None} | CHOICES | DEFAULTS
+    for name, value in {"kappa": kappa, "tau": tau, **options}.items():
+        if name not in defaults or is_changed(value, defaults[name]):
+            raise check.NoEffectError(
+                name,
+                f"on the split that the run stored, but got {value!r}. Remove it, or analyze the run's weights by "
+                "stage='trained' (before averaging) or stage='aggregated' (after averaging).",
+            )
+    data, settings = split_at(run, layer, round), settings_of(run)
+    statistics = {
+        name: data[name].to_numpy() if name in data else np.full(data.sizes["unit"], np.nan)
+        for name in ("communality", "icc")
+    }
+    return StoredSplitResult(
+        shared=data["shared"].to_numpy().astype(bool),
+        **statistics,
+        units=labels(data["shared"], "unit", 0),
+        layer=layer,
+        round=int(data["round"]),
+        algorithm=str(settings.get("algorithm", "another program")),
+        settings=settings.get("algorithm_settings", {}),
+        n_factors=int(data.get("n_factors", 0)),
+        n_iter=int(data.get("n_iter", 0)),
+        converged=bool(data.get("converged", True)),
+        decided=data["decided"].to_numpy().astype(bool) if "decided" in data else None,
+    )
+
+
+@by_layer(stored=_stored_split)
 def split(
     weights: Weights,
     *,
@@ -52,6 +93,8 @@ def split(
     tau: Tau | Literal["test"] = 0.5,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
+    round: int | None = None,  # noqa: A002 - the dim of the stored split
     baseline: Any = None,
     progress: bool | None = None,
     **options: Unpack[SplitOptions],
@@ -69,6 +112,9 @@ def split(
 
     A unit that is equal in all clients but resembles no other unit has ν near 0 and ICC 1. For every rule, the result
     also shows the ICC of every unit. Weights that were averaged over clients agree by construction.
+
+    A run of an algorithm that shares units holds the split that it used. Without ``stage``, this function returns the
+    stored split: a new analysis of the averaged weights is another split.
 
     Parameters
     ----------
@@ -100,6 +146,13 @@ def split(
         all but embeddings and the output layer, whose units are not hidden units. The result names skipped layers.
     checkpoint : int, optional
         Round of a run, or of a DataArray with a dim ``checkpoint``, whose weights are analyzed; by default the last.
+    stage : {"trained", "aggregated"}, optional
+        Weights of a run to analyze, as in :func:`fedstat.fl.client_weights`. "trained": after local training, before
+        averaging, of the clients selected in that round; stored by ``probe="trained-weights"``. "aggregated": as
+        clients predict, after averaging. Without it, a run that holds a split returns the stored split, and other runs
+        are analyzed as clients predict. An array or a Dataset does not tell its stage and is analyzed as it is.
+    round : int, optional
+        Round of the stored split of a run; by default the last.
     baseline : array, tensor or DataArray (unit, weight...), path, state_dict or module, optional
         Initial parameters common to all clients, which are subtracted: the changes by training are analyzed. Clients
         that have hardly left common initial parameters agree on their weights for that reason alone.
@@ -118,13 +171,15 @@ def split(
     -------
     SplitResult
         Groups of units, with the analysis behind them. For a run, files or state_dicts a
-        :class:`fedstat.results.LayerResults` of these results, unless ``layer`` is the name of one layer.
+        :class:`fedstat.results.LayerResults` of these results, unless ``layer`` is the name of one layer. For a run
+        that holds a split, and without ``stage``, a :class:`fedstat.results.StoredSplitResult`.
 
     Raises
     ------
     ValueError
         As :func:`fa` or :func:`icc`. If weights are NaN or infinite (client and unit are named). If an option, or
-        ``kappa``, was changed and has no effect with ``method="icc"``. If a layer or checkpoint does not exist.
+        ``kappa``, was changed and has no effect with ``method="icc"``, or on a stored split. If a layer, checkpoint,
+        stage or round does not exist.
     TypeError
         If an option does not exist.
     FileNotFoundError
@@ -172,6 +227,12 @@ def split(
     >>> split(np.concatenate([equal, different], axis=1), method="icc", tau=Absolute(0.5)).shared.tolist()
     [True, True, True, True, False, False]
     """
+    if round is not None:
+        raise check.NoEffectError(
+            "round",
+            f"on an analysis of weights, but got {round}. It selects a split that a run stored: pass a run that holds "
+            "one, without stage. To select weights, use checkpoint.",
+        )
     factor_options: dict[str, Any] = {**options}
     method = check.choice("method", factor_options.get("method", CHOICES["method"]), _split.METHODS)
     test_options = {name: factor_options.pop(name) for name in _TEST_OPTIONS if name in factor_options}
@@ -332,6 +393,7 @@ def split_map(
     tau: _split.Tau = 0.5,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
     progress: bool | None = None,
 ) -> SplitMapResult:
@@ -351,7 +413,7 @@ def split_map(
         Methods that estimate the communality; "icc", agreement between clients, has no κ and is one analysis.
     tau : float in (0, 1), inf, -inf or Absolute
         As in :func:`split`; a quantile is computed separately in every analysis.
-    layer, checkpoint, baseline
+    layer, checkpoint, stage, baseline
         As in :func:`split`.
     progress : bool or None
         Show how many layers and fits are done; see :func:`fedstat.fl.train`.

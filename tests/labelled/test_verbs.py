@@ -16,13 +16,13 @@ import fedstat
 from fedstat import labelled
 from fedstat.results import LayerResults
 
-LAYER = "layer=None, checkpoint=None"
+LAYER = "layer=None, checkpoint=None, stage=None"
 ARGUMENTS = {
     "fa": "z, *, kappa=0.85, n_factors=None, method='pa', rotation=None, corr=False, n_obs=None, init='pc', "
     f"n_starts=1, seed=0, heywood='allow', max_iter=None, tol=None, {LAYER}, baseline=None, progress=None",
     "n_factors": "z, *, kappa=0.85, corr=False, n_obs=None, draws=100, quantile=0.95, seed=0, "
     f"{LAYER}, baseline=None, progress=None",
-    "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, baseline=None, progress=None, **options",
+    "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, round=None, baseline=None, progress=None, **options",
     "split_map": "weights, *, kappas=(0.5, 0.75, 0.85, 0.9, 0.95), methods=('pa', 'minres', 'pc', 'leverage', 'icc'), "
     f"tau=0.5, {LAYER}, baseline=None, progress=None",
     "bootstrap": "weights, *, tau=0.5, n_boot=200, level=0.95, seed=0, kappa=0.85, executor=None, "
