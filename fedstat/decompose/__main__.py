@@ -23,6 +23,7 @@ from fedstat._utils.settings import add_arguments, check_fields, read_arguments,
 from fedstat.decompose.stored import table, to_dataset, write_table
 from fedstat.labelled import bootstrap, permutation_test, sensitivity, split
 from fedstat.labelled.inputs import layers_of
+from fedstat.labelled.runs import Stage
 from fedstat.results import Absolute, LayerResults
 from fedstat.results.base import describe_skipped
 from fedstat.stats.split import Method, Tau
@@ -59,6 +60,12 @@ class Settings:
     )
     checkpoint: int | None = setting(
         None, _WEIGHTS, "round of a run whose weights are split (default: the last stored round)", low=0
+    )
+    stage: Stage | None = setting(
+        None,
+        _WEIGHTS,
+        "weights of a run: trained (before averaging, stored by --probe trained-weights) or aggregated (after "
+        "averaging); required if the run averaged units of a layer",
     )
     baseline: Path | None = setting(
         None,
@@ -173,7 +180,7 @@ def _require_table(option: str, path: Path | None) -> None:
 
 def decompose(files: Sequence[str], settings: Settings) -> dict[str, LayerResults[Any]]:
     """Read the weights and return the requested results by layer, under "split", "bootstrap", ..."""
-    layer_weights = layers_of(files, settings.layer, settings.checkpoint)
+    layer_weights = layers_of(files, settings.layer, settings.checkpoint, settings.stage)
     datasets = {f"/{name}": w.to_dataset(name="w") for name, w in layer_weights.layers.items()}
     weights = xr.DataTree.from_dict(datasets)
     common: dict[str, Any] = {

@@ -20,12 +20,11 @@ from fedstat.fl.nets import Net, Params
 from fedstat.fl.probes import Observer, Values
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import AlgorithmRows, Download, State
+from fedstat.labelled.runs import STAGES
 from fedstat.stats.factor import Fit
 from fedstat.store import Group
 
 GROUP = "parameters"
-STAGES = ("trained", "aggregated")
-"""After local training, NaN for clients that were not selected; and as a client predicts with them."""
 
 
 def factors_layout(

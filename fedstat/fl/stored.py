@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy
@@ -18,6 +18,7 @@ from fedstat.fl import record
 from fedstat.fl.nets import Params, Piece
 from fedstat.fl.split_halves import covariate
 from fedstat.labelled.layer_names import is_table
+from fedstat.labelled.runs import STAGES, Stage, drop_unselected
 from fedstat.stats import variance_components
 
 PIECES = "pieces"
@@ -29,7 +30,7 @@ def client_weights(
     layer: str,
     parameter: str | None = None,
     *,
-    stage: Literal["trained", "aggregated"] = "aggregated",
+    stage: Stage = "aggregated",
     checkpoint: int | None = None,
 ) -> xr.DataArray:
     """Return every client's weights of a layer, or a factor of them, as statistics take them.
@@ -77,14 +78,11 @@ def client_weights(
     ``client_weights(run, "fc1", "u")`` is u of W = u vᵀ + μ. Factorized-FL's u has rows for a layer's inputs, and its
     number of columns is the rank: ``fedstat.fa`` takes ``u.isel(u_column=0).rename(u_row="unit")``, clients as rows.
     """
-    check.choice("stage", stage, record.STAGES)
+    check.choice("stage", stage, STAGES)
     array = _find_variable(run, layer, parameter, stage)
     rounds = array["checkpoint"].values.tolist()
     array = array.sel(checkpoint=rounds[-1] if checkpoint is None else check.choice("checkpoint", checkpoint, rounds))
-    if stage == "aggregated":
-        return array
-    live = array.notnull().any([dim for dim in array.dims if dim != "client"])
-    return array.isel(client=np.flatnonzero(live.to_numpy()))
+    return array if stage == "aggregated" else drop_unselected(array)
 
 
 def _find_variable(run: xr.DataTree, layer: str, parameter: str | None, stage: str) -> xr.DataArray:

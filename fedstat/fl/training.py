@@ -32,6 +32,7 @@ from fedstat.fl.probes.variants import ablation_probe, new_clients_probe, predic
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import State
 from fedstat.fl.stored_names import from_stored, to_stored
+from fedstat.results.tables import count
 from fedstat.store import Group, Writer
 
 COMMAND = "fedstat.fl"
@@ -317,7 +318,7 @@ def _attributes(
     job: Job, net: Net, algorithm: Algorithm, config: Mapping[str, Any], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the root attributes of a run's store; ``about`` holds the user's values, ``config`` the final ones."""
-    title, components = f"{algorithm.name}, {config['rounds']} rounds", (algorithm, job.aggregator)
+    title, components = f"{algorithm.name}, {count(config['rounds'], 'round')}", (algorithm, job.aggregator)
     attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), user_code=components)
     attrs |= {"about": store.to_json(about), "layout": record.LAYOUT}
     return attrs | ({stored.PIECES: store.to_json(net.pieces)} if net.pieces else {})

@@ -16,6 +16,7 @@ from fedstat._utils.lazy import xr
 from fedstat._utils.progress import progress_bar
 from fedstat.labelled.arrays import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
 from fedstat.labelled.inputs import baseline_of, by_layer, require_related
+from fedstat.labelled.runs import COMMON_START, REASONS, Stage
 from fedstat.results.icc import INFERENCE, IccResult, Inference
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_resampling, icc_tests
@@ -41,6 +42,7 @@ def icc(
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     progress: bool | None = None,
 ) -> IccResult:
     """Estimate each unit's agreement: its intraclass correlation over clients, ICC2 = ICC(A,1) [2]_.
@@ -63,7 +65,7 @@ def icc(
         Bootstrap samples of clients; 0: no bootstrap.
     seed : int
         Seed of the bootstrap, of sign flips with more than 13 clients, and of random permutations.
-    layer, checkpoint, progress
+    layer, checkpoint, stage, progress
         Layers and round to analyze, and the bar of layers and clients that are read: as in :func:`fedstat.split`.
 
     Returns
@@ -134,9 +136,11 @@ def icc(
                 result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
                 test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
             )  # fmt: skip
+    attrs = weights.attrs if isinstance(weights, xr.DataArray) else {}
     return replace(
-        result, baseline_subtracted=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1]
-    )
+        result, baseline_subtracted=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1],
+        reasons=attrs.get(REASONS), common_start=attrs.get(COMMON_START, False),
+    )  # fmt: skip
 
 
 def _client_blocks(weights: Weights, tick: Callable[[int], object]) -> Iterator[Any]:

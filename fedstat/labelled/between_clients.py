@@ -19,6 +19,7 @@ from fedstat._utils.signatures import show_options
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions
 from fedstat.labelled.inputs import by_layer
+from fedstat.labelled.runs import Stage
 from fedstat.results.between_clients import FIELDS, IN_NATS, ClientClustersResult, EntropyResult
 from fedstat.results.origin import recorded
 from fedstat.stats import clustering, entropy
@@ -161,6 +162,7 @@ def client_clusters(
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     progress: bool | None = None,
 ) -> ClientClustersResult:
     """Cluster clients by their vectors, and compare the clusters with known groups such as domains.
@@ -190,7 +192,7 @@ def client_clusters(
         Confidence level of the interval.
     seed : int
         Seed of subsamples and permutations.
-    layer, checkpoint
+    layer, checkpoint, stage
         Layers and round to analyze, if there are several: as in :func:`fedstat.split`.
     progress : bool or None
         Show how many layers and subsamples are done; see :func:`fedstat.fl.train`.

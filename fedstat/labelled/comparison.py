@@ -17,7 +17,8 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision, refuse_replicates
-from fedstat.labelled.inputs import holds_layers, layers_of, layers_of_run
+from fedstat.labelled.inputs import holds_layers, layers_of
+from fedstat.labelled.runs import layers_of_run
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.stats.compare import LEAST_PAIRS, paired_test
@@ -261,8 +262,8 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
     Parameters
     ----------
     weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
-        As in :func:`fedstat.split`, but of all layers; of a run, all checkpoints. A DataArray may have a dim
-        ``checkpoint``.
+        As in :func:`fedstat.split`, but of all layers; of a run, all checkpoints as clients predict, after aggregation:
+        the personal part is what averaging leaves. A DataArray may have a dim ``checkpoint``.
     baseline : {"mean"}, or str, or None
         Shared part, subtracted first so that the personal part remains:
 

@@ -18,6 +18,7 @@ from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import Weights, labels, need_dims, numpy_of
 from fedstat.labelled.inputs import by_layer
+from fedstat.labelled.runs import Stage
 from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import reml
 from fedstat.stats import variance_components as by_moments
@@ -39,6 +40,7 @@ def variance_components(
     level: float = 0.95,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     progress: bool | None = None,
 ) -> ComponentsResult:
     """Estimate between-client variance and training noise from replicates, and the reliability of client differences.
@@ -61,7 +63,7 @@ def variance_components(
         restricted maximum likelihood [3]_ for noise that falls as 1 / samples: more precise if this holds, else biased.
     level : float in (0, 1)
         Confidence level of intervals and conclusions.
-    layer, checkpoint, progress
+    layer, checkpoint, stage, progress
         Layers and round to analyze, if there are several, and the progress bar: as in :func:`fedstat.split`.
 
     Returns

@@ -16,7 +16,9 @@ from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import LayerSums, correlation_matrix, labels, numpy_of, row_sums, standard, sums, values_of
 from fedstat.labelled.inputs import by_layer, subtract_baseline
+from fedstat.labelled.runs import Stage
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
+from fedstat.results.tables import count
 from fedstat.stats import eigenvalues, entropy, factor, split
 from fedstat.stats.moments import correlation, require_memory
 
@@ -143,6 +145,7 @@ def fa(
     tol: float | None = None,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
     progress: bool | None = None,
 ) -> FactorResult:
@@ -177,7 +180,7 @@ def fa(
         Communalities above 1: allow and flag them, clip them to 1 in every iteration, or raise an error.
     max_iter, tol : optional
         Maximum number of iterations (50 for "pa", 1000 for "minres"); largest last change (1e-3 and 1e-6).
-    layer, checkpoint, baseline, progress
+    layer, checkpoint, stage, baseline, progress
         Layers and round to analyze, initial parameters to subtract, and the progress bar: as in :func:`fedstat.split`.
 
     Returns
@@ -383,8 +386,9 @@ def _warn_if_improper(result: FactorResult, eigenvalues: NDArray[Any]) -> None:
     if not result.converged:
         remedy = "Set max_iter=1000" if result.n_iter < 1000 else "Raise max_iter"
         check.warn(
-            f"{result.method} did not converge in {result.n_iter} iterations (last change {result.residual:.2g}). "
-            f"{remedy} or lower {'kappa' if result.kappa else 'n_factors'}; check with fedstat.sensitivity.",
+            f"{result.method} did not converge in {count(result.n_iter, 'iteration')} (last change "
+            f"{result.residual:.2g}). {remedy} or lower {'kappa' if result.kappa else 'n_factors'}; check with "
+            "fedstat.sensitivity.",
             ConvergenceWarning,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import os
 import warnings
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from os import PathLike, fspath
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
@@ -22,11 +22,12 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat._utils.progress import track
+from fedstat.labelled import runs
 from fedstat.labelled.arrays import Weights, labels, load_small, need_dims, numpy_of
-from fedstat.labelled.layer_names import find_skipped_layers, is_pattern, match_names, require_names
+from fedstat.labelled.layer_names import is_pattern, require_names
+from fedstat.labelled.runs import Stage
 from fedstat.labelled.states import SUFFIXES
 from fedstat.results import LayerResults
-from fedstat.results.base import Result
 from fedstat.results.origin import origin_of, with_origin
 from fedstat.store import is_store, open_run
 
@@ -163,20 +164,24 @@ class LayerWeights(NamedTuple):
 def by_layer(
     *,
     checks: Callable[..., object] | None = None,
+    stored: Callable[..., Any] | None = None,
     initial: bool = True,
     frame: tuple[str, str] = ("row", "unit"),
 ) -> Callable[[Callable[Concatenate[Any, P], R]], _Verb[P, R]]:
     """Extend a verb that is written for one layer to weights in any form that :func:`fedstat.split` takes.
 
     The verb's body gets the weights of one layer, (client, unit, weight...), and the baseline of this layer, or None.
-    It declares ``layer`` and ``checkpoint`` for its signature only: the decorator uses them. For several layers the
-    result is a :class:`LayerResults`, and ``progress`` shows how many layers are done; the body shows its loops.
-    Warnings name the layer, and so do errors if there are several layers.
+    It declares ``layer``, ``checkpoint`` and ``stage`` for its signature only: the decorator uses them. For several
+    layers the result is a :class:`LayerResults`, and ``progress`` shows how many layers are done; the body shows its
+    loops. Warnings name the layer, and so do errors if there are several layers. Weights that a run averaged over
+    clients need a ``stage``, see :func:`layers_of`.
 
     Parameters
     ----------
     checks : callable (**arguments), optional
         Checks the verb's other arguments, defaults included; called once, before weights are read.
+    stored : callable (run, layer, **arguments), optional
+        Returns the result of a layer that a run holds, in place of an analysis, if there is no ``stage``.
     initial : bool
         True if the verb has an argument ``baseline`` of initial parameters, which differ between layers.
     frame : (str, str)
@@ -198,26 +203,56 @@ def by_layer(
                 checks(**{name: call.arguments[name] for name in names})
             (weights,), settings = call.args, call.kwargs
             arguments = dict(call.arguments)
-            selection, progress = (settings.pop("layer"), settings.pop("checkpoint")), settings["progress"]
-            layers, several, skipped_layers = layers_of(weights, *selection, frame=frame, progress=progress)
+            weights, layer, stage = open_if_run(weights), settings.pop("layer"), settings.pop("stage")
+            progress = settings["progress"]
+            if stored is not None and stage is None:
+                held = runs.split_layers(weights, _parse_layer(layer))
+                if held is not None:
+                    origin = origin_of(verb, arguments, None)
+                    read = {
+                        name: partial(_with_origin, origin, partial(stored, held.run, name, **settings))
+                        for name in held.names
+                    }
+                    return _collect(read, held.skipped_layers, several=_is_several(weights, layer), progress=False)
+            layers, several, skipped_layers = layers_of(
+                weights, layer, settings.pop("checkpoint"), stage, frame=frame, progress=progress
+            )
             baselines = _baselines(settings.pop("baseline"), layers) if initial else {}
 
-            def analyze(layer: str) -> R:
-                w = load_small(layers[layer])
-                by_name = {"baseline": baselines[layer]} if initial else {}
-                result = one_layer(w, **settings, **by_name)
-                return cast("R", with_origin(cast("Result", result), origin_of(verb, arguments, w)))
+            def analyze(name: str) -> R:
+                w = load_small(layers[name])
+                by_name = {"baseline": baselines[name]} if initial else {}
+                return _with_origin(origin_of(verb, arguments, w), partial(one_layer, w, **settings, **by_name))
 
-            if not several:
-                return analyze(*layers)
-            is_named = len(layers) > 1
-            with track(layers, "layer", progress) as tracked:
-                results = {layer: _name_layer(layer, partial(analyze, layer), in_errors=is_named) for layer in tracked}
-            return LayerResults(results, skipped_layers, _modules(layers))
+            analyses = {name: partial(analyze, name) for name in layers}
+            return _collect(analyses, skipped_layers, _modules(layers), several=several, progress=progress)
 
         return cast("_Verb[P, R]", over)
 
     return over_layers
+
+
+def _with_origin(origin: dict[str, Any], analyze: Callable[[], Any]) -> Any:
+    """Return the result of an analysis with its origin."""
+    return with_origin(analyze(), origin)
+
+
+def _collect(
+    analyses: Mapping[str, Callable[[], Any]],
+    skipped_layers: dict[str, str],
+    modules: Mapping[str, str] = MappingProxyType({}),
+    *,
+    several: bool,
+    progress: bool | None,
+) -> Any:
+    """Analyze every layer; return a :class:`LayerResults`, or the result of a single layer."""
+    if not several:
+        (analyze,) = analyses.values()
+        return analyze()
+    is_named = len(analyses) > 1
+    with track(analyses, "layer", progress) as tracked:
+        results = {layer: _name_layer(layer, analyses[layer], in_errors=is_named) for layer in tracked}
+    return LayerResults(results, skipped_layers, dict(modules))
 
 
 def holds_layers(weights: Any) -> bool:
@@ -229,9 +264,9 @@ def holds_layers(weights: Any) -> bool:
     return is_list or is_mapping or isinstance(weights, _PATHS)
 
 
-def single_layer(verb: str, weights: Any) -> Any:
+def single_layer(verb: str, weights: Any, stage: Stage | None = None) -> Any:
     """Return the weights of one layer at the last checkpoint; raise ValueError if an object holds several layers."""
-    layers = layers_of(weights).layers
+    layers = layers_of(weights, stage=stage).layers
     if len(layers) != 1:
         raise ValueError(
             f"{verb} takes the weights of one layer, (client, unit, weight...), but got a {type(weights).__name__} "
@@ -245,31 +280,39 @@ def layers_of(
     weights: Any,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     *,
     frame: tuple[str, str] = ("row", "unit"),
     progress: bool | None = False,
 ) -> LayerWeights:
-    """Select layers of a user's weights at a checkpoint; arguments as in :func:`fedstat.split`.
+    """Select layers of a user's weights at a checkpoint and a stage; arguments as in :func:`fedstat.split`.
 
     ``frame`` has the dims of the rows and columns of a DataFrame.
+
+    Raises
+    ------
+    ValueError
+        If a layer, checkpoint or stage does not exist. If there is no ``stage`` and the weights are of a run that
+        averaged units of these layers: these units are equal in all clients by construction.
     """
-    if not (layer is None or isinstance(layer, str) or (isinstance(layer, Sequence) and layer)):
-        raise ValueError(f"layer must be a name, a pattern such as 'conv*', or a list of these, but got {layer!r}")
-    requested = [layer] if isinstance(layer, str) else layer if layer is None else list(layer)
-    require_names("layer", requested or ())
-    several = not isinstance(layer, str) or is_pattern(layer)
-    if isinstance(weights, xr.Dataset | xr.DataTree) and "w" in weights.data_vars:  # a layer of a run
-        weights = weights["w"]
-    if isinstance(weights, xr.DataTree):
-        layers, skipped = _of_tree(weights, requested)
-    elif isinstance(weights, Mapping) and not isinstance(weights, xr.Dataset):
+    requested = _parse_layer(layer)
+    if stage is not None:
+        check.choice("stage", stage, runs.STAGES)
+    weights, several = open_if_run(weights), _is_several(weights, layer)
+    is_layer = isinstance(weights, xr.Dataset | xr.DataTree) and "w" in weights.data_vars
+    if isinstance(weights, xr.DataTree) and not (is_layer and requested):
+        return _of_tree(weights, requested, checkpoint, stage, several=several and not is_layer)
+    if stage is not None and not isinstance(weights, xr.DataTree):
+        raise ValueError(
+            f"stage selects weights of a run, but got stage={stage!r} with a {type(weights).__name__}, which does not "
+            "tell its stage. Remove it, or pass the run."
+        )
+    if is_layer and not requested:
+        return LayerWeights({"": runs.compare_initial(_at(weights["w"], checkpoint, ""), weights)}, False, {})
+    if isinstance(weights, Mapping) and not isinstance(weights, xr.Dataset):
         layers, skipped = _of_files(list(weights.values()), requested, list(weights), progress)
-    elif isinstance(weights, _PATHS):
-        layers, skipped = _of_paths([weights], requested, progress)
     elif isinstance(weights, list | tuple) and weights and all(_is_source(x) for x in weights):
-        all_paths = all(isinstance(x, _PATHS) for x in weights)
-        read = partial(_of_paths, weights) if all_paths else partial(_of_files, weights, clients=None)
-        layers, skipped = read(requested=requested, progress=progress)
+        layers, skipped = _of_files(weights, requested, None, progress)
     elif requested is not None:
         raise ValueError(
             f"layer selects from a run, files or state_dicts, but got layer={layer!r} with one "
@@ -284,31 +327,51 @@ def layers_of(
     return LayerWeights({name: _at(w, checkpoint, name) for name, w in layers.items()}, several, skipped)
 
 
-def layers_of_run(run: xr.DataTree) -> dict[str, xr.DataArray]:
-    """Return the weights of a run's layers, in the order of the network."""
-    group = run.children.get("weights", run)
-    return {str(name): node.dataset["w"] for name, node in group.children.items() if "w" in node.data_vars}
+def _parse_layer(layer: str | Sequence[str] | None) -> list[str] | None:
+    """Return the requested names and patterns of layers, None for all hidden layers."""
+    if not (layer is None or isinstance(layer, str) or (isinstance(layer, Sequence) and layer)):
+        raise ValueError(f"layer must be a name, a pattern such as 'conv*', or a list of these, but got {layer!r}")
+    requested = [layer] if isinstance(layer, str) else layer if layer is None else list(layer)
+    require_names("layer", requested or ())
+    return requested
 
 
-def _settings(run: xr.DataTree) -> dict[str, Any]:
-    settings = json.loads(run.root.attrs.get("config", "{}"))
-    return settings if isinstance(settings, dict) else {}
+def _is_several(weights: Any, layer: str | Sequence[str] | None) -> bool:
+    """Return True for a result per layer, even if there is only one layer."""
+    is_layer = isinstance(weights, xr.Dataset | xr.DataTree) and "w" in weights.data_vars
+    return not is_layer and (not isinstance(layer, str) or is_pattern(layer))
 
 
-def _of_tree(tree: xr.DataTree, requested: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, str]]:
-    layers = layers_of_run(tree)
-    if not layers:
+def _of_tree(
+    tree: xr.DataTree, requested: Sequence[str] | None, checkpoint: int | None, stage: Stage | None, *, several: bool
+) -> LayerWeights:
+    """Select layers of a run or of another tree, at a checkpoint and a stage."""
+    run, group = runs.run_of(tree), runs.group_of(tree, stage)
+    layers = {str(name): node.to_dataset() for name, node in group.children.items() if "w" in node.data_vars}
+    skipped: dict[str, str] = {}
+    is_layer, trained = "w" in tree.data_vars, group.name == "uploads"
+    if is_layer:
+        layers = {name: data for name, data in layers.items() if name == tree.name} or {"": tree.to_dataset()}
+    elif not layers:
         hint = "Pass a run that stored weights, or the result of fedstat.read_weights."
         if "split" in tree.children:
             hint = "It holds splits, which fedstat.read_split(path) reads."
         raise ValueError(f"the run must hold weights, but has {few(sorted(tree.children), 8) or 'nothing'}. {hint}")
-    if requested is not None:
-        return {name: layers[name] for name in match_names(requested, list(layers), "the run")}, {}
-    lead = ("checkpoint", "client")
-    shapes = {name: tuple(n for d, n in w.sizes.items() if d not in lead) for name, w in layers.items()}
-    last = next((name.rpartition(".")[0] for name in reversed(_settings(tree).get("shapes", {}))), None)
-    skipped = find_skipped_layers(shapes, last)
-    return {name: w for name, w in layers.items() if name not in skipped}, skipped
+    else:
+        lead = ("checkpoint", "client")
+        shapes = {name: tuple(n for d, n in x["w"].sizes.items() if d not in lead) for name, x in layers.items()}
+        _, names, skipped = runs.hidden_layers(run, shapes, requested)
+        layers = {name: layers[name] for name in names}
+    selected: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    for name, data in layers.items():
+        weights = runs.compare_initial(_at(data["w"], checkpoint, "" if is_layer else name), data)
+        units = None if trained or stage is not None else runs.shared_units(run, name, weights)
+        shared |= {} if units is None else {name: units}
+        weights = runs.describe_units(run, name, weights, trained=trained)
+        selected["" if is_layer else name] = runs.drop_unselected(weights) if trained else weights
+    runs.require_unshared(run, shared)
+    return LayerWeights(selected, several, skipped)
 
 
 def _of_files(
@@ -335,19 +398,21 @@ def _is_source(x: object) -> bool:
     return isinstance(x, (*_PATHS, Mapping)) or hasattr(x, "state_dict")
 
 
-def _of_paths(
-    sources: Sequence[Any], requested: Sequence[str] | None, progress: bool | None
-) -> tuple[dict[str, Any], dict[str, str]]:
+def open_if_run(weights: Any) -> Any:
+    """Open the run at a path, and list the files of other paths; return other weights as they are."""
+    sources = [weights] if isinstance(weights, _PATHS) else weights
+    if not (isinstance(sources, list | tuple) and sources and all(isinstance(x, _PATHS) for x in sources)):
+        return weights
     paths = [path for source in sources for path in _expand(fspath(source))]
     stores = [path for path in paths if is_store(path)]
     if not stores:
-        return _of_files(paths, requested, None, progress)
+        return paths
     if len(paths) > 1:
         raise ValueError(
             f"{stores[0]} is a run, which holds all its clients, but got {len(paths)} paths. Pass one run, or files of "
             "clients."
         )
-    return _of_tree(open_run(stores[0]), requested)
+    return open_run(stores[0])
 
 
 def _expand(name: str) -> list[Path]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
-from fedstat._utils.lazy import pd
+from fedstat._utils.lazy import pd, xr
 from fedstat._utils.progress import track
 from fedstat._utils.signatures import show_options
 from fedstat.labelled.agreement import icc
@@ -29,6 +29,7 @@ from fedstat.labelled.factor import (
     warn_if_single_client,
 )
 from fedstat.labelled.inputs import by_layer, layers_of, single_layer, subtract_baseline
+from fedstat.labelled.runs import Stage, settings_of, split_at
 from fedstat.results import (
     AgreementWarning,
     ConvergenceWarning,
@@ -37,6 +38,7 @@ from fedstat.results import (
     LayerResults,
     SplitMapResult,
     SplitResult,
+    StoredSplitResult,
 )
 from fedstat.results.tables import coefficient
 from fedstat.results.variance_components import ComponentsResult
@@ -47,8 +49,47 @@ from fedstat.stats.split import Tau
 _TEST_OPTIONS = ("fdr", "margin", "inconclusive", "covariate")
 
 
+def _stored_split(
+    run: xr.DataTree,
+    layer: str,
+    *,
+    kappa: float,
+    tau: Tau | Literal["test"],
+    round: int | None,  # noqa: A002
+    progress: bool | None,
+    **options: Any,
+) -> StoredSplitResult:
+    """Return the split of a layer that a run stored; raise NoEffectError for arguments of an analysis."""
+    defaults = {"kappa": KAPPA, "tau": 0.5, "checkpoint": None, "baseline": None} | CHOICES | DEFAULTS
+    for name, value in {"kappa": kappa, "tau": tau, **options}.items():
+        if name not in defaults or is_changed(value, defaults[name]):
+            raise check.NoEffectError(
+                name,
+                f"on the split that the run stored, but got {value!r}. Remove it, or analyze the run's weights by "
+                "stage='trained' (before averaging) or stage='aggregated' (after averaging).",
+            )
+    data, settings = split_at(run, layer, round), settings_of(run)
+    statistics = {
+        name: data[name].to_numpy() if name in data else np.full(data.sizes["unit"], np.nan)
+        for name in ("communality", "icc")
+    }
+    return StoredSplitResult(
+        shared=data["shared"].to_numpy().astype(bool),
+        **statistics,
+        units=labels(data["shared"], "unit", 0),
+        layer=layer,
+        round=int(data["round"]),
+        algorithm=str(settings.get("algorithm", "another program")),
+        settings=settings.get("algorithm_settings", {}),
+        n_factors=int(data.get("n_factors", 0)),
+        n_iter=int(data.get("n_iter", 0)),
+        converged=bool(data.get("converged", True)),
+        decided=data["decided"].to_numpy().astype(bool) if "decided" in data else None,
+    )
+
+
 @show_options(SplitOptions, fa, ComponentsResult.split, variance_components)
-@by_layer()
+@by_layer(stored=_stored_split)
 def split(
     weights: Weights,
     *,
@@ -56,26 +97,23 @@ def split(
     tau: Tau | Literal["test"] = 0.5,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
+    round: int | None = None,  # noqa: A002 - the dim of the stored split
     baseline: Any = None,
     progress: bool | None = None,
     **options: Unpack[SplitOptions],
 ) -> SplitResult:
     """Split a layer's units into shared and personal units, by communality, agreement or a test.
 
-    The rule depends on ``method`` and ``tau``:
-
     - By factor analysis ("pa", "minres", "pc", "leverage"; FedFac §4.1) a unit is shared if *other units* explain it.
     - By "icc" a unit is shared if *clients agree* on it (:func:`icc`).
     - By "icc" with ``tau="test"`` a unit is personal if its clients truly differ (:func:`variance_components`).
 
-    A unit that is equal in all clients but resembles no other unit has communality ν near 0 and ICC 1.
-
     Parameters
     ----------
     weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
-        One layer as in :func:`layer_matrix`. Or several layers: a run (of :func:`fedstat.open_run`, or its path), the
-        DataTree of :func:`fedstat.read_weights`, files of clients (a list, a folder, a pattern such as "client*.pt"), a
-        list of state_dicts or torch modules, or a mapping from client to these.
+        One layer as in :func:`layer_matrix`. Or several: a run or its path, a DataTree of :func:`fedstat.read_weights`,
+        files of clients (a list, a folder, "client*.pt"), state_dicts or modules, or a mapping from client to these.
     kappa : float in (0, 1]
         κ, the proportion of the eigenvalue sum that factors must reach; see :func:`fa`.
     tau : float in (0, 1), inf, -inf, Absolute or "test"
@@ -85,6 +123,10 @@ def split(
         Names, or patterns such as ``"conv*"``. By default all layers but embeddings and the output layer.
     checkpoint : int, optional
         Round of a run, or of a DataArray with a dim ``checkpoint``, whose weights are analyzed; by default the last.
+    stage : {"trained", "aggregated"}, optional
+        Weights of a run before averaging (``probe="trained-weights"`` stores them) or after it, as clients predict.
+    round : int, optional
+        Without ``stage``, a run that used a split returns it: of this round, by default the last.
     baseline : array, tensor or DataArray (unit, weight...), path, state_dict or module, optional
         Initial parameters common to all clients, which are subtracted: the changes by training are analyzed.
     progress : bool or None
@@ -99,17 +141,17 @@ def split(
     Returns
     -------
     SplitResult
-        Groups of units, and the analysis behind them. With several layers, a :class:`fedstat.results.LayerResults`.
+        Groups of units, and the analysis behind them. With several layers, a :class:`fedstat.results.LayerResults`. Of
+        the split that a run stored, a :class:`fedstat.results.StoredSplitResult`.
 
     Raises
     ------
-    ValueError
-        As :func:`fa` or :func:`icc`. If a changed option has no effect, or a layer or checkpoint does not exist.
-    TypeError, FileNotFoundError
-        If an option, or a file, folder or run does not exist.
+    ValueError, TypeError, FileNotFoundError
+        As :func:`fa` or :func:`icc`. If an option, layer, stage, round or file does not exist, or has no effect.
 
     Notes
     -----
+    A unit that is equal in all clients but resembles no other unit has communality ν near 0 and ICC 1.
     Warnings: ConvergenceWarning as :func:`fa`; AgreementWarning if clients agree less on shared than on personal units.
     Check a split with :func:`sensitivity` and :func:`bootstrap`. More: :doc:`/background/statistics`.
 
@@ -121,6 +163,12 @@ def split(
     >>> split(weights, n_factors=1, tau=1 / 3).shared.tolist()
     [True, True, True, True, False, False]
     """
+    if round is not None:
+        raise check.NoEffectError(
+            "round",
+            f"on an analysis of weights, but got {round}. It selects a split that a run stored: pass a run that holds "
+            "one, without stage. To select weights, use checkpoint.",
+        )
     factor_options: dict[str, Any] = {**options}
     method = check.choice("method", factor_options.get("method", CHOICES["method"]), _split.METHODS)
     test_options = {name: factor_options.pop(name) for name in _TEST_OPTIONS if name in factor_options}
@@ -165,7 +213,9 @@ def _fitting(kappa: float, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"kappa": kappa, **choices, "options": options}
 
 
-def update(previous: FactorResult | SplitResult | LayerResults[Any], weights: Weights) -> Any:
+def update(
+    previous: FactorResult | SplitResult | LayerResults[Any], weights: Weights, *, stage: Stage | None = None
+) -> Any:
     """Repeat an analysis on the next round's weights, with the previous communalities as initial values.
 
     Parameters
@@ -175,6 +225,8 @@ def update(previous: FactorResult | SplitResult | LayerResults[Any], weights: We
     weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
         Weights of the next round, as in :func:`split`. If ``previous`` is of weights minus a baseline, subtract the
         baseline here, too.
+    stage : {"trained", "aggregated"}, optional
+        Weights of a run to analyze, as in :func:`split`.
 
     Returns
     -------
@@ -202,11 +254,11 @@ def update(previous: FactorResult | SplitResult | LayerResults[Any], weights: We
     True
     """
     if isinstance(previous, LayerResults):
-        layers = layers_of(weights, list(previous)).layers
+        layers = layers_of(weights, list(previous), stage=stage).layers
         results = {layer: update(result, layers[layer]) for layer, result in previous.items()}
         return LayerResults(results, previous.skipped_layers, previous.modules)
     fit = previous.fit if isinstance(previous, SplitResult) else previous
-    weights = single_layer("update", weights)
+    weights = single_layer("update", weights, stage)
     units = labels(weights, "unit", 1)
     if len(units) != len(fit.units):
         raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {len(units)}")
@@ -286,6 +338,7 @@ def split_map(
     tau: _split.Tau = 0.5,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
     progress: bool | None = None,
 ) -> SplitMapResult:
@@ -305,7 +358,7 @@ def split_map(
         Methods that estimate the communality; "icc", agreement between clients, has no κ and is one analysis.
     tau : float in (0, 1), inf, -inf or Absolute
         As in :func:`split`; a quantile is computed separately in every analysis.
-    layer, checkpoint, baseline
+    layer, checkpoint, stage, baseline
         As in :func:`split`.
     progress : bool or None
         Show how many layers and fits are done; see :func:`fedstat.fl.train`.

@@ -20,6 +20,7 @@ from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, align_init, fa, warn_if_single_client
 from fedstat.labelled.inputs import by_layer, subtract_baseline
+from fedstat.labelled.runs import Stage
 from fedstat.labelled.splitting import split_sums, warn_if_contradicted
 from fedstat.results import ConvergenceWarning, SplitResult
 from fedstat.results.jackknife import JackknifeResult
@@ -71,6 +72,7 @@ def bootstrap(
     executor: Executor | None = None,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
     progress: bool | None = None,
     **options: Unpack[ReplicateOptions],
@@ -97,7 +99,7 @@ def bootstrap(
         ``Client.get_executor()``. Its workers analyze the bootstrap samples, each on one BLAS thread. By default, NumPy
         arrays of at least 100 units are analyzed in as many threads as BLAS has (``OMP_NUM_THREADS``). Results do not
         depend on the executor or its workers.
-    layer, checkpoint, baseline
+    layer, checkpoint, stage, baseline
         Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
     progress : bool or None
         Show how many layers and fits are done; see :func:`fedstat.fl.train`.
@@ -159,6 +161,7 @@ def jackknife(
     executor: Executor | None = None,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
     progress: bool | None = None,
     **options: Unpack[ReplicateOptions],
@@ -170,7 +173,7 @@ def jackknife(
 
     Parameters
     ----------
-    weights, tau, kappa, executor, layer, checkpoint, baseline, progress
+    weights, tau, kappa, executor, layer, checkpoint, stage, baseline, progress
         As in :func:`bootstrap`.
     n_factors, method, init, max_iter, tol, heywood
         As in :func:`bootstrap`.
@@ -254,6 +257,7 @@ def permutation_test(
     executor: Executor | None = None,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
     progress: bool | None = None,
     **options: Unpack[ReplicateOptions],
@@ -266,7 +270,9 @@ def permutation_test(
 
     Parameters
     ----------
-    weights, kappa, executor, layer, checkpoint, baseline, progress, n_factors, method, init, max_iter, tol, heywood
+    weights, kappa, executor, layer, checkpoint, stage, baseline, progress
+        As in :func:`bootstrap`.
+    n_factors, method, init, max_iter, tol, heywood
         As in :func:`bootstrap`.
     n_permutations : int
         Number of permutations.
@@ -334,6 +340,7 @@ def sensitivity(
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
     progress: bool | None = None,
 ) -> SensitivityResult:
@@ -355,7 +362,7 @@ def sensitivity(
         Number of random initial values to compare, for ``"pa"`` and ``"minres"``.
     seed : int
         Seed of the random initial values.
-    layer, checkpoint, baseline
+    layer, checkpoint, stage, baseline
         As in :func:`fedstat.split`.
     progress : bool or None
         Show how many layers and choices are done; see :func:`fedstat.fl.train`.
@@ -429,6 +436,7 @@ def n_factors(
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
+    stage: Stage | None = None,
     baseline: Any = None,
     progress: bool | None = None,
 ) -> NFactorsResult:
@@ -452,7 +460,7 @@ def n_factors(
         Quantile of their eigenvalues.
     seed : int
         Seed of the random data sets.
-    layer, checkpoint, baseline, progress
+    layer, checkpoint, stage, baseline, progress
         As in :func:`fedstat.fa`.
 
     Returns

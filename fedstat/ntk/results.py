@@ -302,7 +302,8 @@ class ConvergenceResult(_Result):
 
     def _lines(self) -> list[str]:
         x = self.glance().iloc[0]
-        size = f"{x['clients']:.0f} clients, {x['n_runs']:.0f} runs of {x['rounds']:.0f} rounds"
+        n = {noun: int(x[column]) for noun, column in {"client": "clients", "run": "n_runs", "round": "rounds"}.items()}
+        size = f"{count(n['client'], 'client')}, {count(n['run'], 'run')} of {count(n['round'], 'round')}"
         holds = f"the bound holds in {x['n_held']:.0f} of {x['n_bounded']:.0f} runs with a bound"
         return [f"{self._title}, {size}", f"  {holds}; {x['n_diverged']:.0f} diverged"]
 
@@ -312,8 +313,8 @@ class ConvergenceResult(_Result):
         size = f"{a['n']}" if a["n"] == a["n_min"] else f"{a['n_min']} to {a['n']}"
         facts = {
             "data": f"{a['clients']} clients x {size} samples, {a['features']} features, N = {a['samples']}",
-            "descent": f"{a['rounds']} rounds, G = {a['local_steps']}, lr = {a['lr']:.3g} ({a['lr_rule']}), server_lr "
-            f"= {a['server_lr']:.3g}, reduction = {a['reduction']!r}",
+            "descent": f"{count(a['rounds'], 'round')}, G = {a['local_steps']}, lr = {a['lr']:.3g} ({a['lr_rule']}), "
+            f"server_lr = {a['server_lr']:.3g}, reduction = {a['reduction']!r}",
             "assumption 1": _assumption(a),
             "constants": f"{_constant(a, 's')}; {_constant(a, 'p')}; ρ1 = {a['rho1']:.4g}, ρ2 = {a['rho2']:.4g}",
             "conditions": _conditions(a, table),
@@ -420,7 +421,8 @@ class GeneralizationResult(_Result):
         facts = {
             "loss": f"min(|h − y|, 1), between 0 and 1; δ = {a['delta']:.3g}, c = {a['constant']:.3g} (the paper gives "
             "the order only)",
-            "network": f"width {a['width']}, {a['rounds']} rounds, initial values {a['init_scale']:.3g}·N(0, I)",
+            "network": f"width {a['width']}, {count(a['rounds'], 'round')}, initial values "
+            f"{a['init_scale']:.3g}·N(0, I)",
         }
         keys = ["clients", "n"]
         lines = [

@@ -22,7 +22,7 @@ from fedstat import fl
 from fedstat._utils import check
 from fedstat._utils.labels import classes as classes_of
 from fedstat.labelled.arrays import group_blocks, labels, numpy_of
-from fedstat.labelled.inputs import layers_of
+from fedstat.labelled.inputs import layers_of, open_if_run
 from fedstat.plot._figure import as_run, get_axes, literal, measure_of_run, name_rows, plain, refusal, sole
 from fedstat.results import ComponentsResult, LayerResults
 from fedstat.results.base import Result
@@ -228,7 +228,7 @@ def weights(
     Parameters
     ----------
     weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
-        As in :func:`fedstat.split`.
+        As in :func:`fedstat.split`; of a run, as clients predict, after averaging.
     baseline : {"mean"}, optional
         What is subtracted first: the mean over clients, or with None nothing; colors are then the sizes of weights.
     layer : str, optional
@@ -254,7 +254,9 @@ def weights(
     if isinstance(weights, Result | LayerResults | pd.DataFrame):
         raise refusal("weights", "weights (client, unit, weight...), a run, files or state_dicts", weights)
     check.choice("baseline", baseline, ("mean", None))
-    layers = layers_of(weights, layer, checkpoint).layers
+    weights = open_if_run(weights)
+    is_run = isinstance(weights, xr.DataTree) and "weights" in weights.children
+    layers = layers_of(weights, layer, checkpoint, "aggregated" if is_run else None).layers
     if len(layers) != 1:
         raise ValueError(f"layer must be one of {', '.join(layers)}, but got {layer!r}. Pass one as layer=.")
     (w,) = layers.values()

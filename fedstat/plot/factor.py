@@ -38,6 +38,7 @@ from fedstat.results import (
     PermutationResult,
     SensitivityResult,
     SplitMapResult,
+    StoredSplitResult,
 )
 from fedstat.results.base import Result
 from fedstat.stats import split as _split
@@ -120,7 +121,8 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
     result : SplitResult, BootstrapResult, JackknifeResult, PermutationResult, SensitivityResult, FactorResult,
         IccResult, or a run
         A bootstrap adds the interval of each unit above; a permutation test adds the histogram expected under H0,
-        scaled to the number of units. A run, or its node ``run["split/fc1"]``, stands for its last round with a split.
+        scaled to the number of units. A run, or its node ``run["split/fc1"]``, stands for its last round with a split;
+        a StoredSplitResult for its round.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
     bins : int
@@ -211,6 +213,12 @@ def _units(result: object, layer: str | None) -> _Units:
         return _last_split(result, layer)
     if isinstance(result, FactorResult | IccResult):
         return _Units(pd.DataFrame({"value": result.statistic, "group": "units"}), _LABELS[result.statistic_name])
+    if isinstance(result, StoredSplitResult):
+        if result.statistic_name is None:
+            raise ValueError(f"the split must rest on communality or agreement, but {result.algorithm} set it.")
+        group = result.group if result.conclusion is None else result.conclusion
+        label = f"{_LABELS[result.statistic_name]} in round {result.round}"
+        return _Units(pd.DataFrame({"value": result.statistic, "group": group}), label)
     split = split_behind(result)
     if split is None:
         takes = (
@@ -374,7 +382,7 @@ def split_map(result: Any, *, ax: Axes | None = None, **options: Any) -> Axes:
         Axes to draw on; by default those of a new figure.
     **options
         Arguments of :func:`fedstat.split_map`, if ``result`` holds weights; such as ``kappas`` or, for a run,
-        ``layer``.
+        ``layer`` and ``stage``.
 
     Returns
     -------

@@ -14,6 +14,7 @@ from fedstat.reporting.document import COMMAND, Block, Part, Section, Table, Tex
 from fedstat.reporting.stored import Stored, assemble
 from fedstat.results import LayerResults, SplitResult
 from fedstat.results.base import Caution, Result
+from fedstat.results.tables import count
 from fedstat.store.encoding import settings_of
 from fedstat.store.results import layer_results
 
@@ -67,7 +68,7 @@ def _n_clients(kinds_by_layer: Mapping[str, Kinds]) -> int | None:
 def _ran(stored: Stored, n_layers: int, n_clients: int | None) -> Table:
     c = settings_of(stored.config)
     options = {name: value for name, value in c.items() if name not in _WRITES}
-    whose = "clients" if n_clients is None else f"{n_clients} clients"
+    whose = "clients" if n_clients is None else count(n_clients, "client")
     rows = {
         "command": stores.command_line("fedstat.decompose", options, positional=("files",)),
         "weights": f"of {whose}, from {listed(c.get('files') or (), most=4)}",
@@ -82,7 +83,7 @@ def _ran(stored: Stored, n_layers: int, n_clients: int | None) -> Table:
 
 def _size(c: Mapping[str, Any]) -> str:
     """Describe the rule for the number of factors."""
-    return f"{c['n_factors']} factors" if c.get("n_factors") else f"κ = {c.get('kappa')}"
+    return count(c["n_factors"], "factor") if c.get("n_factors") else f"κ = {c.get('kappa')}"
 
 
 def _cautions(kinds_by_layer: Mapping[str, Kinds]) -> Iterator[Caution]:
@@ -132,7 +133,8 @@ def _methods(stored: Stored, n_clients: int | None) -> tuple[str, list[str]]:
         keys.append("harman1976")
     tau = str(c.get("tau"))
     threshold = f"τ, its {tau} quantile," if tau.replace(".", "", 1).isdigit() else f"τ = {shown(tau)}"
-    whose = "the clients' networks" if n_clients is None else f"{n_clients} clients' networks"
+    few = {None: "the clients' networks", 1: "one client's network"}
+    whose = few.get(n_clients, f"{n_clients} clients' networks")
     start = " The weights that all clients started from had been subtracted." if c.get("baseline") else ""
     text = (
         f"Hidden units of {whose} were split into shared and client-specific ones ({prose.cited('wang2023')}) by "

@@ -21,7 +21,7 @@ from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble, command_line, n_parameters, settings_of_method
 from fedstat.results.base import Caution
-from fedstat.results.tables import interval, number
+from fedstat.results.tables import count, interval, number
 from fedstat.study import experiment, summary
 from fedstat.study.report import report as printed
 
@@ -128,15 +128,15 @@ def factors(layer: str, nu: np.ndarray, converged: np.ndarray, unit: str) -> Ite
         yield Caution(
             "Heywood cases",
             f"layer {layer}: communalities above 1 in {int(heywood.any(axis=1).sum())} of {n} {unit} "
-            f"(up to {int(heywood.sum(axis=1).max())} of {nu.shape[1]} units). The factor model is improper there: "
-            "their order, and so the split, depends on where the iteration stops",
+            f"(up to {int(heywood.sum(axis=1).max())} of {count(nu.shape[1], 'unit')}). The factor model is improper "
+            "there: their order, and so the split, depends on where the iteration stops",
         )
     dead = int(np.isnan(nu[-1]).sum())
     if dead:
         yield Caution(
             "Dead units",
-            f"layer {layer}: {dead} of {nu.shape[1]} units have constant weights and no communality (last of the "
-            f"{unit})",
+            f"layer {layer}: {dead} of {count(nu.shape[1], 'unit')} with constant weights and no communality (last of "
+            f"the {unit})",
         )
 
 
@@ -293,7 +293,7 @@ def _split(run: xr.DataTree) -> Section | None:
         Text(
             "Stability over rounds is not certainty over clients: a run does not store how often a unit would be "
             "shared if other clients had taken part. fedstat.bootstrap estimates this from client weights before "
-            "aggregation (train with probe='trained-weights')."
+            "aggregation: stage='trained', stored by probe='trained-weights'."
         )
     )
     return Section("The split over rounds", blocks)

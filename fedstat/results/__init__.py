@@ -8,6 +8,7 @@ from fedstat.results.jackknife import JackknifeResult
 from fedstat.results.leakage import LeakageResult
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.results.split import AgreementWarning, SplitMapResult, SplitResult
+from fedstat.results.stored_split import StoredSplitResult
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, SensitivityResult
 from fedstat.results.variance_components import ComponentsResult, personal_from
 from fedstat.stats.split import Absolute
@@ -33,6 +34,7 @@ __all__ = [
     "SensitivityResult",
     "SplitMapResult",
     "SplitResult",
+    "StoredSplitResult",
     "personal_from",
 ]
 

@@ -327,10 +327,10 @@ class ClientClustersResult(Result):
         n, sizes = len(self.clients), _format_sizes(self.cluster)
         lines = [
             f"{count(int(self.cluster.max()), 'cluster')} of {count(n, 'client')} (sizes {sizes})",
-            f"Average linkage on 1 - cosine similarity, {self.n_values} values per client",
+            f"Average linkage on 1 - cosine similarity, {count(self.n_values, 'value')} per client",
             *["Vectors minus their mean over clients"] * bool(self.baseline),
             (
-                f"Mean ARI with clusters of random subsamples of {n - self.left_out} clients: "
+                f"Mean ARI with clusters of random subsamples of {count(n - self.left_out, 'client')}: "
                 f"{coefficient(self.subsample_ari)} ({self.n_subsamples} draws)"
             ),
         ]
@@ -341,7 +341,7 @@ class ClientClustersResult(Result):
         if self.std_error != 0:
             ends = f"[{coefficient(self.conf_low)}, {coefficient(self.conf_high)}]"
             interval = f"{100 * self.level:g}% CI {ends} (delete-{self.left_out} jackknife)"
-        n_drawn = f"all {self.n_permutations} arrangements" if self.exact else f"{self.n_permutations} permutations"
+        n_drawn = f"all {self.n_permutations} arrangements" if self.exact else count(self.n_permutations, "permutation")
         return [
             *lines,
             f"Known groups: {len(np.unique(self.groups))} (sizes {_format_sizes(self.groups)})",

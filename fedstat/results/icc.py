@@ -30,7 +30,14 @@ HEADLINE: Type = "ICC2"
 """Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` explains the choice."""
 # Ratio of the effective to the actual number of clients below which sizes matter; see simulations/inference/agreement.
 _UNEQUAL = 0.7
-_NEAR_1 = 0.9  # a median ICC2 from here on suggests common initial parameters
+_NEAR_1 = 0.9  # an ICC2 from here on suggests common initial parameters
+_REASONS = {
+    "averaged": "averaged",
+    "never averaged": "never averaged; training did not move clients apart",
+    "local training": "before averaging; local training did not move clients apart",
+    "never trained": "never trained, equal to the initial parameters",
+    "": "averaged, or never trained",
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,6 +70,12 @@ class IccResult(Result):
         Coefficients of bootstrap samples of clients. NaN for a sample of one client, drawn repeatedly.
     layer_replicates : array (bootstrap sample, type) or None
         Coefficients of the layer in the bootstrap samples.
+    reasons : str array (unit,) or None
+        Reason why a unit would be identical in all clients, as the run tells: "averaged" (the unit is shared), "never
+        averaged" (clients uploaded nothing), "local training" (the weights are those before averaging), "never
+        trained" (the unit equals the stored initial parameters), "" (unknown). None if the weights are of no run.
+    common_start : bool
+        True if the weights are of a run, whose clients start from common initial parameters.
     """
 
     coefficients: Coefficients
@@ -77,6 +90,8 @@ class IccResult(Result):
     baseline_subtracted: bool = False
     replicates: Floats | None = None
     layer_replicates: Floats | None = None
+    reasons: NDArray[np.str_] | None = None
+    common_start: bool = False
     method: ClassVar[str] = "icc"
     statistic_name: ClassVar[str] = "ICC2"
     _figure: ClassVar[str] = "forest"
@@ -269,7 +284,12 @@ class IccResult(Result):
     @property
     def n_agreeing(self) -> int:
         """Number of units whose test rejects H0 at a false discovery rate of 1 − level."""
-        return int((self.p_adjusted[:, TYPES.index(HEADLINE)] <= 1 - self.level + 1e-12).sum())
+        return int(self._is_agreeing.sum())
+
+    @property
+    def _is_agreeing(self) -> NDArray[np.bool_]:
+        """Units whose test rejects H0 at a false discovery rate of 1 − level; bool array (unit,)."""
+        return np.asarray(self.p_adjusted[:, TYPES.index(HEADLINE)] <= 1 - self.level + 1e-12)
 
     @property
     def finding(self) -> str:
@@ -283,11 +303,23 @@ class IccResult(Result):
         if is_checked:
             cautions += [Caution("Clients of unlike size", text) for text in self._describe_sizes()]
             cautions += [Caution("Clients not independent", text) for text in self._describe_dependence()]
-        differing = self.agreement[~self._identical & ~np.isnan(self.agreement)]
-        if not self.baseline_subtracted and len(differing) and np.median(differing) >= _NEAR_1:
-            text = f"{HEADLINE} near 1 may come from common initial parameters; baseline= subtracts them"
+        if text := self._describe_start():
             cautions.append(Caution("Common initial parameters", text))
         return cautions
+
+    def _describe_start(self) -> str:
+        """Return a caution if common initial parameters are known, or likely by the data; "" if not."""
+        differs = ~self._identical & ~np.isnan(self.agreement)
+        if self.baseline_subtracted or not differs.any():
+            return ""
+        if self.common_start:
+            start = "clients started from common initial parameters"
+            return f"{start}, which alone may make them agree; baseline= subtracts them"
+        top, is_agreeing = float(self.agreement[differs].max()), self._is_agreeing[differs].any()
+        if top < _NEAR_1 and not (self._identical.any() and is_agreeing):
+            return ""
+        size = f"{HEADLINE} of up to {coefficient(top)} on units that differ between clients"
+        return f"{size} may come from common initial parameters; baseline= subtracts them"
 
     def _describe_sizes(self) -> Iterator[str]:
         """Yield a caution if clients differ much in size."""
@@ -335,14 +367,20 @@ class IccResult(Result):
             f"  {self._format_unit_tests()}",
             *extremes(icc, self.units),
         ]
-        if n := int(self._identical.sum()):
-            units = f"{count(n, 'unit')} {'is' if n == 1 else 'are'}"
-            lines.append(f"{units} identical in all clients (averaged, or never trained): {HEADLINE} = 1")
+        lines += self._describe_identical()
         lines += describe_constant(self.units, self.constant)
         if (unclear := np.isnan(icc) & ~self.constant).any():
             head = "  undefined (clients differ in means only):"
             lines.append(listing(head, map(str, self.units[unclear]), TERMINAL))
         return lines
+
+    def _describe_identical(self) -> Iterator[str]:
+        """Yield a line for each reason why units are identical in all clients."""
+        reasons = np.full(len(self.units), "") if self.reasons is None else self.reasons
+        for reason, text in _REASONS.items():
+            if n := int((self._identical & (reasons == reason)).sum()):
+                units = f"{count(n, 'unit')} {'is' if n == 1 else 'are'}"
+                yield f"{units} identical in all clients ({text}): {HEADLINE} = 1"
 
     def _format_interval(self) -> str:
         """Return the interval of the layer's ICC2 with its method, or the reason why there is none."""
@@ -362,7 +400,7 @@ class IccResult(Result):
             return []
         least = 1 / (1 + t.n_patterns)
         if self.inference == "permutation":
-            size = f"{t.n_patterns} permutations; smallest possible {p_equals(least)}"
+            size = f"{count(t.n_patterns, 'permutation')}; smallest possible {p_equals(least)}"
             h0 = "units are exchangeable within clients (assumes equal covariances)"
             return [f"  Permutation test, H0: {h0}: {p_equals(p)} ({size})"]
         if least > 1 - self.level:

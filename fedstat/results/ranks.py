@@ -223,7 +223,8 @@ class ComparisonResult(Result):
         if len(self.block) == 1:
             return []
         over = " and ".join(name for name in self.block if name != self.sample)
-        averaged = f"n counts values of {self.sample}, each a mean over {over} ({self.table['n_pairs'].max()} pairs)"
+        pairs = count(int(self.table["n_pairs"].max()), "pair")
+        averaged = f"n counts values of {self.sample}, each a mean over {over} ({pairs})"
         return [wrapped(f"{averaged}; results are for these values of {over} and other values of {self.sample}")]
 
     def summary(self) -> str:

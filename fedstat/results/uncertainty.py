@@ -185,7 +185,7 @@ class BootstrapResult(Result):
         ]
         changes = f"{len(doubtful)} of {count(len(p), 'unit')} change group often (shared in 10% to 90% of the samples)"
         return [
-            f"Bootstrap ({x['replicates']:.0f} samples of {n} clients) of a split: {sizes}",
+            f"Bootstrap ({count(int(x['replicates']), 'sample')} of {n} clients) of a split: {sizes}",
             f"ARI with the observed split: mean {x['ari']:.2f}, 5% quantile {x['ari_low']:.2f}",
             changes,
             *[listing(" ", doubtful, TERMINAL)] * bool(doubtful),
@@ -301,7 +301,7 @@ class PermutationResult(Result):
         x = self.glance().iloc[0]
         least, size, n = p_equals(2 / (1 + x["replicates"])), len(self.split.shared), x["n_significant"]
         return [
-            f"Permutation test of communalities ({x['replicates']:.0f} permutations of units within clients)",
+            f"Permutation test of communalities ({count(int(x['replicates']), 'permutation')} of units within clients)",
             "H0: units are exchangeable within clients",
             (
                 f"SD of communality over {count(size, 'unit')}: {x['statistic']:.3f} observed, "

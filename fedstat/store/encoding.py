@@ -28,6 +28,7 @@ MODULES = {
         "BootstrapResult", "ClientClustersResult", "ComparisonResult", "ComponentsResult", "EffectiveRankResult",
         "EntropyResult", "FactorResult", "IccResult", "JackknifeResult", "LayerResults", "LeakageResult",
         "NFactorsResult", "PermutationResult", "SensitivityResult", "SplitMapResult", "SplitResult",
+        "StoredSplitResult",
     ),
     "fedstat.stats.icc": ("Coefficients", "MeanSquares"),
     "fedstat.stats.icc_resampling": ("Influence",),

@@ -565,7 +565,7 @@ DATA_FILE = "data_file"
 
 
 def about(settings: Settings) -> dict[str, Any]:
-    """Return the settings to store in a run, by the names in stores; those in ``LATER`` unless they have defaults."""
+    """Return the settings to store in a run, by the names in stores; defaults of ``LATER`` are not stored."""
     noted = {k: v for k, v in asdict(settings).items() if k not in LATER or v != getattr(Settings, k)}
     return to_stored(noted | {"scenario": settings.name})
 

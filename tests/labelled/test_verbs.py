@@ -16,15 +16,15 @@ import fedstat
 from fedstat import labelled
 from fedstat.results import LayerResults
 
-LAYER = "layer=None, checkpoint=None"
+LAYER = "layer=None, checkpoint=None, stage=None"
 FIT = "n_factors=None, init='pc', max_iter=None, tol=None, method='pa'"
 ARGUMENTS = {
     "fa": "z, *, kappa=0.85, n_factors=None, method='pa', rotation=None, corr=False, n_obs=None, init='pc', "
     f"n_starts=1, seed=0, heywood='allow', max_iter=None, tol=None, {LAYER}, baseline=None, progress=None",
     "n_factors": "z, *, kappa=0.85, corr=False, n_obs=None, draws=100, quantile=0.95, seed=0, "
     f"{LAYER}, baseline=None, progress=None",
-    "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, baseline=None, progress=None, {FIT}, rotation=None, "
-    "n_starts=1, seed=0, heywood='allow', fdr=0.05, margin=0.5, inconclusive='shared', covariate=None",
+    "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, round=None, baseline=None, progress=None, {FIT}, "
+    "rotation=None, n_starts=1, seed=0, heywood='allow', fdr=0.05, margin=0.5, inconclusive='shared', covariate=None",
     "split_map": "weights, *, kappas=(0.5, 0.75, 0.85, 0.9, 0.95), methods=('pa', 'minres', 'pc', 'leverage', 'icc'), "
     f"tau=0.5, {LAYER}, baseline=None, progress=None",
     "bootstrap": "weights, *, tau=0.5, n_boot=200, level=0.95, seed=0, kappa=0.85, executor=None, "
@@ -40,7 +40,7 @@ ARGUMENTS = {
     "effective_rank": "weights, *, baseline='mean', level=0.95",
     "knn_entropy": "x, *, k=3, level=0.95, dim='client', feature_dim=None, ties='error', resolution=None, "
     "seed=0, axis=0, feature_axis=None",
-    "update": "previous, weights",
+    "update": "previous, weights, *, stage=None",
     "variance_components": f"weights, *, covariate=None, sizes=None, method='moments', level=0.95, {LAYER}, "
     "progress=None",
     "client_clusters": "vectors, *, n_clusters, groups=None, baseline=None, n_permutations=9999, n_subsamples=200, "

@@ -23,7 +23,7 @@ OF_FACTORS = {
 }  # fmt: skip
 MEANT = {
     "client_similarity": {"ClientClustersResult"},
-    "communality": OF_FACTORS | {"IccResult"},
+    "communality": OF_FACTORS | {"IccResult", "StoredSplitResult"},
     "convergence": {"ConvergenceResult"},
     "differences": {"ComparisonResult", "RunsResult"},
     "entropies": {"EntropyResult"},

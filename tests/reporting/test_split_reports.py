@@ -28,7 +28,12 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("weights", "more", "n"),
-    [("clients", [], 5), ("clients/*.npz", [], 5), ("run.zarr", [], 6), ("clients", ["--method", "icc"], 5)],
+    [
+        ("clients", [], 5),
+        ("clients/*.npz", [], 5),
+        ("run.zarr", ["--stage", "aggregated"], 6),
+        ("clients", ["--method", "icc"], 5),
+    ],
 )
 def test_clients_are_counted_and_not_the_paths_that_hold_them(
     given: Path, tmp_path: Path, weights: str, more: list[str], n: int

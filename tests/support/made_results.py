@@ -64,6 +64,13 @@ def trained(seed: int, mu: float) -> xr.DataTree:
     return fedstat.fl.train(data, net, method, rounds=1, seed=seed)
 
 
+def split_while_trained() -> xr.DataTree:
+    """A run of two rounds that splits its hidden layer."""
+    data = fedstat.sim.generate(clients=4, d=4, m=6, n_train=8, n_test=4)
+    net, method = fedstat.fl.nets.mlp([4, 6, 1]), fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.5)
+    return fedstat.fl.train(data, net, method, rounds=2)
+
+
 MADE: dict[str, Callable[[], Result]] = {
     "BootstrapResult": lambda: fedstat.bootstrap(W, n_factors=2, n_boot=5),
     "ClientClustersResult": lambda: fedstat.client_clusters(W, n_clusters=2, groups=list("aabbcc"), n_permutations=9),
@@ -83,6 +90,7 @@ MADE: dict[str, Callable[[], Result]] = {
     "RunsResult": lambda: fedstat.study.compare_runs([trained(seed, mu) for seed in range(2) for mu in (0.1, 1.0)]),
     "SplitMapResult": lambda: fedstat.split_map(W, kappas=(0.5, 0.75), methods=("pa", "pc", "icc")),
     "SplitResult": lambda: fedstat.split(W, n_factors=2),
+    "StoredSplitResult": lambda: fedstat.split(split_while_trained(), layer="fc1"),
     "SensitivityResult": lambda: fedstat.sensitivity(W, n_starts=0, kappas=(0.5,)),
 }
 
