@@ -58,7 +58,7 @@ def test_a_finished_run_equals_one_of_as_many_rounds(case: str, tmp_path: Path) 
     assert config == expected
     assert not store.damage(out, checksums=True)
     assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
-    assert fedstat.split(out, kappa=0.7)["fc1"].shared.shape == (10,)
+    assert fedstat.split(out, stage="aggregated", kappa=0.7)["fc1"].shared.shape == (10,)
 
 
 def test_a_finished_run_can_be_extended_to_the_rounds_that_were_planned(tmp_path: Path) -> None:
