@@ -71,6 +71,8 @@ def describe(value: Any) -> Any:
     if isinstance(value, PathLike):
         return str(fspath(value))
     kind = type(value).__name__
+    if kind == "DataTree":  # a run has a title, and a tree few dims of its own
+        return f"{kind} {value.root.attrs.get('title', '')}".rstrip()
     if isinstance(sizes := getattr(value, "sizes", None), Mapping):
         return f"{kind} {dict(sizes)}"
     if isinstance(shape := getattr(value, "shape", None), tuple):

@@ -78,6 +78,7 @@ def test_the_split_of_a_run_is_saved_with_its_origin(runs: dict[str, xr.DataTree
     np.testing.assert_array_equal(again["fc1"].shared, stored["fc1"].shared)
     assert again["fc1"].origin["verb"] == "fedstat.split"
     assert again["fc1"].origin["arguments"]["round"] == 2
+    assert again["fc1"].origin["arguments"]["weights"].startswith("DataTree fedfac")
     assert again["fc1"].origin["input"] is None
 
 
