@@ -6,7 +6,7 @@ SECONDS ?= 60
 EXTRAS ?= dev
 PAPER ?= fedfac
 # The commit whose runs the working tree must repeat to the bit.
-BASE ?= e25435d3d61ffbbf86ea636d2835fc0d57a0ba1c
+BASE ?= 75a016fef12bad4e41923beeb5776ccdfad552b7
 DATA_DIR ?= $(FEDSTAT_DATA)
 # Figs. 1 and 2: MNIST where its folder is named, else the digits that come with scikit-learn.
 MOTIVATION := $(if $(DATA_DIR),mnist,digits)

@@ -63,6 +63,8 @@ advice
 
 # %%
 plot.scree(advice)
+plt.show()
+
 # %% [markdown]
 # ## 3. The split
 #

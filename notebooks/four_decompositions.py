@@ -228,7 +228,7 @@ columns = {
     "largest p": by["p_value"].max(),
     "contrast": by["contrast"].mean(),
     "largest p of contrast": by["contrast_p_value"].max(),
-    "found again": by["recurs"].mean(),
+    "found again": by["subsample_ari"].mean(),
 }
 pd.DataFrame(columns).round(4)
 

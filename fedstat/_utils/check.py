@@ -156,6 +156,8 @@ def one_array(name: str, values: Any) -> Any:
 def refuse_sources(name: str, values: Any) -> None:
     """Raise ValueError if values are files, state_dicts or modules, or a list of them, in place of one array."""
     first = values[0] if isinstance(values, list | tuple) and values else values
+    if first is not values and isinstance(first, str) and not Path(first).suffix:
+        return  # labels, and no names of files
     if (isinstance(first, str | os.PathLike | Mapping) and not hasattr(first, "dims")) or hasattr(first, "state_dict"):
         kind = type(values).__name__ if first is values else f"list of {type(first).__name__}"
         raise ValueError(

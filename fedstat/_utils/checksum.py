@@ -44,11 +44,11 @@ def checksum(data: Any) -> str | None:
     elif isinstance(data, pd.DataFrame):
         for name, column in data.items():
             values = column.to_numpy()
-            digest.update(f"{name}\n".encode())
+            digest.update(f"{name}\n".encode(errors="surrogatepass"))
             if values.dtype.kind in "biufc":
                 _update(digest, values)
             else:
-                digest.update("\n".join(map(str, values)).encode())
+                digest.update("\n".join(map(str, values)).encode(errors="surrogatepass"))
     else:
         return None
     return f"sums-sha256:{digest.hexdigest()}"

@@ -64,8 +64,8 @@ def finish(path: str | Path) -> xr.DataTree:
     ...         run = train(data, nets.mlp([8, 10, 1]), algorithms.fedavg(), rounds=9, out=out, progress=stop)
     ...     except KeyboardInterrupt:
     ...         run = finish(out)
-    ...     run["metrics"].sizes["round"], len(fedstat.split(run, kappa=0.7)["fc1"].shared)
-    (2, 10)
+    ...     run["metrics"].sizes["round"], run["weights/fc1"].sizes["client"]
+    (2, 4)
     """
     path = Path(path)
     store.settle(path)

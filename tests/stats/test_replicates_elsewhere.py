@@ -42,7 +42,7 @@ VERBS: dict[str, Callable[[Executor | None], Any]] = {
 @contextmanager
 def dask() -> Iterator[Executor]:
     distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install -e '.[sweep]'")
-    with distributed.Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as client:
+    with distributed.Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=":0") as client:
         yield client.get_executor()
 
 

@@ -49,7 +49,7 @@ ELSEWHERE = {
     "fl.custom:_load_module": "code, which the guard has read",
     "fl.disk_rows:SlotFile.__init__": "a file that was found regular, or is made",
     "fl.record:_load_part": "a file that the journal has compared with its checksum",
-    "store.write:extend": "a file that the journal has compared with its checksum",
+    "store.rewrite:_new_store": "a file that the journal has compared with its checksum",
     "store.journal:Journal._log": "the log, which the guard has read",
     "store.journal:open_checked": "the draft of what is written",
     "store.journal:sync": "a file that was written",
