@@ -97,6 +97,7 @@ sure
 
 # %%
 plot.communality(sure)
+plt.show()
 # %% [markdown]
 # Do communalities differ between units by more than chance? The permutation test has H0: units are exchangeable within
 # clients. It permutes the units of each client.
