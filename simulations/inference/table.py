@@ -140,7 +140,7 @@ def rows(
     executor: Executor | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
     """Rows of the table for each case, as they are done; ``replicates`` in place of each case's own number."""
-    revision, digests = _revision(), {name: digest(claims[name].sources) for name in {claim for claim, _ in names}}
+    commit, digests = revision(), {name: digest(claims[name].sources) for name in {claim for claim, _ in names}}
     for (claim, name), result in as_done(executor, partial(_one, claims, replicates, seed), names):
         about, case = claims[claim], claims[claim].cases[name]
         tries = case.replicates if replicates is None else replicates
@@ -150,7 +150,7 @@ def rows(
                 "kind": about.kind,
                 "assumptions": "hold" if case.holds else "fail", "replicates": tries, "claimed": found.replicates,
                 "observed": round(found.observed, 4), "mc_error": round(found.error, 4),
-                "conclusion": conclude(about, found, tries), "note": case.note, "seed": seed, "revision": revision,
+                "conclusion": conclude(about, found, tries), "note": case.note, "seed": seed, "revision": commit,
                 "digest": digests[claim],
             }
             for part, found in zip(case.parts, result(), strict=True)
@@ -203,14 +203,14 @@ def write(path: Path, table: pd.DataFrame) -> None:
     draft.replace(path)
 
 
-def _revision() -> str:
+def revision() -> str:
     """Revision of the code, marked if its files have changes without a commit; the table itself does not count."""
     asked = (("git", "rev-parse", "--short=12", "HEAD"), ("git", "status", "--porcelain", "fedstat", "simulations"))
-    revision, changes = (subprocess.run(a, capture_output=True, text=True, check=False).stdout.strip() for a in asked)
-    return revision + "-dirty" * bool(changes)
+    commit, changes = (subprocess.run(a, capture_output=True, text=True, check=False).stdout.strip() for a in asked)
+    return commit + "-dirty" * bool(changes)
 
 
 def require_clean() -> None:
     """RuntimeError if there are changes without a commit: rows name the revision that made them."""
-    if (revision := _revision()).endswith("-dirty"):
-        raise RuntimeError(f"the table needs a clean revision, but got {revision}. Commit first, or use --quick.")
+    if (commit := revision()).endswith("-dirty"):
+        raise RuntimeError(f"the table needs a clean revision, but got {commit}. Commit first, or use --quick.")
