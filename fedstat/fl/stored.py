@@ -222,7 +222,7 @@ def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95)
     DataFrame
         A row for every layer, in the order of the network, and every probed round (one for all rounds of a
         ``window``). Columns: ``layer``, ``round`` (the last), ``clients``, ``between`` (σ_b²) and ``within`` (σ_e²,
-        noise of a half) per weight of the layer, ``personal`` (reliability σ_b² / (σ_b² + σ_e²/2) of models trained on
+        noise of a half) per weight of the layer, ``reliability`` (σ_b² / (σ_b² + σ_e²/2), of models trained on
         all samples), ``conf_low``, ``conf_high``, ``p_value`` (H0: noise only). A client probed in several rounds of a
         window counts once in intervals and p values.
 

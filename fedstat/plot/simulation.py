@@ -212,9 +212,7 @@ def _of_study(result: object, figure: str, name: str) -> xr.Dataset:
     if isinstance(result, xr.DataTree) and is_study(result):
         result = study_dataset(result)
     if not isinstance(result, xr.Dataset):
-        takes = "a run of fedstat.sim.study" + (
-            " or the result of fedstat.sensitivity" if name == "prop_unchanged" else ""
-        )
+        takes = "a run of fedstat.sim.study"
         hint = "Draw a run of fedstat.fl with plot.rounds, plot.client_boxplot or plot.client_lines."
         raise refusal(figure, takes, result, hint)
     return require(result, figure, name, "plot.study_dataset")

@@ -191,7 +191,7 @@ class IccResult(Result):
             (units without ICC2), n_constant (constant units); layer_icc with layer_low, layer_high and layer_p_value;
             profile_proportion (proportion of the squared weights in the common profile of the units) with
             profile_p_value; n_effective_clients (1 / Σ s² for the clients' proportions s of the squared deviations);
-            level; replicates (number of bootstrap samples).
+            level; n_boot (bootstrap samples).
         """
         icc, t = self.agreement, TYPES.index(HEADLINE)
         median, least, most = median_and_ends(icc)
@@ -217,7 +217,7 @@ class IccResult(Result):
             "profile_p_value": np.nan if self.test is None else self.test.profile_p_value,
             "n_effective_clients": np.nan if self.influence is None else self.influence.n_effective,
             "level": self.level,
-            "replicates": 0 if self.replicates is None else len(self.replicates),
+            "n_boot": 0 if self.replicates is None else len(self.replicates),
         }
         return pd.DataFrame([row])
 

@@ -144,14 +144,14 @@ class BootstrapResult(Result):
         Returns
         -------
         DataFrame (1,)
-            replicates (number of bootstrap samples), n_clients; ari and ari_low (mean and 5%
+            n_boot (bootstrap samples), n_clients; ari and ari_low (mean and 5%
             quantile of the adjusted Rand index with the observed split); n_doubtful (units with prop_shared between 0.1
             and 0.9); separation (of the groups, in standard errors); n_factors_low and n_factors_high (fewest and most
             factors); eigenvalue_gap (at the cut, in standard errors); converged (proportion of the fits).
         """
         p, ari = self.prop_shared, self.ari
         row = {
-            "replicates": len(self.shared),
+            "n_boot": len(self.shared),
             "n_clients": self.split.fit.n_clients,
             "ari": float(ari.mean()),
             "ari_low": float(np.quantile(ari, 0.05)),
@@ -185,7 +185,7 @@ class BootstrapResult(Result):
         ]
         changes = f"{len(doubtful)} of {count(len(p), 'unit')} change group often (shared in 10% to 90% of the samples)"
         return [
-            f"Bootstrap ({count(int(x['replicates']), 'sample')} of {n} clients) of a split: {sizes}",
+            f"Bootstrap ({count(int(x['n_boot']), 'sample')} of {n} clients) of a split: {sizes}",
             f"ARI with the observed split: mean {x['ari']:.2f}, 5% quantile {x['ari_low']:.2f}",
             changes,
             *[listing(" ", doubtful, TERMINAL)] * bool(doubtful),
@@ -282,12 +282,12 @@ class PermutationResult(Result):
         -------
         DataFrame (1,)
             statistic (standard deviation of the communality over units); null_mean (its mean under H0); p_value;
-            replicates (number of permutations); n_significant (units with p_adjusted <= 0.05).
+            n_permutations; n_significant (units with p_adjusted <= 0.05).
         """
         null = float(np.nanstd(self.communality, axis=1).mean())
         row = {"statistic": self.statistic, "null_mean": null, "p_value": self.p_value}
         n_significant = int((self.tidy()["p_adjusted"] <= _LEVEL).sum())
-        return pd.DataFrame([row | {"replicates": len(self.communality), "n_significant": n_significant}])
+        return pd.DataFrame([row | {"n_permutations": len(self.communality), "n_significant": n_significant}])
 
     def conclude(self) -> str:
         """Return the conclusion of the test at 5%, in words."""
@@ -299,9 +299,10 @@ class PermutationResult(Result):
 
     def _lines(self) -> list[str]:
         x = self.glance().iloc[0]
-        least, size, n = p_equals(2 / (1 + x["replicates"])), len(self.split.shared), x["n_significant"]
+        least, size, n = p_equals(2 / (1 + x["n_permutations"])), len(self.split.shared), x["n_significant"]
+        permutations = count(int(x["n_permutations"]), "permutation")
         return [
-            f"Permutation test of communalities ({count(int(x['replicates']), 'permutation')} of units within clients)",
+            f"Permutation test of communalities ({permutations} of units within clients)",
             "H0: units are exchangeable within clients",
             (
                 f"SD of communality over {count(size, 'unit')}: {x['statistic']:.3f} observed, "

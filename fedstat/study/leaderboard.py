@@ -193,6 +193,13 @@ def measured(path: str | Path) -> tuple[dict[str, Any], pd.DataFrame]:
         return _measure_run(path, store.open_run(path))
 
 
+def state_bytes(path: str | Path) -> int:
+    """Return the bytes of the state to resume a run from: of clients and server, rows of clients on disk included."""
+    folder = Path(path) / store.JOURNAL
+    rows = (file for rows in folder.glob("*/") for file in rows.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in (*folder.glob("state*"), *rows))
+
+
 def _measure_run(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd.DataFrame]:
     config, metrics = summary.config_of(run), run["metrics"].to_dataset()
     course = summary.curve(run, "accuracy").merge(summary.curve(run, "validation_accuracy"), on="round")
@@ -208,7 +215,7 @@ def _measure_run(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd
         "worst": float(np.quantile(by_client[np.isfinite(by_client)], TENTH)),
         "optimism": float(course["accuracy"].max() - best["accuracy"]),
         "seconds": float(np.nanmedian(metrics["seconds"])),
-        "kept": float(sum(file.stat().st_size for file in (Path(path) / store.JOURNAL).glob("state*"))) or math.nan,
+        "kept": float(state_bytes(path)) or math.nan,
         **_measure_unseen(run, str(config["algorithm"])),
     }
     sums = {

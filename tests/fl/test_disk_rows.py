@@ -25,6 +25,7 @@ from fedstat.fl import algorithms, batches, client_rows, loop, nets, train
 from fedstat.fl import chunks as _memory
 from fedstat.fl import cohort as participation
 from fedstat.fl.disk_rows import DiskRows, SlotFile
+from fedstat.study.leaderboard import state_bytes
 
 SUPPORT = Path(__file__).parents[1] / "support"
 RUN = {
@@ -84,6 +85,8 @@ def test_what_a_method_remembers_of_clients_is_on_disk_too(tmp_path):
     rows = np.load(out / "journal/kept/memory.npy", mmap_mode="r")
     assert rows.dtype.names == tuple(nets.mlp(SIZES).shapes)
     assert sorted(p.name for p in (out / "journal/kept").iterdir()) == ["memory.npy", "optimizer.npy", "params.npy"]
+    in_rows = sum(file.stat().st_size for file in (out / "journal/kept").iterdir())
+    assert state_bytes(out) > in_rows > 0, "the leaderboard counts rows on disk"
 
 
 def test_rows_that_differ_before_the_first_round_are_written(tmp_path):
