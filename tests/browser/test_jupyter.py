@@ -31,7 +31,7 @@ SECONDS = 60
 
 TRAIN = """run = fedstat.fl.train(
     data, nets.mlp([30, 24, 1]), algorithms.fedfac(["fc1"], kappa=0.5, tau=0.5), rounds={rounds}, lr=0.05,
-    probe="trained-weights", out="run.zarr"{options},
+    probe="trained-weights", about={{"folder": 150 * "x"}}, out="run.zarr"{options},
 )"""
 SETUP = """from matplotlib import pyplot as plt
 
@@ -65,7 +65,8 @@ RESTART = "load"
 TABLES = ("settings", "summary", "stored", "split", "bootstrap", "icc")
 PICTURES = ("forest", "weights", "communality")
 
-# Text below the contrast of WCAG AA, outputs that are wider than their place, and the boxes in which tables scroll.
+# Lists of faults in outputs: text below the contrast of WCAG AA, outputs and tables wider than their place and no scroll
+# box, prints whose lines break within words. Besides, the number of boxes in which a table scrolls.
 LOOK = """outputs => {
   const light = ([r, g, b]) => {
     const f = c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
@@ -80,7 +81,7 @@ LOOK = """outputs => {
     return [255, 255, 255];
   };
   const isWide = node => node.scrollWidth > node.clientWidth + 1;
-  const found = {pale: [], wide: [], cut: [], boxes: 0};
+  const found = {pale: [], wide: [], cut: [], broken: [], boxes: 0};
   for (const output of outputs) {
     if (isWide(output)) found.wide.push(output.innerText.slice(0, 60));
     for (const details of output.querySelectorAll("details")) details.open = true;
@@ -89,6 +90,10 @@ LOOK = """outputs => {
       const scrolls = ["auto", "scroll"].includes(getComputedStyle(box).overflowX);
       found.boxes += scrolls && isWide(box);
       if (!scrolls && isWide(box)) found.cut.push(table.innerText.slice(0, 60));
+    }
+    for (const pre of output.querySelectorAll(".jp-RenderedHTMLCommon pre")) {
+      const style = getComputedStyle(pre);
+      if (style.wordBreak !== "normal" || style.marginLeft !== "0px") found.broken.push(pre.innerText.slice(0, 60));
     }
     if (isWide(output)) found.wide.push("opened: " + output.innerText.slice(0, 60));
     for (const node of output.querySelectorAll("pre, td, th, p, h4, summary")) {
@@ -161,7 +166,7 @@ def _address(server: subprocess.Popen[bytes], home: Path) -> str:
 
 
 class Notebook:
-    """The notebook in the browser, used by mouse and keyboard."""
+    """The notebook in the browser, used by mouse and keyboard; pictures of it are in the folder ``shots``."""
 
     def __init__(self, page: Any, shots: Path) -> None:
         self.page, self._shots = page, shots
@@ -184,8 +189,8 @@ class Notebook:
         expect(prompt).to_have_text(re.compile(r"\[\d+\]"), timeout=1000 * SECONDS)
         self.page.wait_for_timeout(300)  # the last output is drawn
         self.texts[name] = self.output(name)
-        red = self.cell(name).locator("[data-mime-type='application/vnd.jupyter.stderr']")
-        self.red[name] = [text for text in red.all_inner_texts() if "KeyboardInterrupt" not in text]
+        red = self.cell(name).locator("[data-mime-type='application/vnd.jupyter.stderr']").all_inner_texts()
+        self.red[name] = [text for text in red if "KeyboardInterrupt" not in text]
         self.shot(name)
         return self.texts[name]
 
@@ -210,6 +215,11 @@ class Notebook:
     def click(self, title: str) -> None:
         """Press a button of the toolbar."""
         self.page.locator(f".jp-NotebookPanel-toolbar [title^='{title}']").first.click()
+
+    def choose(self, theme: str) -> None:
+        self.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+        self.page.locator(f"body[data-jp-theme-name='{theme}']").wait_for(state="attached")
+        self.page.wait_for_timeout(500)
 
     def shot(self, name: str) -> None:
         self.page.screenshot(path=self._shots / f"{len(self.texts):02d}-{name}.png")
@@ -258,9 +268,15 @@ def _rounds(output: str) -> int:
 
 def test_a_bar_counts_rounds_and_an_interrupt_says_how_to_resume(notebook: Notebook) -> None:
     for name in ("train", "resume"):
-        assert re.search(r"fedfac[\w-]*, seed 0: +\d+%\|.*\| \d+/5000 \[\d\d:\d\d<[\d:]+, +[\d.]+", notebook.texts[name])
+        assert re.search(
+            r"fedfac[\w-]*, seed 0: +\d+%\|.*\| \d+/5000 \[\d\d:\d\d<[\d:]+, +[\d.]+", notebook.texts[name]
+        )
         assert "KeyboardInterrupt" in notebook.texts[name]
         assert "To resume, repeat the call with resume=True." in notebook.texts[name].replace("\n", " ")
+        bar = notebook.cell(name).locator(".jp-OutputArea-output pre").first
+        assert bar.bounding_box()["height"] < 1.5 * bar.evaluate(
+            "node => parseFloat(getComputedStyle(node).lineHeight)"
+        )
     assert _rounds(notebook.texts["resume"]) > _rounds(notebook.texts["train"]) >= 3
 
 
@@ -303,15 +319,24 @@ def test_tab_offers_options_and_a_question_mark_the_help(notebook: Notebook) -> 
 @pytest.mark.parametrize("theme", THEMES)
 def test_tables_scroll_in_their_box_and_stay_legible(notebook: Notebook, theme: str) -> None:
     page = notebook.page
-    page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
-    page.locator(f"body[data-jp-theme-name='{theme}']").wait_for(state="attached")
-    page.wait_for_timeout(500)
+    notebook.choose(theme)
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     for name in CELLS:
         notebook.cell(name).scroll_into_view_if_needed()
         notebook.shot(f"{theme.split()[-1]}-{name}")
     look = page.locator(".jp-Notebook .jp-OutputArea-output").evaluate_all(LOOK)
-    assert {name: look[name] for name in ("pale", "wide", "cut")} == {"pale": [], "wide": [], "cut": []}
-    assert look["boxes"] >= 1, "no table was wide enough to show that it scrolls"
+    assert look.pop("boxes") >= 1, "no table was wide enough to show that it scrolls"
+    assert look == {"pale": [], "wide": [], "cut": [], "broken": []}
     for name in TABLES:
         assert notebook.cell(name).locator("table").count()
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_a_report_stands_in_its_frame(notebook: Notebook, theme: str) -> None:
+    notebook.choose(theme)
+    notebook.cell("report").scroll_into_view_if_needed()
+    frame = notebook.cell("report").locator("iframe").content_frame
+    frame.get_by_role("heading", name="What was run").wait_for()
+    notebook.page.wait_for_timeout(1000)  # the frame is drawn after it has scrolled into view
+    notebook.shot(f"{theme.split()[-1]}-report-frame")
+    assert frame.locator("html").evaluate("node => node.scrollWidth <= node.clientWidth")
