@@ -1,7 +1,7 @@
-"""A user's notebook in JupyterLab and Chromium: bars, an interrupt, a restart, and what tables look like in both themes.
+"""A user's notebook in JupyterLab and Chromium: bars, an interrupt, a restart, and tables in the light and dark theme.
 
-It needs JupyterLab, Playwright's Python package (no browser of its own) and Chromium: `pip install jupyterlab playwright`
-and `apt-get install chromium`. With FEDSTAT_BROWSER=require a missing one is an error, otherwise the tests are skipped.
+It needs JupyterLab, Playwright's Python package (without its browsers) and Chromium: `pip install jupyterlab playwright`,
+`apt-get install chromium`. With FEDSTAT_BROWSER=require a missing one is an error; otherwise the tests are skipped.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ RESTART = "load"
 TABLES = ("settings", "summary", "stored", "split", "bootstrap", "icc")
 PICTURES = ("forest", "weights", "communality")
 
-# Lists of faults in outputs: text below the contrast of WCAG AA, outputs and tables wider than their place and no scroll
-# box, prints whose lines break within words. Besides, the number of boxes in which a table scrolls.
+# Lists of faults in outputs: text below the contrast of WCAG AA, outputs and tables that are wider than their place but
+# do not scroll, prints whose lines break within words. Besides, the number of boxes in which a table scrolls.
 LOOK = """outputs => {
   const light = ([r, g, b]) => {
     const f = c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
