@@ -130,6 +130,7 @@ def test_a_pipe_gets_plain_lines_on_stderr_if_asked() -> None:
 def test_a_notebook_shows_bars_and_nothing_on_stderr() -> None:
     ((outer, inner, *rest),) = in_notebook(SLOW.format(progress="None"))
     assert re.search(r"runs: 100%\|.*\| 2/2 \[", outer["data"]["text/plain"])
+    assert len(outer["data"]["text/plain"]) <= 72, "JupyterLab shows it on one line"
     assert inner["data"]["text/plain"] == "", "the inner bar is gone"
     assert {output["name"] for output in rest} == {"stdout"}, "runs share the place of their bars"
     assert "".join(output["text"] for output in rest) == "run 0 is done\nrun 1 is done\n"

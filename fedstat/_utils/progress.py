@@ -23,6 +23,8 @@ LINE_SECONDS = 1.0
 
 
 _SCREEN = {"ncols": 80, "nrows": 24}
+_CELL = {"ncols": 72, "nrows": 24}
+"""Size of a bar in a notebook: JupyterLab breaks lines of 78 columns if its window is 1,050 pixels wide."""
 
 
 class Bar(Protocol):
@@ -153,7 +155,7 @@ class _Tqdm:
             options |= _screen()
         elif not _is_widget(tqdm):
             self._line = _NotebookLine()
-            options |= _SCREEN | {"file": self._line}
+            options |= _CELL | {"file": self._line}
         self._bar, self._delay, self._resumed = tqdm(**options), delay, resumed
         self._bar.leave = not self._bar.pos
 

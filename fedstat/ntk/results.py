@@ -15,7 +15,7 @@ import numpy as np
 from fedstat._utils.lazy import pd, xr
 from fedstat.ntk.gram import largest_informative_clients, least_width, theorem_lr
 from fedstat.results.base import TERMINAL, Caution, Result, few, wrapped
-from fedstat.results.tables import count
+from fedstat.results.tables import count, print_html
 from fedstat.stats import resampling
 
 # Below this fraction of the first loss, the rest is rounding.
@@ -119,9 +119,7 @@ class _Result(Result):
         """Return one row per setting of the check."""
 
     def _repr_html_(self) -> str:
-        head = f"<h4>{html.escape(self._title)}</h4>"
-        note = f"<pre>{html.escape(self.summary())}</pre>"
-        return head + note
+        return f"<h4>{html.escape(self._title)}</h4>{print_html(self.summary())}"
 
     def to_datatree(self) -> xr.DataTree:
         """Return root attributes and the data, ready for ``to_zarr``."""

@@ -273,7 +273,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the page in a sandboxed frame, in which no script runs."""
-        look = "width:100%;height:42rem;border:1px solid #ddd"
+        look = "box-sizing:border-box;width:100%;height:42rem;border:1px solid #ddd"
         return f'<iframe sandbox="" style="{look}" srcdoc="{html.escape(self.html)}"></iframe>'
 
     def __repr__(self) -> str:

@@ -225,7 +225,8 @@ class Result(ABC):
 
     def _repr_html_(self) -> str:
         table, by = self._by_row()
-        return f"<pre>{html.escape(repr(self))}</pre>{tables.folded_html(self._main_columns(table, by), table, by=by)}"
+        folded = tables.folded_html(self._main_columns(table, by), table, by=by)
+        return tables.print_html(repr(self)) + folded
 
 
 class UnitStatistics(Protocol):

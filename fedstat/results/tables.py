@@ -262,6 +262,14 @@ def folded_html(main: pd.DataFrame, table: pd.DataFrame, *, by: str | None = Non
     return f"{text}<details>{summary}{_SCROLL.format(ends_html(table, by=by))}</details>"
 
 
+_PRINT = "margin: 0 0 0.5em; font-size: var(--jp-code-font-size, inherit); white-space: pre-wrap; word-break: normal"
+
+
+def print_html(text: str) -> str:
+    """Format a print as HTML whose long lines break between words; JupyterLab would break them within words."""
+    return f'<pre style="{_PRINT}">{html.escape(text)}</pre>'
+
+
 _SCROLL = '<div style="overflow-x: auto; color: var(--jp-content-font-color1, inherit)">{}</div>'
 
 

@@ -56,9 +56,10 @@ class Record(Mapping[str, Any]):
         return "\n".join([self.title, *lines])
 
     def _repr_html_(self) -> str:
-        cell = '<td style="text-align: left">'
+        cell = '<td style="text-align: left{}">'
+        name_cell, value_cell = cell.format(""), cell.format("; overflow-wrap: anywhere")
         rows = "".join(
-            f"<tr>{cell}{html.escape(name)}</td>{cell}{html.escape(_text(value))}</td></tr>"
+            f"<tr>{name_cell}{html.escape(name)}</td>{value_cell}{html.escape(_text(value))}</td></tr>"
             for name, value in self.items()
         )
         return f"<p>{html.escape(self.title)}</p><table><tbody>{rows}</tbody></table>"

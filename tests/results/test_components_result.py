@@ -58,7 +58,7 @@ def test_glance_and_words_say_what_the_tables_hold() -> None:
     assert "\n  constant: 5" in text
     assert max(map(len, found.summary().splitlines())) <= 110
     assert "the 3 highest of 6" in found.summary(rows=3)
-    assert "<pre>Reliability of client differences: 6 units" in found._repr_html_()
+    assert ">Reliability of client differences: 6 units" in found._repr_html_()
     assert json.dumps(found.to_dict())
 
 

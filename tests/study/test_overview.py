@@ -65,6 +65,7 @@ def test_records_print_in_80_columns_and_escape_names() -> None:
         assert max(map(len, repr(record).splitlines())) <= 80
         assert "<b>" not in record._repr_html_()
         assert record._repr_html_().count("<tr>") == len(record)
+        assert record._repr_html_().count("overflow-wrap: anywhere") == len(record), "long values break"
 
 
 def test_a_summary_of_another_store_has_its_dims() -> None:
