@@ -1,7 +1,8 @@
 """A user's notebook in JupyterLab and Chromium: bars, an interrupt, a restart, and tables in the light and dark theme.
 
 It needs JupyterLab, Playwright's Python package (without its browsers) and Chromium: `pip install jupyterlab
-playwright`, `apt-get install chromium`. With FEDSTAT_BROWSER=require a missing one is an error; otherwise the tests are skipped.
+playwright`, `apt-get install chromium`. With FEDSTAT_BROWSER=require a missing one is an error; otherwise the tests
+are skipped.
 """
 
 from __future__ import annotations
