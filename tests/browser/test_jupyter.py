@@ -1,7 +1,8 @@
 """A user's notebook in JupyterLab and Chromium: bars, an interrupt, a restart, and tables in the light and dark theme.
 
-It needs JupyterLab, Playwright's Python package (without its browsers) and Chromium: `pip install jupyterlab playwright`
-and `apt-get install chromium`. ipywidgets, if installed, draw the bars. With FEDSTAT_BROWSER=require a missing one is an error; otherwise the tests are skipped.
+It needs JupyterLab, Playwright's Python package (without its browsers) and Chromium: `pip install jupyterlab
+playwright` and `apt-get install chromium`. With FEDSTAT_BROWSER=require a missing one is an error; otherwise the tests
+are skipped. If ipywidgets is installed, bars are widgets.
 """
 
 from __future__ import annotations
