@@ -45,7 +45,7 @@ def icc(
     stage: Stage | None = None,
     progress: bool | None = None,
 ) -> IccResult:
-    """Estimate each unit's agreement: its intraclass correlation over clients, ICC2 = ICC(A,1) [2]_.
+    """Estimate each unit's agreement: its intraclass correlation over clients, ICC2 = ICC(A,1).
 
     Agreement is the proportion of the variance of a unit's weights that all clients have in common. FedFac's
     communality (:func:`fedstat.fa`) answers another question: how well do the *other units* explain a unit?
@@ -83,7 +83,7 @@ def icc(
     Notes
     -----
     Weights that were averaged over clients agree by construction: their ICC2 is 1. The coefficients are those of Shrout
-    and Fleiss [1]_. Why ICC2, what the tests assume, and simulations: :doc:`/background/statistics`.
+    and Fleiss [1]_; ICC(A,1) is ICC2 in [2]_. Assumptions and simulations: :doc:`/background/statistics`.
 
     References
     ----------
