@@ -106,6 +106,11 @@ def test_docstrings_say_arguments_shapes_and_sources():
     assert found == []
 
 
+def test_no_summary_cites_since_the_index_of_the_reference_shows_it_alone():
+    summaries = {name.path: public_names.docstring(name).partition("\n\n")[0] for name in public_names.every_name()}
+    assert [path for path, summary in summaries.items() if "]_" in summary] == []
+
+
 def test_what_needs_no_source_is_public():
     assert {name.path for name in public_names.every_name()} >= docstring_rules.NO_FORMULA
 
