@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstat import _cli, store
+from fedstat._utils.drafts import replace_file
 from fedstat._utils.lazy import xr
 from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.attack import leakage
@@ -68,7 +69,7 @@ def _work(args: argparse.Namespace) -> None:
     options = {"rounds": rounds, "data_dir": args.data_dir, "progress": not args.quiet}
     result = leakage(args.runs, **options, **attack, **compute)
     if is_table:
-        with _cli.replace_file(args.out) as draft:
+        with replace_file(args.out) as draft:
             result.tidy().to_csv(draft, index=False)
     elif args.out is not None:
         _save(args, attack, result)

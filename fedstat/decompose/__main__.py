@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from fedstat import _cli, store
 from fedstat._utils import check, guard
+from fedstat._utils.drafts import replace_file
 from fedstat._utils.lazy import xr
 from fedstat._utils.settings import add_arguments, check_fields, read_arguments, setting
 from fedstat.decompose.stored import table, to_dataset, write_table
@@ -160,7 +161,7 @@ def _work(args: argparse.Namespace) -> None:
         draw(args.plot, results)
     for name in ("csv", "latex"):
         if (path := getattr(args, name)) is not None:
-            with _cli.replace_file(path) as draft:
+            with replace_file(path) as draft:
                 write_table(draft, table(results), latex=name == "latex")
     show(args, results)
 

@@ -12,6 +12,7 @@ from fedstat import store
 from fedstat._utils.lazy import xr
 from fedstat.fl import record
 from fedstat.fl.training import COMMAND
+from fedstat.results.tables import count
 
 _AFTER_LAST_ROUND = ("new", "ablation", "readouts")
 """Groups that are made after the last planned round."""
@@ -90,7 +91,7 @@ def finish(path: str | Path) -> xr.DataTree:
     config |= {"rounds": n_done, "checkpoints": [*checkpoints, *([n_done] if weights else [])]}
     about = json.loads(run.attrs.get("about", "{}"))
     attrs = {
-        "title": f"{config['algorithm']}, {n_done} rounds",
+        "title": f"{config['algorithm']}, {count(n_done, 'round')}",
         "config": store.to_json(config),
         "about": store.to_json(about | ({"rounds": n_done} if "rounds" in about else {})),
     }
@@ -106,6 +107,6 @@ def finish(path: str | Path) -> xr.DataTree:
 
 
 def _count_rounds(run: xr.DataTree) -> int:
-    """Return the number of finished rounds, each of which has its seconds."""
+    """Return the number of finished rounds: a round has its seconds when it is done."""
     is_done = np.isfinite(run["metrics/seconds"].to_numpy())
     return len(is_done) if is_done.all() else int(is_done.argmin())

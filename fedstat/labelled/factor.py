@@ -15,7 +15,8 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import LayerSums, correlation_matrix, labels, numpy_of, row_sums, standard, sums, values_of
-from fedstat.labelled.inputs import by_layer, subtract_baseline
+from fedstat.labelled.baselines import subtract_baseline
+from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import Stage
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.tables import count

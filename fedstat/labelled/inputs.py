@@ -1,9 +1,8 @@
-"""Users' weights (arrays, runs, files, state_dicts) by layer, and their baselines."""
+"""Users' weights (arrays, runs, files, state_dicts) by layer, and the baseline of each layer."""
 
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,119 +12,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-import numpy as np
-from array_api_compat import array_namespace, is_torch_array
-from array_api_compat import device as device_of
-
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat._utils.progress import track
 from fedstat.labelled import runs
-from fedstat.labelled.arrays import Weights, labels, load_small, need_dims, numpy_of
+from fedstat.labelled.arrays import load_small
 from fedstat.labelled.layer_names import is_pattern, require_names
 from fedstat.labelled.runs import Stage
 from fedstat.labelled.states import SUFFIXES
 from fedstat.results import LayerResults
 from fedstat.results.origin import origin_of, with_origin
 from fedstat.store import is_store, open_run
-
-_FEW = 8  # clients whose mean is compared with the baseline
-_RELATED = 3.0  # standard errors of a correlation above 0
-
-
-def subtract_baseline(weights: Weights, baseline: Any) -> Weights:
-    """Subtract the baseline, if there is one."""
-    if baseline is None:
-        return weights
-    if isinstance(weights, xr.DataArray):
-        need_dims(weights, "client", "unit")
-        client_weights = weights.isel(client=0, drop=True).transpose("unit", ...)
-        dims = client_weights.dims
-        origin = baseline_of(baseline, weights, np.empty(0)).reshape(client_weights.shape)
-        require_related(origin, weights.isel(client=slice(_FEW)).transpose("client", *dims).to_numpy())
-        return weights.astype(float) - xr.DataArray(origin, dims=dims)
-    weights = check.numbers("weights", weights)
-    origin = baseline_of(baseline, weights, weights).reshape(weights.shape[1:])
-    require_related(origin, weights)
-    return weights.double() - origin.double() if is_torch_array(weights) else weights.astype(float) - origin
-
-
-def baseline_of(baseline: Any, weights: Weights, w: Any) -> Any:
-    """Return the baseline as an array (unit, weight) in the library of ``w``."""
-    baseline = check.numbers("baseline", baseline)
-    baseline = baseline.detach() if is_torch_array(baseline) else baseline
-    shape = tuple(np.shape(weights))[1:]
-    if isinstance(weights, xr.DataArray):
-        client_weights = weights.isel(client=0, drop=True).transpose("unit", ...)
-        shape = client_weights.shape
-        if isinstance(baseline, xr.DataArray):
-            baseline = _align(baseline, client_weights)
-    if isinstance(baseline, xr.DataArray):
-        need_dims(baseline, "unit")
-        baseline = baseline.transpose("unit", ...).to_numpy()
-    if tuple(baseline.shape) != tuple(shape):
-        raise ValueError(
-            f"baseline must have the shape of one client's weights, {tuple(shape)}, but got {tuple(baseline.shape)}. "
-            "Pass parameters common to all clients; subtract client-specific baselines from the weights."
-        )
-    baseline = baseline.reshape(shape[0], -1)
-    if is_torch_array(w):
-        baseline = array_namespace(w).asarray(baseline, device=device_of(w))
-    else:
-        baseline = numpy_of(baseline)
-    if not (finite := np.isfinite(numpy_of(baseline)).all(axis=1)).all():
-        raise ValueError(
-            f"baseline holds NaN or infinite values, first in unit(s) {few(labels(weights, 'unit', 1)[~finite])}"
-        )
-    return baseline
-
-
-def require_related(baseline: Any, w: Any) -> None:
-    """Raise ValueError if the baseline is not correlated with the weights: subtracting it would create agreement.
-
-    A baseline of n independent entries, drawn independently of the weights, has a correlation with them of variance
-    1/n, even if neighboring weights are similar. A baseline without variance is not tested.
-
-    Parameters
-    ----------
-    baseline : array (unit, weight)
-        Baseline of a layer.
-    w : array (client, unit, weight)
-        Weights of some clients; the mean of up to eight is used.
-
-    Raises
-    ------
-    ValueError
-        If the correlation with this mean is not three standard errors above 0.
-    """
-    origin, mean = numpy_of(baseline).astype(float).ravel(), numpy_of(w[:_FEW]).astype(float).mean(axis=0).ravel()
-    if np.ptp(origin) == 0 or not np.isfinite(mean).all() or np.ptp(mean) == 0:
-        return
-    r = float(np.corrcoef(origin / np.abs(origin).max(), mean / np.abs(mean).max())[0, 1])
-    if r * math.sqrt(len(mean)) < _RELATED:
-        raise ValueError(
-            f"baseline must correlate with the weights, but r = {r:.2f}; it would create agreement. Pass this run's "
-            "initial parameters."
-        )
-
-
-def _align(baseline: xr.DataArray, client_weights: xr.DataArray) -> xr.DataArray:
-    """Put the baseline's dims and labels in the order of one client's weights."""
-    if set(baseline.dims) != set(client_weights.dims):
-        raise ValueError(
-            f"baseline must have the dims of one client's weights, {client_weights.dims}, but got {baseline.dims}. "
-            "It is common to all clients and rounds: select one checkpoint first."
-        )
-    labels_by_dim = {
-        d: [x[d].to_numpy().tolist() for x in (baseline, client_weights)]  # without a coordinate, positions
-        for d in map(str, client_weights.dims)
-        if d in baseline.coords
-    }
-    positions = {d: _labels.order("baseline", d, *values) for d, values in labels_by_dim.items()}
-    return baseline.isel(positions).transpose(*client_weights.dims)
-
 
 _PATHS = (str, PathLike)
 
@@ -259,9 +158,7 @@ def holds_layers(weights: Any) -> bool:
     """Return True for objects that may hold several layers: runs, other trees, mappings, paths, lists of sources."""
     if isinstance(weights, xr.DataTree) and "w" in weights.data_vars:
         return False
-    is_list = isinstance(weights, list | tuple) and bool(weights) and all(_is_source(x) for x in weights)
-    is_mapping = isinstance(weights, Mapping) and not isinstance(weights, xr.Dataset)
-    return is_list or is_mapping or isinstance(weights, _PATHS)
+    return isinstance(weights, _PATHS) or _is_mapping(weights) or _is_list(weights)
 
 
 def single_layer(verb: str, weights: Any, stage: Stage | None = None) -> Any:
@@ -309,9 +206,9 @@ def layers_of(
         )
     if is_layer and not requested:
         return LayerWeights({"": runs.compare_initial(_at(weights["w"], checkpoint, ""), weights)}, False, {})
-    if isinstance(weights, Mapping) and not isinstance(weights, xr.Dataset):
+    if _is_mapping(weights):
         layers, skipped = _of_files(list(weights.values()), requested, list(weights), progress)
-    elif isinstance(weights, list | tuple) and weights and all(_is_source(x) for x in weights):
+    elif _is_list(weights):
         layers, skipped = _of_files(weights, requested, None, progress)
     elif requested is not None:
         raise ValueError(
@@ -396,6 +293,16 @@ def _of_files(
 def _is_source(x: object) -> bool:
     """Return True if an object may be a client's file, state_dict or module."""
     return isinstance(x, (*_PATHS, Mapping)) or hasattr(x, "state_dict")
+
+
+def _is_list(weights: object) -> bool:
+    """Return True for a list of clients' files, state_dicts or modules."""
+    return isinstance(weights, list | tuple) and bool(weights) and all(_is_source(x) for x in weights)
+
+
+def _is_mapping(weights: object) -> bool:
+    """Return True for a mapping from client to file, state_dict or module, or from layer to group."""
+    return isinstance(weights, Mapping) and not isinstance(weights, xr.Dataset)
 
 
 def open_if_run(weights: Any) -> Any:

@@ -138,7 +138,7 @@ def require_unshared(run: xr.DataTree, shared: dict[str, NDArray[np.bool_]]) -> 
 
 
 def describe_units(run: xr.DataTree, layer: str, weights: xr.DataArray, *, trained: bool) -> xr.DataArray:
-    """Add attributes with what the run tells of identical units and of common initial parameters, if it does.
+    """Add attributes: reasons why units may be identical in all clients, and common initial parameters, if known.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def _sent_nothing(run: xr.DataTree, last: int) -> bool:
 
 
 def compare_initial(weights: xr.DataArray, layer: xr.Dataset) -> xr.DataArray:
-    """Add attributes that tell of units equal to the initial parameters, if the layer's group holds these.
+    """Add attributes that name units equal to the initial parameters, if the group of the layer holds them.
 
     Parameters
     ----------

@@ -15,6 +15,7 @@ from fedstat._utils.progress import track
 from fedstat._utils.signatures import show_options
 from fedstat.labelled.agreement import icc
 from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, sums
+from fedstat.labelled.baselines import subtract_baseline
 from fedstat.labelled.components import variance_components
 from fedstat.labelled.factor import (
     CHOICES,
@@ -28,7 +29,7 @@ from fedstat.labelled.factor import (
     require_effect,
     warn_if_single_client,
 )
-from fedstat.labelled.inputs import by_layer, layers_of, single_layer, subtract_baseline
+from fedstat.labelled.inputs import by_layer, layers_of, single_layer
 from fedstat.labelled.runs import Stage, settings_of, split_at
 from fedstat.results import (
     AgreementWarning,

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from fedstat import _cli
 from fedstat._utils import guard
+from fedstat._utils.drafts import replace_file
 from fedstat.reporting.references import REFERENCES, bibliography
 from fedstat.results.base import Caution, wrapped
 from fedstat.results.tables import count, ends
@@ -267,7 +268,7 @@ class Report:
         """
         path = Path(path)
         require_ours("path", path)
-        with _cli.replace_file(path) as draft:
+        with replace_file(path) as draft:
             draft.write_text(self.html, encoding="utf-8")
         return path
 

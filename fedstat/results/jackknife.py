@@ -12,7 +12,7 @@ from fedstat._utils.lazy import pd
 from fedstat.results.base import Caution, Result
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import join_columns
-from fedstat.results.uncertainty import MIN_SEPARATION
+from fedstat.results.uncertainty import MIN_SEPARATION, separate
 from fedstat.stats import resampling
 from fedstat.stats.factor import gap
 
@@ -62,10 +62,7 @@ class JackknifeResult(Result):
     @property
     def separation(self) -> float:
         """Mean communality of shared minus personal units, in mean standard errors of a unit."""
-        nu, group = self.split.communality, self.split.group
-        if not all((group == name).any() for name in ("shared", "personal")):
-            return np.nan
-        return float((nu[group == "shared"].mean() - nu[group == "personal"].mean()) / np.nanmean(self.std_error))
+        return separate(self.split, self.std_error)
 
     def tidy(self) -> pd.DataFrame:
         """Return one row per unit.

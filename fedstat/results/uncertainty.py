@@ -88,10 +88,7 @@ class BootstrapResult(Result):
     @property
     def separation(self) -> float:
         """Mean communality of shared minus personal units, in mean standard errors of a unit."""
-        nu, group = self.split.communality, self.split.group
-        if not all((group == name).any() for name in ("shared", "personal")):
-            return np.nan
-        return float((nu[group == "shared"].mean() - nu[group == "personal"].mean()) / np.nanmean(self.std_error))
+        return separate(self.split, self.std_error)
 
     @property
     def interval_label(self) -> str:
@@ -210,6 +207,14 @@ class BootstrapResult(Result):
             )
             cautions.append(Caution("Refits not converged", text))
         return cautions
+
+
+def separate(split: SplitResult, std_error: Floats) -> float:
+    """Return the mean communality of shared minus personal units, in mean standard errors; NaN without both groups."""
+    nu, group = split.communality, split.group
+    if not all((group == name).any() for name in ("shared", "personal")):
+        return np.nan
+    return float((nu[group == "shared"].mean() - nu[group == "personal"].mean()) / np.nanmean(std_error))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

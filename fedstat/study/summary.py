@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedstat import _cli
 from fedstat._utils import check
+from fedstat._utils.drafts import replace_file
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import nets
 from fedstat.fl.stored_names import from_stored
@@ -138,7 +139,7 @@ class Table(NamedTuple):
         """Write all numbers to ``name.csv``, and the table to ``name.md``."""
         require_writable(name)
         name.parent.mkdir(parents=True, exist_ok=True)
-        with _cli.replace_file(Path(f"{name}.csv")) as csv, _cli.replace_file(Path(f"{name}.md")) as markdown:
+        with replace_file(Path(f"{name}.csv")) as csv, replace_file(Path(f"{name}.md")) as markdown:
             self.values.to_csv(csv, index=False, float_format="%.6g")
             markdown.write_text(self.markdown(), encoding="utf-8")
 

@@ -157,3 +157,9 @@ def test_an_interrupt_says_what_is_stored_and_how_to_go_on(tmp_path: Path) -> No
         f"The finished rounds are in {str(out)!r}. To resume, repeat the call with resume=True. To end the run there: "
         f"fedstat.fl.finish({str(out)!r})."
     )
+
+
+def test_a_run_that_is_finished_after_one_round_says_so_in_the_singular(tmp_path: Path) -> None:
+    out = tmp_path / "run.zarr"
+    interrupt(out, 1, rounds=4)
+    assert fl.finish(out).attrs["title"] == go(None, rounds=1).attrs["title"] == "fedavg, 1 round"

@@ -14,6 +14,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedstat import _cli, store
+from fedstat._utils.drafts import replace_file
 
 mpl.use("Agg")
 COMMANDS = [f"fedstat.{name}" for name in ("sim", "sim.recovery", "motivation", "ntk", "decompose", "attack", "fl")]
@@ -117,10 +118,10 @@ def test_a_figure_is_marked_and_replaces_only_such(ending, tmp_path):
 def test_a_file_that_is_cut_off_leaves_the_one_before(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("old")
-    with pytest.raises(TypeError), _cli.replace_file(path) as draft, draft.open("w") as half:
+    with pytest.raises(TypeError), replace_file(path) as draft, draft.open("w") as half:
         half.writelines(["ne", None])
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("table.csv", "old")]
-    with _cli.replace_file(path) as draft:
+    with replace_file(path) as draft:
         draft.write_text("new")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("table.csv", "new")]
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 import xarray as xr
 
-from fedstat import _cli, store
+from fedstat import store
+from fedstat._utils.drafts import replace_file
 from fedstat.data import save_folder
 from fedstat.store import journal
 
@@ -83,7 +84,7 @@ def test_a_result_that_does_not_fit_leaves_the_old_one(disk):
 
 
 def _table(folder: Path) -> None:
-    with _cli.replace_file(folder / "run.csv") as draft, draft.open("w") as file:
+    with replace_file(folder / "run.csv") as draft, draft.open("w") as file:
         file.write("0" * 100_000)
 
 
