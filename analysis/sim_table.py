@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fedstat
 from fedstat import _cli
+from fedstat._utils.drafts import replace_file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(args: argparse.Namespace) -> None:
     _cli.require_file("csv", args.csv)
     table = fedstat.sim.summary(_cli.open_store(args.run, "fedstat.sim"))
-    with _cli.replace_file(args.csv) as draft:
+    with replace_file(args.csv) as draft:
         table.to_csv(draft, index=False, float_format="%.6g")
     print(table.round(4).to_string(index=False))
 

@@ -24,7 +24,7 @@ from fedstat import _cli, plot
 from fedstat.data import to_float
 from fedstat.fl import nets
 from fedstat.fl.nets import Net
-from fedstat.study import collect, experiment, summary
+from fedstat.study import collect, experiment, run_settings, summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,7 +101,7 @@ def side_by_side(
 
 
 def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Namespace) -> Any:
-    settings, same = summary.config_of(fedfac), experiment.Settings(**experiment.noted(fedfac.attrs))
+    settings, same = summary.config_of(fedfac), run_settings.Settings(**experiment.noted(fedfac.attrs))
     fed, _ = experiment.federated(same, args.data_dir)
     own = (fed["client"].to_numpy() == args.client) & (fed["split"].to_numpy() == "test")
     images = to_float(fed.isel(sample=own)).x.to_numpy()

@@ -24,7 +24,7 @@ from fedstat import fl, study
 from fedstat._utils import progress
 from fedstat.fl import algorithms
 from fedstat.study import grid
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 LAYERS = {
     name: {f"fc{i}.weight": np.random.default_rng([i, c]).normal(size=(6, 20)) for i in (1, 2)}

@@ -21,8 +21,8 @@ from fedstat.results.tables import number, plus_minus
 from fedstat.store import open_run
 from fedstat.study import experiment, federation, summary
 from fedstat.study.collect import Grid
-from fedstat.study.experiment import Settings
 from fedstat.study.grid import of_study
+from fedstat.study.run_settings import Settings
 from fedstat.study.summary import Table
 
 FILE = Path(__file__).parents[2] / "simulations" / "feddecomp.toml"

@@ -27,8 +27,8 @@ from fedstat.fl.training import COMMAND
 from fedstat.results.leakage import LeakageResult, psnr
 from fedstat.results.origin import recorded
 from fedstat.study import experiment
-from fedstat.study.experiment import Settings
 from fedstat.study.federation import TEXTS, network, source_of
+from fedstat.study.run_settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,7 +26,7 @@ from fedstat.fl.training import COMMAND
 from fedstat.results.tables import count
 from fedstat.study import experiment, federation, grid, report
 from fedstat.study.compare import compare_runs
-from fedstat.study.experiment import Settings, named
+from fedstat.study.run_settings import Settings, named
 from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, with_selected
 
 _RESERVED = (

@@ -34,7 +34,7 @@ from fedstat.results import ComparisonResult
 from fedstat.results.base import Caution
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.sim.experiment import COMMAND as SIMULATION
-from fedstat.study import collect, compare_runs, experiment, summary
+from fedstat.study import collect, compare_runs, experiment, run_settings, summary
 from fedstat.study.collect import ordered, title_of
 from fedstat.study.grid import variants
 
@@ -88,7 +88,7 @@ def _table(runs: Sequence[Stored]) -> pd.DataFrame:
     with contextlib.suppress(ValueError, TypeError):  # settings of another fedstat, or of a user's method
         noted = [experiment.noted(run.attrs) for run in runs]
         if all("algorithm" in settings for settings in noted):
-            table["method"] = variants([experiment.Settings(**settings) for settings in noted])
+            table["method"] = variants([run_settings.Settings(**settings) for settings in noted])
     if table.duplicated(["scenario", "method", "seed"]).any():
         again = table.groupby("path").cumcount()
         table["method"] += ", " + table["path"] + again.map(lambda n: f" ({n + 1})" if n else "")

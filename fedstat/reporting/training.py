@@ -22,7 +22,7 @@ from fedstat.reporting.document import COMMAND, Part, Section, Table, Text, list
 from fedstat.reporting.stored import Stored, assemble, command_line, n_parameters, settings_of_method
 from fedstat.results.base import Caution
 from fedstat.results.tables import count, interval, number
-from fedstat.study import experiment, summary
+from fedstat.study import experiment, run_settings, summary
 from fedstat.study.report import report as printed
 
 _IMPROPER = 1e-6
@@ -200,10 +200,10 @@ def command(stored: Stored) -> str:
         noted = {}
     if "data" not in noted:
         return "fedstat.fl.train(...) in Python, with data of its own"
-    defaults = experiment.Settings()
+    defaults = run_settings.Settings()
     always = ("data", "partition", "net", "algorithm", "clients", "rounds", "seed")
     options = {k: v for k, v in noted.items() if k in always or _plain(v) != _plain(getattr(defaults, k))}
-    if noted.get("scenario") == experiment.Settings(data=str(noted["data"]), partition=str(noted["partition"])).name:
+    if noted.get("scenario") == run_settings.Settings(data=str(noted["data"]), partition=str(noted["partition"])).name:
         options.pop("scenario", None)
     return command_line("fedstat.fl", options)
 

@@ -1,7 +1,8 @@
 """Many runs: by name, in grids, tuned, and in tables."""
 
 from fedstat.study.compare import compare_runs
-from fedstat.study.experiment import Settings, run
+from fedstat.study.experiment import run
+from fedstat.study.run_settings import Settings
 from fedstat.study.tuning import tune
 
 __all__ = ["Settings", "compare_runs", "run", "tune"]

@@ -15,7 +15,7 @@ from fedstat.fl import algorithms, custom
 from fedstat.fl.algorithm import About
 from fedstat.store import DamageError, open_run, reading, require_sound
 from fedstat.study import summary
-from fedstat.study.experiment import OF_AGGREGATOR
+from fedstat.study.run_settings import OF_AGGREGATOR
 
 
 def origin(grid: Grid) -> list[str]:

@@ -127,7 +127,7 @@ _BLOCK = 1024  # samples whose squares are in memory at once
 
 
 class Federation(NamedTuple):
-    """Settings of clients and samples; see :class:`fedstat.study.experiment.Settings`."""
+    """Settings of clients and samples; see :class:`fedstat.study.run_settings.Settings`."""
 
     data: str
     partition: str

@@ -22,9 +22,9 @@ from fedstat._utils.settings import read_toml, table, tables
 from fedstat.fl import custom
 from fedstat.fl.algorithms import settings_of
 from fedstat.store import origin
-from fedstat.study import experiment
+from fedstat.study import experiment, run_settings
 from fedstat.study.collect import Grid
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 
 def cells(path: str | Path, *, scale: str | None = None, study: str | None = None) -> list[Settings]:
@@ -33,7 +33,7 @@ def cells(path: str | Path, *, scale: str | None = None, study: str | None = Non
     Parameters
     ----------
     path : path
-        A TOML file with the keys of :func:`fedstat.study.experiment.keys`; see Notes.
+        A TOML file with the keys of :func:`fedstat.study.run_settings.keys`; see Notes.
     scale : str, optional
         NAME of a ``[scale.NAME]`` table.
     study : str, optional
@@ -107,10 +107,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     all_tables = [*_list_tables(content, path)]
     for _, _, part in all_tables:
         _resolve_paths(part, path.parent)
-    methods = experiment.names([name for _, _, part in all_tables for name in _as_list(part.get("algorithm"))])
+    methods = run_settings.names([name for _, _, part in all_tables for name in _as_list(part.get("algorithm"))])
     scales = table(content, "scale", path)
     for place, kind, part in all_tables:
-        experiment.require(part, kind, [*methods, *(scales if kind in _SCALED else ())], place)
+        run_settings.require(part, kind, [*methods, *(scales if kind in _SCALED else ())], place)
     return content
 
 
@@ -119,7 +119,7 @@ _SCALED = ("dataset", "method", "tune")
 
 
 def _list_tables(content: dict[str, Any], path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield place (for messages), kind (see :attr:`fedstat.study.experiment.Key.tables`) and content of all tables."""
+    """Yield place (for messages), kind (:attr:`fedstat.study.run_settings.Key.tables`) and content of all tables."""
     scales = table(content, "scale", path)
     yield str(path), "", content
     for name in scales:

@@ -21,10 +21,10 @@ from fedstat.fl.stored import profile
 from fedstat.fl.stored_names import from_stored
 from fedstat.stats.ranking import Friedman, friedman
 from fedstat.store import open_run
-from fedstat.study import experiment, grid, summary
+from fedstat.study import experiment, grid, run_settings, summary
 from fedstat.study.collect import Grid, about, ordered
 from fedstat.study.compare import against_zero
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 from fedstat.study.summary import config_of, weighted
 
 _NOT_OF_TRAINING = ("prediction_rules", "probe", "ablation", "checkpoints", "keep_weights")
@@ -413,7 +413,7 @@ def _match_cells(stored: list[dict[str, Any]], cells: list[Settings]) -> list[in
     numbers: list[int | None] = []
     for settings in stored:
         key = settings.get("scenario"), settings.get("algorithm"), settings.get("seed")
-        run = _to_text({name: getattr(Settings, name) for name in experiment.LATER} | settings)
+        run = _to_text({name: getattr(Settings, name) for name in run_settings.LATER} | settings)
         equal = [n for n, cell in candidates.get(key, []) if all(run[k] == cell[k] for k in run if k != "scenario")]
         numbers.append(equal[0] if equal else None)
     return numbers

@@ -17,7 +17,7 @@ from fedstat._utils.lazy import pd
 from fedstat.fl.algorithms import settings_of
 from fedstat.study import federation, grid, summary
 from fedstat.study.collect import OF_METHOD
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 
 class Step(NamedTuple):

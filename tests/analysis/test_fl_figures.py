@@ -19,7 +19,7 @@ import fedstat
 from fedstat import plot
 from fedstat.data import to_float
 from fedstat.fl import nets
-from fedstat.study import experiment
+from fedstat.study import experiment, run_settings
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
     common = {"data": "digits", "clients": 6, "rounds": 2, "participation": 1.0, "net": "resnet8", "width": 0.25}
     for algorithm, layers in (("fedavg", None), ("fedfac-dynamic", ("conv1",))):
-        settings = experiment.Settings.of(**common, algorithm=algorithm, layers=layers, max_samples=40)
+        settings = run_settings.Settings.of(**common, algorithm=algorithm, layers=layers, max_samples=40)
         experiment.run(settings, out=folder / f"{algorithm}.zarr")
     return folder
 
@@ -145,7 +145,7 @@ def test_rows_of_the_figure_are_of_the_filters_that_they_name():
 def test_stored_weights_predict_as_the_run_did(digits):
     """The last checkpoint of a client gives the accuracy that the run reports."""
     run = fedstat.open_run(digits / "fedavg.zarr")
-    settings = experiment.Settings(
+    settings = run_settings.Settings(
         data="digits", clients=6, rounds=2, participation=1.0, net="resnet8", width=0.25, max_samples=40
     )
     fed, _ = experiment.federated(settings)

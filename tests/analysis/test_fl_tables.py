@@ -19,8 +19,8 @@ from fedstat.fl.probes.variants import PARTS
 from fedstat.results.tables import interval, p_value
 from fedstat.store import open_run
 from fedstat.study import collect
-from fedstat.study.experiment import Settings
 from fedstat.study.grid import cells, name_of
+from fedstat.study.run_settings import Settings
 from fedstat.study.tuning import tune
 
 PAPER = read_reference(ROOT / "analysis" / "fedfac" / "reference.toml")

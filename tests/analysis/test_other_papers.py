@@ -16,8 +16,8 @@ from fedstat import open_run
 from fedstat._utils.settings import read_toml
 from fedstat.attack.experiment import leakage
 from fedstat.study import collect, experiment, summary
-from fedstat.study.experiment import Settings
 from fedstat.study.grid import cells, of_study, run_all
+from fedstat.study.run_settings import Settings
 
 PAPERS = ("factorized_fl", "feddecomp", "fedcp")
 FIGURES = {

@@ -28,7 +28,7 @@ from fedstat.fl.wrappers.composed import Part, composed
 from fedstat.results import LeakageResult
 from fedstat.results.leakage import psnr, without_channels
 from fedstat.study import experiment
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 LR = 0.1
 CLIENTS = np.array([2, 0, 1])

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from fedstat import _cli
-from fedstat.study import experiment, grid
+from fedstat.study import grid, run_settings
 
 ROOT = Path(__file__).parents[2]
 README, GRID, TUTORIAL = ROOT / "README.md", ROOT / "docs/howto/own-grid.md", ROOT / "docs/tutorial.md"
@@ -139,7 +139,7 @@ def test_the_grid_of_the_page_is_one(tmp_path):
 
 def test_every_setting_of_a_grid_is_on_its_page_with_its_default():
     rows = dict(re.findall(r"^\| `(\w+)` \| (?:`?([^|`]*)`? \| )?", GRID.read_text(encoding="utf-8"), re.MULTILINE))
-    assert set(experiment.names()) - {"shared"} <= set(rows)  # FedSplit's split is a mask: no file holds it
-    for one in fields(experiment.Settings):
+    assert set(run_settings.names()) - {"shared"} <= set(rows)  # FedSplit's split is a mask: no file holds it
+    for one in fields(run_settings.Settings):
         values = one.default if isinstance(one.default, tuple) else (one.default,)
         assert rows[one.name].strip() == ("none" if values in ((), (None,)) else " ".join(map(str, values))), one.name

@@ -20,7 +20,7 @@ from fedstat.fl.algorithm import InitContext
 from fedstat.fl.algorithms import named
 from fedstat.labelled import icc
 from fedstat.study import grid
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 
 def by_hand(w):

@@ -19,7 +19,7 @@ from fedstat._utils import streams
 from fedstat.fl import algorithms, masks
 from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.study import Settings, grid
-from fedstat.study.experiment import keys
+from fedstat.study.run_settings import keys
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 LAM = 0.7

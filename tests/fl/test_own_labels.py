@@ -13,7 +13,7 @@ from fedstat.fl import algorithms, masks, nets, prepare, train
 from fedstat.fl.algorithm import SharedMask
 from fedstat.fl.algorithms import ALGORITHMS, finetuned, named, private_head
 from fedstat.study import experiment
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 PRIVATE = ("local", "fedper", "fedrep", "factorized-fl-alpha", "factorized-fl-beta")
 NET = nets.mlp(SIZES)

@@ -15,7 +15,7 @@ from fedstat import fl, plot, sim, split, update, variance_components
 from fedstat._utils import streams
 from fedstat.fl import algorithms, masks, split_halves
 from fedstat.stats.icc import agreement, sums
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 LARGER = [23, 7, 30, 9, 16, 16, 21, 12]
 

@@ -25,8 +25,8 @@ from fedstat.reporting import document, training
 from fedstat.reporting.stored import Stored
 from fedstat.sim import __main__ as sim
 from fedstat.study import compare_runs, experiment, summary
-from fedstat.study.experiment import Settings
 from fedstat.study.report import report as printed
+from fedstat.study.run_settings import Settings
 
 VOID = {"meta", "img", "link", "br", "hr", "input"}
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>$\\frac{$ \x00 \ud800 {{ 7 * 7 }} \u202e'

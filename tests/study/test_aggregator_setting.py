@@ -11,8 +11,8 @@ from fl_runs import SMALL, command
 from small_runs import same
 
 from fedstat import open_run, study
-from fedstat.study import collect, experiment, grid, leaderboard
-from fedstat.study.experiment import Settings
+from fedstat.study import collect, grid, leaderboard, run_settings
+from fedstat.study.run_settings import Settings
 
 ARGUMENTS = ("--algorithm", "fedper", "--clients", 8, "--max-samples", 30, "--participation", 0.5, "--width", 0.2,
              "--batch-size", 8)  # fmt: skip
@@ -97,7 +97,7 @@ def test_a_grid_has_the_aggregator_as_an_axis(grid_file, runs):
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"runs of fedavg, .* differ in aggregator \(.weighted mean., "):
         collect.collect(runs)
-    found = collect.collect(runs, differ=experiment.OF_AGGREGATOR)
+    found = collect.collect(runs, differ=run_settings.OF_AGGREGATOR)
     assert len(leaderboard.planned(found, grid_file).grid.table) == 4
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from fedstat import attack, data, store
 from fedstat.data._files import Remembered, locate, note
 from fedstat.study import experiment, federation, grid, tuning
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*were published")
 

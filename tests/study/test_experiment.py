@@ -15,7 +15,7 @@ from fedstat import store
 from fedstat.data import to_float
 from fedstat.fl import algorithms, nets, train
 from fedstat.study import experiment, report
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 
 def test_a_run_by_name_is_the_run_that_its_parts_make(tmp_path):

@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 
 from fedstat import store
-from fedstat.study import Settings, collect, experiment, grid, leaderboard, run
+from fedstat.study import Settings, collect, grid, leaderboard, run, run_settings
 
 FILE = Path(__file__).parents[2] / "simulations/all.toml"
 
 
 def test_the_grid_holds_every_method_that_it_can_in_the_order_of_tables():
     """FedSplit needs a split, and FedBN networks with normalisation."""
-    names = [name for name in experiment.named() if name != "fedbn"]
+    names = [name for name in run_settings.named() if name != "fedbn"]
     for scale in ("quick", "cpu", "paper"):
         runs = grid.cells(FILE, scale=scale, study=scale)
         assert list(dict.fromkeys(one.algorithm for one in runs)) == names

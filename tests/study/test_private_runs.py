@@ -11,9 +11,9 @@ from fl_runs import EARLIER, SMALL, command
 from fedstat.attack import experiment as attacked
 from fedstat.fl import accountant, aggregate
 from fedstat.fl.job import ComputeConfig
-from fedstat.study import experiment, grid, leaderboard, report
+from fedstat.study import experiment, grid, leaderboard, report, run_settings
 from fedstat.study.collect import collect
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 PRIVATE = {"clip": 0.5, "noise_multiplier": 1.5, "sampling": "poisson"}
 
@@ -29,7 +29,7 @@ def test_older_runs_keep_their_names():
     assert grid.name_of(EARLIER) == "digits-dirichlet-0.1-fedfac-dynamic-seed0-832420a8"
     permuted = EARLIER.but(algorithm="fedavg", class_labels="permuted", data="mnist")
     assert grid.name_of(permuted) == "mnist-dirichlet-0.1-fedavg-seed0-4660ffc0"
-    assert not set(experiment.LATER) & set(experiment.about(Settings()))
+    assert not set(run_settings.LATER) & set(experiment.about(Settings()))
     assert experiment.about(SMALL.but(**PRIVATE)).items() >= PRIVATE.items()
     assert grid.name_of(SMALL.but(**PRIVATE)) != grid.name_of(SMALL)
 
@@ -79,7 +79,7 @@ def test_a_grid_crosses_private_and_plain_methods_and_tells_their_runs_apart(tmp
     assert all(made for _, _, made in grid.run_all(cells, tmp_path / "runs"))
     with pytest.raises(ValueError, match=r"runs of fedavg, .* differ in clip .*; noise_multiplier"):
         collect(tmp_path / "runs")
-    found = collect(tmp_path / "runs", differ=experiment.OF_AGGREGATOR)
+    found = collect(tmp_path / "runs", differ=run_settings.OF_AGGREGATOR)
     assert len(leaderboard.planned(found, file).grid.table) == 3
 
 

@@ -16,7 +16,7 @@ from fedstat import store
 from fedstat.data import partition
 from fedstat.fl.stored_names import from_stored
 from fedstat.study import collect, experiment, federation, grid
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 SUPERCLASSES = [*dict.fromkeys(name for pair in partition.CIFAR100_DOMAINS.values() for name in pair), "people", "fish"]
 OWN = {"validation_fraction": 0.2, "unseen_fraction": 0.25}

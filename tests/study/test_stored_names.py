@@ -11,7 +11,7 @@ from fedstat import open_run, store
 from fedstat.fl.stored_names import from_stored, to_stored
 from fedstat.reporting import report
 from fedstat.study import collect, compare_runs, experiment, grid
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 # What the version before the names changed stored of these settings, and the file name that it gave the run.
 SETTINGS = Settings.of(

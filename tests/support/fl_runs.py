@@ -11,7 +11,7 @@ from fedstat.fl import __main__ as cli
 from fedstat.fl import batches, losses, nets, optim
 from fedstat.fl.job import Job
 from fedstat.study import experiment
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 SMALL = Settings(
     clients=8, participation=0.5, rounds=3, max_samples=40, local_epochs=1, batch_size=10, optimizer="adam", lr=1e-3

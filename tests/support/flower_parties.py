@@ -16,7 +16,8 @@ from fedstat.fl import algorithms, optim
 from fedstat.fl.job import ComputeConfig, TrainConfig
 from fedstat.fl.prepare import prepare
 from fedstat.flower import Plan, Strategy, client_app
-from fedstat.study.experiment import Settings, federated, network
+from fedstat.study.experiment import federated, network
+from fedstat.study.run_settings import Settings
 
 CLIENTS = 4
 SETTINGS = Settings.of(

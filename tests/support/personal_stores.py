@@ -10,7 +10,7 @@ import xarray as xr
 
 from fedstat import store
 from fedstat.store import Group, Variable
-from fedstat.study import experiment, grid
+from fedstat.study import experiment, grid, run_settings
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "simulations" / "personal.toml"
@@ -63,7 +63,7 @@ def write_all(
 
 def write(
     path: Path,
-    cell: experiment.Settings,
+    cell: run_settings.Settings,
     accuracy: Callable[[str, str, int], float],
     share: Callable[[str, int], float] = even,
     *,

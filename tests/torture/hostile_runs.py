@@ -27,7 +27,7 @@ import fedstat
 from fedstat import store
 from fedstat.ntk import descent
 from fedstat.study import collect, grid, leaderboard
-from fedstat.study.experiment import Settings
+from fedstat.study.run_settings import Settings
 
 Read = Callable[[], object]
 LOSS = "metrics/loss"

@@ -13,7 +13,8 @@ from flwr.app import Context
 
 from fedstat.flower import Plan, client_app, server_app
 from fedstat.flower.client import partition_id
-from fedstat.study.experiment import Settings, federated, network
+from fedstat.study.experiment import federated, network
+from fedstat.study.run_settings import Settings
 
 _NOT_SETTINGS = ("out", "secure", "headroom", "data_dir")
 _SEVERAL = ("options", "net_options")
