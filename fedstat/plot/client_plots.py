@@ -270,8 +270,8 @@ def weights(
     width, height = (float(np.clip(1.6 + 0.16 * n, 3.2, 13.0)) for n in (len(units) + 8, len(clients)))
     ax = get_axes(ax, (width, height))
     picture = ax.imshow(size, cmap=_MAP, vmin=0, aspect="auto", interpolation="nearest")
-    kind = "weight minus the mean over clients" if baseline else "weight"
-    ax.figure.colorbar(picture, ax=ax, label=f"root mean square {kind}", pad=0.02)
+    label = "distance from the mean over clients" if baseline else "size of the weights"
+    ax.figure.colorbar(picture, ax=ax, label=f"{label} (root mean square)", pad=0.02)
     if len(units) <= _NAMED:
         ax.set_xticks(range(len(units)), [plain(unit) for unit in units], rotation=90, fontsize="small")
     name_rows(ax, range(len(clients)), clients, height=len(clients))

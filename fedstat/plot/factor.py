@@ -33,6 +33,7 @@ from fedstat.results import (
     BootstrapResult,
     FactorResult,
     IccResult,
+    JackknifeResult,
     LayerResults,
     NFactorsResult,
     PermutationResult,
@@ -120,9 +121,9 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
     ----------
     result : SplitResult, BootstrapResult, JackknifeResult, PermutationResult, SensitivityResult, FactorResult,
         IccResult, or a run
-        A bootstrap adds the interval of each unit above; a permutation test adds the histogram expected under H0,
-        scaled to the number of units. A run, or its node ``run["split/fc1"]``, stands for its last round with a split;
-        a StoredSplitResult for its round.
+        A bootstrap adds the interval of each unit above, a jackknife one standard error either side; a permutation
+        test adds the histogram expected under H0, scaled to the number of units. A run, or its node
+        ``run["split/fc1"]``, stands for its last round with a split; a StoredSplitResult for its round.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
     bins : int
@@ -173,8 +174,16 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     label = units.label
     if isinstance(result, BootstrapResult):
-        _intervals(ax, result)
+        _draw_above(ax, result.tidy())
         label += f"\n{result.interval_label}"
+    if isinstance(result, JackknifeResult):
+        table = result.tidy()
+        limits = {
+            "conf_low": table["estimate"] - table["std_error"],
+            "conf_high": table["estimate"] + table["std_error"],
+        }
+        _draw_above(ax, table.assign(**limits))
+        label += "\nlines: one standard error either side (jackknife over clients)"
     ax.set(xlabel=label, ylabel="units")
     return ax
 
@@ -195,9 +204,9 @@ def bin_edges(values: NDArray[Any], threshold: float, bins: int = 30) -> NDArray
     return threshold + width * np.arange(-below, max(above, 1) + 1)
 
 
-def _intervals(ax: Axes, result: BootstrapResult) -> None:
-    """Draw the interval of each unit above the histogram, units by ascending estimate."""
-    table = result.tidy().query("group != 'constant'").sort_values("estimate")
+def _draw_above(ax: Axes, table: pd.DataFrame) -> None:
+    """Draw a line from ``conf_low`` to ``conf_high`` of each unit above the histogram, units by ascending estimate."""
+    table = table.query("group != 'constant'").sort_values("estimate")
     base = ax.get_ylim()[1]
     height = base * (1.05 + 0.6 * np.arange(len(table)) / len(table))
     ax.hlines(height, table["conf_low"], table["conf_high"], color="0.6", linewidth=0.6)

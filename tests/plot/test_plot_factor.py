@@ -51,6 +51,17 @@ def test_bootstrap_intervals_stand_above_the_histogram(weights: np.ndarray) -> N
     assert all(s[0][1] > top for s in segments)
 
 
+def test_a_jackknife_is_drawn_with_one_standard_error_either_side(weights: np.ndarray) -> None:
+    clients = np.concatenate([weights, weights + 0.1 * np.random.default_rng(0).normal(size=weights.shape)])
+    result = fs.jackknife(clients, n_factors=2, method="pc")
+    ax = result.plot()
+    table = result.tidy().sort_values("estimate")
+    low, high = np.array([[segment[0][0], segment[1][0]] for segment in ax.collections[0].get_segments()]).T
+    np.testing.assert_allclose((high - low) / 2, table["std_error"])
+    np.testing.assert_allclose((high + low) / 2, table["estimate"])
+    assert ax.get_xlabel().endswith("one standard error either side (jackknife over clients)")
+
+
 def test_the_threshold_is_not_drawn_where_it_is_infinite(weights: np.ndarray) -> None:
     assert not plot.communality(fs.split(weights, n_factors=2, method="pc", tau=float("inf"))).lines
 
