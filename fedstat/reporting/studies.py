@@ -26,6 +26,7 @@ from fedstat.sim import experiment as printing
 from fedstat.sim import recovery as sim_recovery
 from fedstat.sim.experiment import LAYER
 from fedstat.sim.recovery.accuracy import report as print_recovery
+from fedstat.store.encoding import rename_algorithms
 
 
 def _study(
@@ -118,7 +119,8 @@ def of_attack(stored: Stored) -> Part:
 
     def result(run: xr.DataTree) -> LeakageResult:
         leakage = run["leakage"].to_dataset().load()
-        return LeakageResult(leakage.rename({"guess": "class_mean_psnr"} if "guess" in leakage else {}))
+        leakage = leakage.rename({"guess": "class_mean_psnr"} if "guess" in leakage else {})
+        return LeakageResult(rename_algorithms(leakage))
 
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         caption = "Original and recovered images, best and median case, and PSNR by round with intervals over clients."

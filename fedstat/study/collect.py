@@ -101,8 +101,8 @@ def ordered(names: Iterable[str]) -> list[str]:
 
     Examples
     --------
-    >>> ordered(["mine", "fedper", "fedavg-private-head", "fedavg"])
-    ['fedavg', 'fedavg-private-head', 'fedper', 'mine']
+    >>> ordered(["mine", "fedper", "fedavg-personal-head", "fedavg"])
+    ['fedavg', 'fedavg-personal-head', 'fedper', 'mine']
     """
     order = list(METHODS)
 
@@ -118,8 +118,8 @@ def title_of(method: str) -> str:
 
     Examples
     --------
-    >>> title_of("fedavg-private-head"), title_of("fedprox, mu=0.1"), title_of("mine")
-    ('FedAvg, private head', 'FedProx, mu=0.1', 'mine')
+    >>> title_of("fedavg-personal-head"), title_of("fedprox, mu=0.1"), title_of("mine")
+    ('FedAvg, personal head', 'FedProx, mu=0.1', 'mine')
     """
     name, _, variant = method.partition(", ")
     return about(name).title + (f", {variant}" if variant else "")

@@ -21,6 +21,7 @@ from fedstat.fl.stored import profile
 from fedstat.fl.stored_names import from_stored
 from fedstat.stats.ranking import Friedman, friedman
 from fedstat.store import open_run
+from fedstat.store.encoding import algorithm_of
 from fedstat.study import experiment, grid, run_settings, summary
 from fedstat.study.collect import Grid, about, ordered
 from fedstat.study.compare import against_zero
@@ -461,7 +462,7 @@ def scores(run: xr.DataTree) -> pd.DataFrame:
     values = [metrics["accuracy"].isel(round=[-1]).transpose("round", "client").to_numpy()]
     if "readouts" in run.children:
         by_rule = run["readouts"].to_dataset()["accuracy"]
-        names += [str(name) for name in by_rule["readout"].values]
+        names += [algorithm_of(str(name)) for name in by_rule["readout"].values]
         values.append(by_rule.transpose("readout", "client").to_numpy())
     accuracy = weighted(np.concatenate(values).astype(np.float64), metrics["n_test"].to_numpy().astype(np.float64))
     return pd.DataFrame({"method": names, "accuracy": accuracy})
@@ -472,7 +473,8 @@ def steps(run: xr.DataTree) -> pd.DataFrame:
     names = ["readout", "layer", "step"]
     if "readouts" not in run.children:
         return pd.DataFrame(columns=names)
-    return run["readouts"].to_dataset()["step"].astype(float).mean("client").to_dataframe().reset_index()[names]
+    table = run["readouts"].to_dataset()["step"].astype(float).mean("client").to_dataframe().reset_index()[names]
+    return table.assign(readout=table["readout"].map(algorithm_of))
 
 
 def shares(run: xr.DataTree) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.stored import profile
 from fedstat.results import base
 from fedstat.results.tables import count, megabytes, number, p_equals
+from fedstat.store.encoding import algorithm_of
 from fedstat.study import summary
 from fedstat.study.collect import title_of
 
@@ -222,7 +223,8 @@ def _prediction_rules(run: xr.DataTree) -> list[str]:
     return [
         "Other prediction rules, test accuracy after the last round",
         *(
-            f"  {x.item():.3f}  {x['readout'].item()} (B: {_step_of(readouts['step'].sel(readout=x['readout']))})"
+            f"  {x.item():.3f}  {algorithm_of(x['readout'].item())} "
+            f"(B: {_step_of(readouts['step'].sel(readout=x['readout']))})"
             for x in accuracy
         ),
     ]

@@ -234,7 +234,7 @@ class Settings:
         "fedfac-dynamic",
         "method",
         f"algorithm: {', '.join(named())}; a suffix modifies it: + (fine-tuned), -shrunken, -low-rank or "
-        "-private-head, which + or -shrunken may follow; or path/to/file.py:name, a function that makes an Algorithm "
+        "-personal-head, which + or -shrunken may follow; or path/to/file.py:name, a function that makes an Algorithm "
         "and whose arguments become options",
     )
     options: tuple[str, ...] = setting((), "method", "settings of the algorithm and of its suffix, such as by=client")

@@ -252,7 +252,7 @@ def test_only_the_global_copy_is_sent_and_only_the_own_one_kept(name):
         assert both[0][way] == both[1][way] > 0
 
 
-@pytest.mark.parametrize("end", ["+", "-low-rank", "-private-head", "-shrunken"])
+@pytest.mark.parametrize("end", ["+", "-low-rank", "-personal-head", "-shrunken"])
 @pytest.mark.parametrize("name", ["ditto", "pfedme"])
 def test_wrapped_methods_with_two_models_run(name, end):
     j = job(algorithms.named(f"{name}{end}"), optimizer=optim.sgd(0.02))
