@@ -187,6 +187,7 @@ _REFERENCE = "true"
 
 def part(stored: Stored) -> Part:
     """Report of a study, as far as it got."""
+    stored = stored._replace(config=printing.from_stored(stored.config))
     return assemble(
         stored, _ran_simulation(stored), {"figures": _figures}, checks=lambda run: _cautions(stored, run),
         summary=printing.report, methods=_methods(stored),
@@ -264,7 +265,7 @@ def _methods(stored: Stored) -> tuple[str, list[str]]:
         f"which a share p is common to all clients (p = {_listing(c.get('p'))}; α = {_listing(c.get('alpha'))}). "
         f"Clients trained for {c.get('rounds')} rounds, each for {prose.local_training({**c, 'optimizer': 'sgd'})}. "
         f"Neurons were split in the ways {_listing(c.get('methods'))}; where by factor analysis "
-        f"({prose.cited('harman1976')}), communalities were estimated by {prose.estimator(c.get('estimator'))} with κ "
+        f"({prose.cited('harman1976')}), communalities were estimated by {prose.estimator(c.get('method'))} with κ "
         f"= {c.get('kappa')}. Each of the {c.get('replicates')} replicates draws data, start and batches anew, the "
         "same for all ways to split; differences are paired within replicates, with Student's t intervals. Recovery of "
         "the true split is given by the area under the ROC curve and the adjusted Rand index "

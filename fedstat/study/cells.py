@@ -69,6 +69,8 @@ class Study:
         Name of a step, for the progress bar.
     grows : tuple of str
         Settings that may get more values later.
+    rename : callable (settings) -> dict
+        Gives stored settings the names of messages; see :func:`fedstat.store.resume`.
     """
 
     title: str
@@ -82,6 +84,7 @@ class Study:
     steps: int = 1
     unit: str = "cell"
     grows: tuple[str, ...] = ()
+    rename: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
 
 
 def make(
@@ -142,7 +145,7 @@ def _open(study: Study, out: Path, resume: bool, device: str) -> Writer:
     store.settle(out)
     if resume and out.exists():
         _extend(study, out)
-        return store.resume(out, study.config, command=study.command)
+        return store.resume(out, study.config, command=study.command, rename=study.rename)
     groups = study.layout()
     attrs = store.provenance(
         study.title, study.config, command=study.command, device=device, references=study.references
