@@ -37,7 +37,7 @@ CLASSES = {
 FUNCTIONS = {
     "round_of", "moved", "side_by_side", "everything", "nothing", "outcomes", "claim_of", "icc_of", "say_if_alone",
     "left_out", "beside", "said_of", "look", "make_readouts", "readout_jobs", "readouts_probe", "iteration_stability",
-    "private_head", "private_layers",
+    "private_head", "private_layers", "is_own", "claim",
 }  # fmt: skip
 PARAMETERS = {
     "reshare", "uploads", "minus", "resamples", "permutations", "min_size", "new_share", "readouts", "memory",

@@ -10,7 +10,7 @@ from _tables import Asked, accuracy
 from fedstat.results.tables import number
 from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.grid import of_study
-from fedstat.study.summary import Table
+from fedstat.study.run_table import Table
 
 FILE = Path(__file__).parents[2] / "simulations" / "factorized_fl.toml"
 TITLE = "Factorized-FL Table 1"

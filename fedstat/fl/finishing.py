@@ -73,7 +73,7 @@ def finish(path: str | Path) -> xr.DataTree:
     store.settle(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no run at {path}. Pass the path that train(..., out=...) wrote.")
-    store.claim(path, COMMAND, resume=True)
+    store.require_available(path, COMMAND, resume=True)
     run = store.open_run(path)
     if "ended" in run.attrs:
         return run

@@ -53,7 +53,7 @@ def _work(args: argparse.Namespace) -> None:
         raise ValueError("--scale needs --config, the file with its table. Add --config, or remove --scale.")
     compute = _cli.compute(args)
     _cli.fill_out(args, "sim")
-    _cli.claim(args, COMMAND)
+    _cli.require_available(args, COMMAND)
     settings = _read_settings(args)
     with _cli.executor(args) as executor:
         run = study(out=args.out, resume=args.resume, progress=not args.quiet, executor=executor, **compute, **settings)

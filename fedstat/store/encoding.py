@@ -343,6 +343,8 @@ def _decode_fields(rest: dict[str, Any], take: Take) -> Any:
 def _rename_fields(values: dict[str, Any]) -> dict[str, Any]:
     """Rename the fields of a stored result of any version to their current names."""
     values.pop("interval_of", None)
+    if {"settings", "costs"} <= values.keys():  # of a RunsResult
+        values["scenarios"] = values.pop("settings")
     values |= {name: rename_algorithms(values[name]) for name in _OF_ALGORITHMS & values.keys()}
     if values.pop("n_exchanges", 0):
         values["inference"] = "permutation"

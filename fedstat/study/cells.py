@@ -157,7 +157,7 @@ def _extend(study: Study, out: Path) -> None:
     """Extend the store if the settings only add values to settings that may grow."""
     if not study.grows:
         return
-    store.claim(out, study.command, resume=True)
+    store.require_available(out, study.command, resume=True)
     growth = store.changed(out, study.config)
     if growth.keys() == {"rounds"}:
         raise ValueError(

@@ -457,7 +457,7 @@ def names(more: Iterable[Any] = ()) -> list[str]:
 
     ``more`` names users' algorithms; other names in it are ignored.
     """
-    all_algorithms = [*algorithms.ALGORITHMS, *(name for name in more if custom.is_own(name))]
+    all_algorithms = [*algorithms.ALGORITHMS, *(name for name in more if custom.is_in_file(name))]
     special = [name for algorithm in all_algorithms for name in algorithms.settings_of(algorithm)]
     return list(dict.fromkeys([*(field.name for field in fields(Settings)), *special]))
 

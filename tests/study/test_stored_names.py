@@ -16,8 +16,8 @@ from fedstat import open_run, store
 from fedstat.fl import algorithms
 from fedstat.fl.stored_names import from_stored, to_stored
 from fedstat.reporting import report
-from fedstat.store.encoding import algorithm_of, rename_algorithms
-from fedstat.study import collect, compare_runs, experiment, grid, leaderboard, overview
+from fedstat.store.encoding import algorithm_of, as_dataset, from_dataset, rename_algorithms
+from fedstat.study import collect, compare_runs, experiment, grid, leaderboard, run_summary
 from fedstat.study import report as run_report
 from fedstat.study.run_settings import Settings
 
@@ -70,7 +70,7 @@ def test_a_run_with_the_names_of_before_is_found_continued_compared_and_reported
     assert set(leaderboard.steps(run)["readout"]) == {"random-personal-head+"}
     assert "  random-personal-head+ (B: 1)" in run_report.report(run)
     assert fedstat.split(run, layer="fc1").algorithm == "random-personal-head"
-    assert list(compare_runs(path).settings) == ["A"]
+    assert list(compare_runs(path).scenarios) == ["A"]
     text = report(path).html
     assert "--max-samples 40" in text
     assert "shared_fraction=0.4" in text
@@ -98,7 +98,7 @@ def test_names_are_translated_both_ways_and_settings_of_other_algorithms_are_lef
 def test_titles_of_earlier_runs_are_shown_by_todays_names(folder):
     run = open_run(folder / f"{NAME}.zarr").load()
     run.attrs["title"] = "random-private-head, 2 rounds"
-    assert str(overview.summary(run)).startswith("random-personal-head, 2 rounds\n")
+    assert str(run_summary.summary(run)).startswith("random-personal-head, 2 rounds\n")
 
 
 @pytest.mark.parametrize("name", ["fedavg-private-head", "fedprox-private-head+", "random-private-head-shrunken"])
@@ -116,6 +116,16 @@ def test_parts_of_paths_are_not_renamed():
     ):
         assert algorithm_of(name) == name
     assert algorithm_of("/a/b.py:c-private-head-shrunken") == "/a/b.py:c-personal-head-shrunken"
+
+
+def test_a_saved_comparison_of_runs_whose_scenarios_were_called_settings_is_read(folder):
+    compared = compare_runs(folder / f"{NAME}.zarr")
+    data = as_dataset(compared)
+    stored = json.loads(data.attrs["result"])
+    stored["with"]["settings"] = stored["with"].pop("scenarios")
+    again = from_dataset(data.assign_attrs(result=json.dumps(stored)))
+    assert str(again) == str(compared)
+    assert list(again.scenarios) == ["A"]
 
 
 def test_saved_results_have_todays_names_of_algorithms(folder, tmp_path):

@@ -160,10 +160,10 @@ def constructor(name: str) -> Constructor:
     for suffix, wrap in WRAPPERS.items():
         base = str(name).removesuffix(suffix)
         plain = base.removesuffix(_PERSONAL_HEAD) if suffix in PREDICTION_RULES else base
-        exists = (plain in ALGORITHMS or custom.is_own(plain)) and not plain.endswith((*WRAPPERS,))
+        exists = (plain in ALGORITHMS or custom.is_in_file(plain)) and not plain.endswith((*WRAPPERS,))
         if name not in names and base != name and exists:
             return _wrap(constructor(base), wrap, name)
-    if custom.is_own(name):
+    if custom.is_in_file(name):
         return custom.constructor(name)
     if name not in names:
         suffixes = (*WRAPPERS, *(_PERSONAL_HEAD + rule for rule in PREDICTION_RULES))

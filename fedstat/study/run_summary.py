@@ -1,4 +1,4 @@
-"""Settings and summaries of stored runs, as records that print as tables."""
+"""Settings and summary of one stored run, as records that print as tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedstat.fl.training import COMMAND
 from fedstat.results.base import TERMINAL
 from fedstat.results.tables import count, megabytes
 from fedstat.store.encoding import algorithm_of
-from fedstat.study import summary as _summary
+from fedstat.study import run_table
 from fedstat.study.collect import title_of
 
 
@@ -171,7 +171,7 @@ def _by_todays_names(config: dict[str, Any], attrs: Mapping[Any, Any]) -> dict[s
 
 
 def _of_training(run: xr.DataTree, config: Mapping[str, Any]) -> dict[str, str]:
-    row, metrics = _summary.row(run), run["metrics"].to_dataset()
+    row, metrics = run_table.row(run), run["metrics"].to_dataset()
     samples = [
         f"{int(metrics[f'n_{name}'].sum()):,} {text}"
         for name, text in {"train": "training", "validation": "validation", "test": "test"}.items()
