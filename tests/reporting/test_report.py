@@ -24,6 +24,7 @@ from fedstat.reporting import __main__ as cli
 from fedstat.reporting import document, training
 from fedstat.reporting.stored import Stored
 from fedstat.sim import __main__ as sim
+from fedstat.sim.experiment import from_stored
 from fedstat.study import compare_runs, experiment, run_table
 from fedstat.study.report import report as printed
 from fedstat.study.run_settings import Settings
@@ -281,7 +282,7 @@ def test_a_study_is_reported():
     assert "Few replicates" in [one.title for one in made.cautions]
     command = re.search(r"python -m fedstat\.sim .*?--seed \d+", text)[0]
     read = vars(sim.parser().parse_args(shlex.split(command)[3:]))
-    config = json.loads(run.attrs["config"])
+    config = from_stored(json.loads(run.attrs["config"]))
     unsaid = {"replicate_seeds": None}  # a study that is gone on with keeps its own
     assert {k: read[k] for k in config} == config | unsaid
 
