@@ -24,10 +24,10 @@ from fedstat.attack.experiment import leakage
 from fedstat.results.leakage import MARGIN, LeakageResult
 from fedstat.results.tables import interval, number, p_value
 from fedstat.stats.compare import LEAST_PAIRS
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 from fedstat.study.collect import METHODS, Grid, ordered, origin, scenarios, title_of
 from fedstat.study.grid import of_study
-from fedstat.study.summary import Table, make, require_writable
+from fedstat.study.run_table import Table, make, require_writable
 
 
 class Reference(NamedTuple):
@@ -129,17 +129,17 @@ def accuracy(
     reference : str
         Method, or variant, that the others are compared with.
     rule : str, optional
-        See :func:`fedstat.study.summary.choose`.
+        See :func:`fedstat.study.run_table.choose`.
     said : iterable of str
         Further notes.
     """
-    rule = summary.choose(grid.table, rule)
+    rule = run_table.choose(grid.table, rule)
     values, notes = compare_settings(grid.table, grid, rule, reference)
     values, notes = add_overall(values, notes, grid.table, rule, reference)
-    others = grid.table.groupby(["scenario", "method"])[[*summary.RULES, "optimism", "before"]].mean()
+    others = grid.table.groupby(["scenario", "method"])[[*run_table.RULES, "optimism", "before"]].mean()
     values = values.join(others, on=["scenario", "method"])
     values["paper"] = [paper.of(name, r["scenario"]).get(r["method"]) for r in values.to_dict("records")]
-    beside = [other for other in summary.RULES if other not in (rule, "final")]  # final is in the CSV
+    beside = [other for other in run_table.RULES if other not in (rule, "final")]  # final is in the CSV
     blocks = {
         str(scenario): pd.DataFrame(
             table_line(r, rule, reference)
@@ -149,8 +149,8 @@ def accuracy(
         for scenario, rows in values.groupby("scenario", sort=False)
     }
     meaning = (
-        f"{rule}: {summary.words(rule, grid.table)}; {SE}", *difference_notes(grid, reference), OVERALL,
-        *(f"{other}: {summary.words(other, grid.table)}" for other in beside),
+        f"{rule}: {run_table.words(rule, grid.table)}; {SE}", *difference_notes(grid, reference), OVERALL,
+        *(f"{other}: {run_table.words(other, grid.table)}" for other in beside),
         "optimism: best10 less the test accuracy of the 10 rounds that are best on validation data",
         "before: active clients' models as they leave local training, last 10 rounds",
     )  # fmt: skip
@@ -336,9 +336,9 @@ def command(paper: str, row: Row, argv: Sequence[str], prog: str) -> int:
 
 
 def add_rule(cli: argparse.ArgumentParser) -> None:
-    """Add the option ``--rule``, for :func:`fedstat.study.summary.choose`, to a command that compares accuracies."""
+    """Add the option ``--rule``, for :func:`fedstat.study.run_table.choose`, to a command that compares accuracies."""
     cli.add_argument(
-        "--rule", choices=summary.RULES, help="rounds to judge by (default best10; final if a run has fewer than 10)"
+        "--rule", choices=run_table.RULES, help="rounds to judge by (default best10; final if a run has fewer than 10)"
     )
 
 

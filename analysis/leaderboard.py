@@ -20,7 +20,7 @@ from fedstat.results.tables import megabytes, number, p_value, plus_minus
 from fedstat.stats.ranking import Friedman, critical_difference
 from fedstat.study import collect, grid, leaderboard
 from fedstat.study.collect import title_of
-from fedstat.study.summary import Table, require_writable
+from fedstat.study.run_table import Table, require_writable
 
 FILE = Path(__file__).resolve().parents[1] / "simulations" / "all.toml"
 REFERENCES = ("fedavg+", "fedfac-dynamic")

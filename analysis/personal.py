@@ -20,7 +20,7 @@ from fedstat.results.tables import interval, number, p_value, plus_minus
 from fedstat.stats import resampling
 from fedstat.study import collect, leaderboard
 from fedstat.study.leaderboard import Planned, planned
-from fedstat.study.summary import Table, require_writable
+from fedstat.study.run_table import Table, require_writable
 
 FILE = Path(__file__).resolve().parents[1] / "simulations" / "personal.toml"
 MARGIN, FLOOR, HALF = 0.005, 0.003, 0.5

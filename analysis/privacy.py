@@ -23,7 +23,7 @@ from fedstat.stats.split import adjusted_rand, prop_unchanged
 from fedstat.study import collect, experiment
 from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.run_settings import OF_AGGREGATOR
-from fedstat.study.summary import Table, make, require_writable, span
+from fedstat.study.run_table import Table, make, require_writable, span
 
 SEEDS = ["scenario", "method", "noise"]
 MOST = 1e4

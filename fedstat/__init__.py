@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from fedstat.stats.split import Absolute as Absolute
     from fedstat.store import open_run as open_run
     from fedstat.store.results import load as load
-    from fedstat.study.overview import settings as settings
-    from fedstat.study.overview import summary as summary
+    from fedstat.study.run_summary import settings as settings
+    from fedstat.study.run_summary import summary as summary
 
 __version__ = version("fedstat")
 
@@ -74,7 +74,7 @@ _VERBS = {
     "fedstat.stats.split": ("Absolute",),
     "fedstat.store": ("open_run",),
     "fedstat.store.results": ("load",),
-    "fedstat.study.overview": ("settings", "summary"),
+    "fedstat.study.run_summary": ("settings", "summary"),
     "fedstat.decompose": ("read_weights", "read_split"),
     "fedstat.reporting": ("report",),
 }  # fmt: skip

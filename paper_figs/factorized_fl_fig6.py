@@ -15,14 +15,14 @@ from _study import figure, method_lines, of_runs
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid
 
 
 def progress(run: xr.DataTree) -> pd.DataFrame:
     """Accuracy by round, with the megabytes sent and received until then."""
     sent = (run["metrics/bytes_up"] + run["metrics/bytes_down"]).cumsum("round").to_numpy() / 1e6
-    curve = summary.curve(run, "accuracy")
+    curve = run_table.curve(run, "accuracy")
     return curve.assign(megabytes=sent[curve["round"].to_numpy() - 1])
 
 

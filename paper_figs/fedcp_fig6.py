@@ -15,7 +15,7 @@ from _study import figure, method_lines, of_runs
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid
 
 ROWS = {
@@ -27,7 +27,7 @@ ROWS = {
 
 def curves(run: xr.DataTree) -> pd.DataFrame:
     """Means over clients of every round that was evaluated."""
-    loss, down, trained = (summary.curve(run, name) for name in ROWS)
+    loss, down, trained = (run_table.curve(run, name) for name in ROWS)
     return loss.merge(down, on="round").merge(trained, on="round")
 
 

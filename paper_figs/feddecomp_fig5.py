@@ -14,12 +14,12 @@ import seaborn as sns
 from _study import figure, legend_above
 from matplotlib.figure import Figure
 
-from fedstat.study import summary
+from fedstat.study import run_table
 from fedstat.study.collect import Grid
 
 
 def draw(grid: Grid) -> tuple[Figure, str]:
-    rule = summary.choose(grid.table)
+    rule = run_table.choose(grid.table)
     epochs = grid.table["method"].str.extract(r"lora_epochs=(\d+)")[0].astype(int)
     data = pd.DataFrame({"epochs": epochs, "accuracy": grid.table[rule], "setting": grid.table["scenario"]})
     drawn, ax = plt.subplots(figsize=(5, 3.6), layout="constrained")
@@ -27,7 +27,7 @@ def draw(grid: Grid) -> tuple[Figure, str]:
     ax.set(xlabel="$E_{lora}$, epochs on the personal part", ylabel="test accuracy")
     ax.set_xticks(sorted(epochs.unique()))
     legend_above(ax)
-    return drawn, f"{rule}: {summary.words(rule, grid.table)}; bars: one standard error over seeds; 0 is FedAvg"
+    return drawn, f"{rule}: {run_table.words(rule, grid.table)}; bars: one standard error over seeds; 0 is FedAvg"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ import seaborn as sns
 from _study import figure, of_runs
 from matplotlib.figure import Figure
 
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid, title_of
 
 OURS, OTHERS = "feddecomp", ("local", "fedavg")
@@ -22,7 +22,7 @@ OURS, OTHERS = "feddecomp", ("local", "fedavg")
 
 def draw(grid: Grid) -> tuple[Figure, str]:
     scenarios = collect.scenarios(grid)
-    data = of_runs(grid._replace(table=grid.table[grid.table["method"].isin([OURS, *OTHERS])]), summary.clients)
+    data = of_runs(grid._replace(table=grid.table[grid.table["method"].isin([OURS, *OTHERS])]), run_table.clients)
     wide = data.pivot(index=["scenario", "seed", "client"], columns="method", values="accuracy")
     ours = title_of(OURS)
     gains = pd.concat(

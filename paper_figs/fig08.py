@@ -16,7 +16,7 @@ from _stores import RUNS, figure_path
 
 import fedstat
 from fedstat import _cli, plot
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +31,9 @@ def work(args: argparse.Namespace) -> None:
     grid = collect.select(collect.collect(args.runs), ())
     scenarios = collect.scenarios(grid)
     clients = pd.concat(
-        summary.clients(fedstat.open_run(r["path"])).assign(scenario=r["scenario"], method=r["method"], seed=r["seed"])
+        run_table.clients(fedstat.open_run(r["path"])).assign(
+            scenario=r["scenario"], method=r["method"], seed=r["seed"]
+        )
         for r in grid.table.to_dict("records")
     )
     columns = min(3, len(scenarios))

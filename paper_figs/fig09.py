@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import fedstat
 from fedstat import _cli, plot
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid
 
 
@@ -53,7 +53,7 @@ def work(args: argparse.Namespace) -> None:
 def of_runs(grid: Grid, name: str) -> pd.DataFrame:
     """A metric of all runs by round."""
     return pd.concat(
-        summary.curve(fedstat.open_run(r["path"]), name).assign(
+        run_table.curve(fedstat.open_run(r["path"]), name).assign(
             scenario=r["scenario"], method=r["method"], seed=r["seed"]
         )
         for r in grid.table.to_dict("records")

@@ -24,7 +24,7 @@ from fedstat import _cli, plot
 from fedstat.data import to_float
 from fedstat.fl import nets
 from fedstat.fl.nets import Net
-from fedstat.study import collect, experiment, run_settings, summary
+from fedstat.study import collect, experiment, run_settings, run_table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,11 +50,11 @@ def pair(args: argparse.Namespace) -> tuple[xr.DataTree, xr.DataTree, str]:
     runs = [fedstat.open_run(p) for folder in args.runs for p in collect.stores(folder)]
     runs = [r for r in runs if "ended" in r.attrs and "weights" in r.children]
     same = ("data", "partition", "shapes", "seed")
-    for fedfac in (r for r in runs if summary.config_of(r)["algorithm"] == "fedfac-dynamic"):
-        for fedavg in (r for r in runs if summary.config_of(r)["algorithm"] == "fedavg"):
-            if args.scenario not in (None, summary.config_of(fedfac)["scenario"]):
+    for fedfac in (r for r in runs if run_table.config_of(r)["algorithm"] == "fedfac-dynamic"):
+        for fedavg in (r for r in runs if run_table.config_of(r)["algorithm"] == "fedavg"):
+            if args.scenario not in (None, run_table.config_of(fedfac)["scenario"]):
                 continue
-            if all(summary.config_of(fedavg)[key] == summary.config_of(fedfac)[key] for key in same):
+            if all(run_table.config_of(fedavg)[key] == run_table.config_of(fedfac)[key] for key in same):
                 for layer in split_convolutions(fedfac):
                     if args.layer in (None, layer):
                         return fedfac, fedavg, layer
@@ -65,7 +65,7 @@ def pair(args: argparse.Namespace) -> tuple[xr.DataTree, xr.DataTree, str]:
 
 
 def split_convolutions(run: xr.DataTree) -> Iterator[str]:
-    for name, shape in summary.config_of(run)["shapes"].items():
+    for name, shape in run_table.config_of(run)["shapes"].items():
         layer = nets.layer_of(name)
         if len(shape) == 4 and 0 < run[f"split/{layer}/shared"].isel(round=-1).mean() < 1:
             yield layer
@@ -101,7 +101,7 @@ def side_by_side(
 
 
 def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Namespace) -> Any:
-    settings, same = summary.config_of(fedfac), run_settings.Settings(**experiment.noted(fedfac.attrs))
+    settings, same = run_table.config_of(fedfac), run_settings.Settings(**experiment.noted(fedfac.attrs))
     fed, _ = experiment.federated(same, args.data_dir)
     own = (fed["client"].to_numpy() == args.client) & (fed["split"].to_numpy() == "test")
     images = to_float(fed.isel(sample=own)).x.to_numpy()

@@ -37,10 +37,11 @@ CLASSES = {
 FUNCTIONS = {
     "round_of", "moved", "side_by_side", "everything", "nothing", "outcomes", "claim_of", "icc_of", "say_if_alone",
     "left_out", "beside", "said_of", "look", "make_readouts", "readout_jobs", "readouts_probe", "iteration_stability",
+    "private_head", "private_layers", "is_own", "claim",
 }  # fmt: skip
 PARAMETERS = {
     "reshare", "uploads", "minus", "resamples", "permutations", "min_size", "new_share", "readouts", "memory",
-    "estimators",
+    "estimator", "estimators",
 }  # fmt: skip
 FIELDS = PARAMETERS | {"label", "samples", "test", "validation", "labels"}
 COLUMNS = {
@@ -49,11 +50,14 @@ COLUMNS = {
 }  # fmt: skip
 OPTIONS = {
     "label", "labels", "new-share", "samples", "min-size", "test", "validation", "share", "readouts", "minus", "start",
-    "bootstrap", "permutation", "stability", "memory", "estimators",
+    "bootstrap", "permutation", "stability", "memory", "estimator", "estimators",
 }  # fmt: skip
 ALLOWED = {
     ("fedstat.attack.experiment", "labels"): "labels of samples, which the attacker knows or infers",
     ("fedstat.attack", "labels"): "labels of samples, which the attacker knows or infers",
+    ("fedstat.fl.algorithms.fedfac", "estimator"): "a setting of FedFac among others' settings in a grid, whose tables "
+    "of methods are [[method]]; verbs take method",
+    ("fedstat.fl", "estimator"): "FedFac's setting, as above",
     ("fedstat.fl.record", "uploads"): "the group of a store, whose name stays",
     ("fedstat.fl.algorithms.fedcp", "Parts"): "parts of FedCP's model, not sums of squares",
     ("fedstat.stats.clustering", "left_out"): "clusters of subsamples, which leave objects out; not skipped layers",

@@ -10,11 +10,11 @@ from _tables import Asked, accuracy
 from fedstat.results.tables import number
 from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.grid import of_study
-from fedstat.study.summary import Table
+from fedstat.study.run_table import Table
 
 FILE = Path(__file__).parents[2] / "simulations" / "factorized_fl.toml"
 TITLE = "Factorized-FL Table 1"
-FEDAVG = "fedavg-private-head"
+FEDAVG = "fedavg-personal-head"
 
 
 def compared(grid: Grid, asked: Asked) -> Table:
@@ -40,7 +40,7 @@ def sent(grid: Grid, asked: Asked) -> Table:
     ]
     values["relative"] = values["mean"] / values["scenario"].map(fedavg)
     values["paper"] = [
-        of.get(m.split("-private-head")[0], float("nan")) / of["fedavg"] if of else float("nan")
+        of.get(m.split("-personal-head")[0], float("nan")) / of["fedavg"] if of else float("nan")
         for of, m in zip(theirs, values["method"], strict=True)
     ]
     blocks = {
@@ -57,7 +57,7 @@ def sent(grid: Grid, asked: Asked) -> Table:
     }
     said = (
         "MB: sent and received by all clients over all rounds, mean over seeds; entries of 4 bytes",
-        "of FedAvg's: relative to FedAvg with a private head, which does not send the output layer",
+        "of FedAvg's: relative to FedAvg with a personal head, which does not send the output layer",
         "paper: Gb relative to the paper's FedAvg, whose count holds the output layer",
     )
     return Table(f"{TITLE}. Communication", values, blocks, (*said, *asked.paper.notes(grid)))

@@ -19,11 +19,11 @@ from fedstat import fl
 from fedstat.fl import algorithms, nets
 from fedstat.results.tables import number, plus_minus
 from fedstat.store import open_run
-from fedstat.study import experiment, federation, summary
+from fedstat.study import experiment, federation, run_table
 from fedstat.study.collect import Grid
 from fedstat.study.grid import of_study
 from fedstat.study.run_settings import Settings
-from fedstat.study.summary import Table
+from fedstat.study.run_table import Table
 
 FILE = Path(__file__).parents[2] / "simulations" / "feddecomp.toml"
 SAME = ("rounds", "local_epochs", "optimizer", "lr", "seed", "evaluate_every")
@@ -35,7 +35,7 @@ def build(grid: Grid, asked: Asked) -> Table:
     grid = of_study(grid, FILE, "table6")
     runs = [row for path in grid.table["path"] for row in moved(path)]
     table = pd.DataFrame(runs)
-    rule = summary.choose(table, asked.rule)
+    rule = run_table.choose(table, asked.rule)
     values = table.groupby(["scenario", "epochs"])[[rule, "sigma", "tau"]].agg(["mean", "sem"])
     values.columns = ["_".join(names) for names in values.columns]
     values = values.reset_index()
@@ -54,7 +54,7 @@ def build(grid: Grid, asked: Asked) -> Table:
         for scenario, part in values.groupby("scenario")
     }
     said = (
-        f"{rule}: {summary.words(rule, table)}; {SE}",
+        f"{rule}: {run_table.words(rule, table)}; {SE}",
         "Δσ: Euclidean distance of the shared weights from their start; Δτ: mean over clients of the norm of BA",
         "E_lora = 0 is FedAvg from that start; the rest of the local epochs train the shared part",
     )
@@ -75,7 +75,7 @@ def moved(path: str) -> list[dict[str, Any]]:
         method = algorithms.feddecomp(lora_epochs=epochs, global_epochs=settings.local_epochs - epochs)
         same = {name: getattr(settings, name) for name in SAME}
         run = fl.train(others, net, method, batch_size=settings.batch_size or None, probe="parameters", **same)
-        own = summary.row(run) | {"scenario": settings.name, "epochs": epochs}
+        own = run_table.row(run) | {"scenario": settings.name, "epochs": epochs}
         rows.append(own | dict(zip(("sigma", "tau"), distances(run, start), strict=True)))
     return rows
 

@@ -19,7 +19,7 @@ from fedstat.results import ConvergenceWarning
 from fedstat.stats import factor
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import adjusted_rand
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid
 from fedstat.study.compare import against_zero
 
@@ -136,7 +136,7 @@ def against_random(grid: Grid, *, value: str | None = None) -> pd.DataFrame:
         ``scenario``, ``method``, ``layers``, ``kappa``, ``tau``, ``estimator``, and the columns of
         :func:`fedstat.compare`; Holm's adjustment runs over all rows.
     """
-    table, value = collect.in_order(grid), summary.choose(grid.table, value)
+    table, value = collect.in_order(grid), run_table.choose(grid.table, value)
     chance = table[table["method"] == "random"].set_index(["scenario", "layers", "tau", "seed"])[value]
     others = table[by_analysis(table) | (table["method"] == "random-redrawn")]
     there = others.set_index(chance.index.names).index.isin(chance.index)

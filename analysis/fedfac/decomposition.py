@@ -21,9 +21,9 @@ from fedstat._utils.progress import track
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, plus_minus
 from fedstat.store import open_run
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 from fedstat.study.collect import METHODS, Grid, caption
-from fedstat.study.summary import WINDOW, Table, require_writable
+from fedstat.study.run_table import WINDOW, Table, require_writable
 
 ANALYSED = ("local", "fedfac-static", "fedfac-dynamic")
 """Methods whose runs are analysed: those under which clients' weights of a hidden layer differ."""
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli = _cli.Parser(description=__doc__.splitlines()[0])
     cli.add_argument("--runs", type=Path, default=Path("runs/fedfac-quick"), help="folder of the grid's stores")
     cli.add_argument("--out", type=Path, help="name without ending: writes NAME-1.csv, NAME-1.md, ...")
-    cli.add_argument("--rule", choices=summary.RULES, help="rounds to judge by (default best10)")
+    cli.add_argument("--rule", choices=run_table.RULES, help="rounds to judge by (default best10)")
     cli.add_argument("--replicates", type=int, default=50, help="bootstrap samples and shuffles (default 50)")
     cli.add_argument("--methods", nargs="+", default=ANALYSED, help="methods whose weights are analysed")
     return _cli.run(cli, work, argv)
@@ -65,7 +65,7 @@ def study(
     ----------
     grid : Grid
     value : str, optional
-        Accuracy that is compared, see :func:`fedstat.study.summary.choose`.
+        Accuracy that is compared, see :func:`fedstat.study.run_table.choose`.
     methods : sequence of str
         Runs whose weights and splits are analysed.
     replicates : int
@@ -80,7 +80,7 @@ def study(
         Accuracy against random splits; states over rounds; certainty; agreement of estimators. Tables without runs are
         left out.
     """
-    value = summary.choose(grid.table, value)
+    value = run_table.choose(grid.table, value)
     better = checks.against_random(grid, value=value)
     runs = collect.in_order(grid)
     runs = runs[runs["method"].isin(methods)]
@@ -94,7 +94,7 @@ def study(
             )
             own = {"kappa": record["kappa"], "tau": record["tau"], "estimator": record["estimator"]}
             own = {name: value for name, value in own.items() if collect.setting(value) != "–"}
-            settled.append(summary.states(run).assign(**at))
+            settled.append(run_table.states(run).assign(**at))
             for layer, w in checks.hidden_weights(run).items():
                 # Only a quantile τ (not "mean") can be taken anew in a sample; agreement is not a factor analysis.
                 if not isinstance(record["tau"], str) and record["estimator"] != "icc":
@@ -105,7 +105,7 @@ def study(
                     )
                 )
     notes = caption(grid, 10_000)
-    tables = [_better(better, value, (f"{value}: {summary.words(value, grid.table)}", *notes))]
+    tables = [_better(better, value, (f"{value}: {run_table.words(value, grid.table)}", *notes))]
     if any(map(len, settled)):
         tables.append(_settled(pd.concat(settled), keys, notes))
     if sure:

@@ -11,10 +11,10 @@ from _tables import Asked
 
 from fedstat._utils.settings import read_toml
 from fedstat.results.tables import interval, p_value
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 from fedstat.study import grid as grids
 from fedstat.study.collect import Grid, ordered, origin, scenarios, title_of
-from fedstat.study.summary import Table
+from fedstat.study.run_table import Table
 
 NAME = "simulations/fedfac.toml"
 FILE = Path(__file__).parents[2] / NAME
@@ -38,7 +38,7 @@ def accuracy(grid: Grid, asked: Asked) -> Table:
 def interaction(grid: Grid, asked: Asked) -> Table:
     """Mixed model accuracy ~ method * heterogeneity + (1 | seed), for each data set with two or more settings."""
     blocks, values, notes = {}, [], []
-    rule = summary.choose(grid.table, asked.rule)
+    rule = run_table.choose(grid.table, asked.rule)
     datasets = {scenario: str(grid.configs[scenario]["data"]) for scenario in scenarios(grid)}
     for name in dict.fromkeys(datasets.values()):
         rows = grid.table[grid.table["scenario"].map(datasets) == name]
@@ -61,7 +61,7 @@ def interaction(grid: Grid, asked: Asked) -> Table:
             }
         )
         notes += [f"{name}: {fit.note}"] if fit.note else []
-    notes.append(f"{rule}: {summary.words(rule, grid.table)}")
+    notes.append(f"{rule}: {run_table.words(rule, grid.table)}")
     notes.append("t tests with N − seeds − (terms − 1) degrees of freedom; p not adjusted")
     table = pd.concat(values) if values else pd.DataFrame()
     title = f"Mixed model {rule} ~ method * setting + (1 | seed)"

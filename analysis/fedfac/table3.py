@@ -8,9 +8,9 @@ from _within_seeds import SE, compare_settings, difference_notes, table_line
 
 from fedstat.results.tables import number
 from fedstat.store import open_run
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid
-from fedstat.study.summary import Table
+from fedstat.study.run_table import Table
 
 
 def new_clients(grid: Grid, asked: Asked) -> Table:
@@ -19,7 +19,7 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
     for run in grid.table.to_dict("records"):
         tree = open_run(run["path"])
         if "new" in tree.children:
-            mean = summary.new_clients(tree)
+            mean = run_table.new_clients(tree)
             ways = collect.about(run["method"]).new_clients
             for rule in (rule for rule in ways if rule in mean["rule"]):
                 name = run["method"] if len(ways) == 1 else f"{run['method']}, {rule}"

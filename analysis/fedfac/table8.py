@@ -10,10 +10,10 @@ from fedstat.labelled import compare
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, p_value
 from fedstat.store import open_run
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid
 from fedstat.study.compare import against_zero
-from fedstat.study.summary import Table
+from fedstat.study.run_table import Table
 
 
 def ablation(grid: Grid, asked: Asked) -> Table:
@@ -21,12 +21,12 @@ def ablation(grid: Grid, asked: Asked) -> Table:
     rows, named = [], collect.varying(grid.table)
     for run in collect.in_order(grid).to_dict("records"):
         tree = open_run(run["path"])
-        split = summary.states(tree).query("0 < shared < units")
+        split = run_table.states(tree).query("0 < shared < units")
         if "ablation" not in tree.children or not len(split):  # without a split layer nothing was replaced
             continue
         here = {name: run[name] for name in ("scenario", "seed", *collect.SETTINGS)} | {"of": run["method"]}
         here["heading"] = f"{run['scenario']}, {collect.design(run, named)}"
-        mean, shared, units = summary.ablated(tree).mean("draw"), split["shared"].sum(), split["units"].sum()
+        mean, shared, units = run_table.ablated(tree).mean("draw"), split["shared"].sum(), split["units"].sum()
         for part in map(str, mean["part"].values):
             replaced = 0 if part == "none" else shared if part.startswith("shared") else units - shared
             rows.append(here | {"method": part, "units": replaced, "masked": float(mean.sel(part=part))})
@@ -104,7 +104,7 @@ def random_split(grid: Grid, asked: Asked) -> Table:
     if "random" not in set(rows["method"]):
         raise ValueError("no run has a random split, so there is nothing to compare with: run the algorithm 'random'")
     grid = grid._replace(table=rows)
-    rule = summary.choose(rows, asked.rule)
+    rule = run_table.choose(rows, asked.rule)
     values, notes = compare_settings(rows, grid, rule, "random")
     values, notes = add_overall(values, notes, rows, rule, "random")
     values["paper"] = [asked.paper.of("table8", r["scenario"]).get(r["method"]) for r in values.to_dict("records")]
@@ -116,7 +116,7 @@ def random_split(grid: Grid, asked: Asked) -> Table:
         for scenario, part in values.groupby("scenario", sort=False)
     }
     said = (
-        f"{rule}: {summary.words(rule, rows)}",
+        f"{rule}: {run_table.words(rule, rows)}",
         f"random: units drawn once, as many shared; redrawn: anew in every round; {SE}",
         *difference_notes(grid, "random"), OVERALL,
     )  # fmt: skip

@@ -12,9 +12,9 @@ from _within_seeds import SE, TOGETHER
 from fedstat.labelled import compare
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, plus_minus
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 from fedstat.study.collect import METHODS, Grid, scenarios
-from fedstat.study.summary import Table
+from fedstat.study.run_table import Table
 
 STAGES = {"table4": ("layers", "Λ"), "table5": ("tau", "τ"), "table6": ("kappa", "κ")}
 """What each table of §5.3 varies, in the order of tuning."""
@@ -49,7 +49,7 @@ def tuning(grid: Grid, asked: Asked, *, name: str, method: str = "fedfac-dynamic
         if not len(rows):
             notes.append(f"{scenario}: not run at {fixed}")
             continue
-        table = _tuned(rows, varied, summary.chosen(rows, varied, grid.configs[scenario]))
+        table = _tuned(rows, varied, run_table.chosen(rows, varied, grid.configs[scenario]))
         theirs = asked.paper.of(name, scenario)
         table["paper"] = [theirs.get(str(x)) for x in table[varied]]
         values.append(table.assign(scenario=scenario, fixed=fixed))
@@ -61,7 +61,7 @@ def tuning(grid: Grid, asked: Asked, *, name: str, method: str = "fedfac-dynamic
     blocks |= _references(grid, asked.paper, name, symbol)
     said = (
         f"chosen (*): best mean validation accuracy; test: of the round chosen on validation data; {SE}",
-        f"best10: {summary.words('best10', runs)}",
+        f"best10: {run_table.words('best10', runs)}",
         f"difference: test, from the chosen, within seeds; {TOGETHER}",
     )  # fmt: skip
     title = f"Table {name[-1]}. Tuning {symbol} on validation data, {METHODS.get(method, method)}"
@@ -83,7 +83,7 @@ def _stage(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> tuple[pd
 def _best_of(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
     """The choice of a stage of tuning; None if none of its runs exist."""
     rows, _ = _stage(rows, name, config)
-    return summary.chosen(rows, STAGES[name][0], config) if len(rows) else None
+    return run_table.chosen(rows, STAGES[name][0], config) if len(rows) else None
 
 
 def _tuned(rows: pd.DataFrame, varied: str, chosen: Any) -> pd.DataFrame:

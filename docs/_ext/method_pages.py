@@ -26,8 +26,8 @@ from fedstat.fl.sealed import sealed
 from fedstat.reporting.references import REFERENCES
 
 SMALL = nets.mlp([64, 40, 30, 10])
-WRAPPED = {"+": "plus", "-shrunken": "shrunken", "-private-head": "private-head", "-low-rank": "low-rank"}
-ENDINGS = {"+": "fine-tuned", "-shrunken": "shrunken", "-private-head": "private head", "-low-rank": "low rank"}
+WRAPPED = {"+": "plus", "-shrunken": "shrunken", "-personal-head": "personal-head", "-low-rank": "low-rank"}
+ENDINGS = {"+": "fine-tuned", "-shrunken": "shrunken", "-personal-head": "personal head", "-low-rank": "low rank"}
 
 
 def page_of(name: str) -> str:
@@ -179,7 +179,7 @@ def _limits(name: str) -> str:
     private = _refusal(partial(sealed, made, Privacy(1.0, 1.0, 1e-3, 1.0, 1.0), 2.0))
     permuted = _refusal(partial(_trained, made, partition.permute_labels(_data(name)), _normalises(name)))
     separate = _refusal(partial(_planned, made, _net(_normalises(name))))
-    kept = f"{name.removesuffix('+').removesuffix('-shrunken')}-private-head"
+    kept = f"{name.removesuffix('+').removesuffix('-shrunken')}-personal-head"
     own_order = f"refused, as it shares an output layer; ``{kept}`` is not." if permuted else "possible."
     return "\n".join([
         f"- Permuted class labels: {own_order}",

@@ -27,7 +27,7 @@ def ditto(*, lam: Annotated[float, "λ, strength of the penalty on distance from
 
     def init_mask(context: InitContext) -> SharedMask:
         own = [layer for layer in nets.layers(context.net) if layer.startswith("own_")]
-        return SharedMask(masks.private_layers(context.net, own, context.device))
+        return SharedMask(masks.share_all_but(context.net, own, context.device))
 
     phases = (Phase(penalty=penalty, anchor="download"),)
     return Algorithm("ditto", init_mask, phases=phases, settings={"lam": lam}, wrap=pair, loss=both)

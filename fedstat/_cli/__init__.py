@@ -260,12 +260,12 @@ def open_store(path: Path, command: str) -> xr.DataTree:
     return run
 
 
-def claim(args: argparse.Namespace, command: str) -> None:
+def require_available(args: argparse.Namespace, command: str) -> None:
     """Raise ValueError, before any work, if the command must not or cannot write to ``--out``."""
     flags: dict[str, Any] = {name: getattr(args, name) for name in ("resume", "overwrite") if hasattr(args, name)}
     hint = f"Add {' or '.join(f'--{name}' for name in flags)}"
     try:
-        store.claim(args.out, command, hint=hint, **flags)
+        store.require_available(args.out, command, hint=hint, **flags)
     except (OSError, ValueError) as error:
         raise ValueError(f"--out {error}") from error
 

@@ -62,7 +62,7 @@ def _work(args: argparse.Namespace) -> None:
         if args.out.exists() and not args.overwrite:
             raise ValueError(f"--out {args.out} exists. Add --overwrite or choose another name.")
     elif args.out is not None:
-        _cli.claim(args, COMMAND)
+        _cli.require_available(args, COMMAND)
     compute, start_time = _cli.compute(args), time.monotonic()
     attack = asdict(Attack(**read_arguments(args, Attack)))
     rounds = rounds_of(args.rounds, [(run.name, run.settings.rounds) for run in map(read, args.runs)])

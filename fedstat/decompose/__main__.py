@@ -148,7 +148,7 @@ def _work(args: argparse.Namespace) -> None:
     for name in ("csv", "latex"):
         _require_table(f"--{name}", getattr(args, name))
     if args.out is not None:
-        _cli.claim(args, COMMAND)
+        _cli.require_available(args, COMMAND)
     settings = Settings(**read_arguments(args, Settings))
     with warnings.catch_warnings(record=True) as messages:
         results = decompose(args.files, settings)

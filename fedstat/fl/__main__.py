@@ -104,7 +104,7 @@ def flags(more: Iterable[str] = ()) -> dict[str, tuple[str, bool]]:
 
 def read_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of the run and of its algorithm that the user passed on the command line."""
-    names = flags([args.algorithm] if custom.is_own(args.algorithm) else [])
+    names = flags([args.algorithm] if custom.is_in_file(args.algorithm) else [])
     settings = {name: getattr(args, name, None) for name in names}
     return read_arguments(args, Settings) | {name: value for name, value in settings.items() if value is not None}
 
@@ -121,7 +121,7 @@ def _find_own_algorithms(argv: Sequence[str]) -> list[str]:
     early.add_argument("--algorithm", nargs="?")
     name = early.parse_known_args(argv)[0].algorithm
     try:
-        return [name] if custom.is_own(name) and algorithms.settings_of(name) else []
+        return [name] if custom.is_in_file(name) and algorithms.settings_of(name) else []
     except ValueError:  # Settings raises it again, as an error of the command
         return []
 
@@ -159,7 +159,7 @@ def _run_single(args: argparse.Namespace) -> None:
     options = _compute_options(args)
     _cli.fill_out(args, "fl")
     args.out = ranks.same(args.out)  # the default names the time, which differs between ranks
-    _cli.claim(args, COMMAND)
+    _cli.require_available(args, COMMAND)
     stored = experiment.settings_of(args.out) if args.resume and args.out.exists() else {}
     settings = Settings(**stored).but(**read_settings(args))
     experiment.federated(settings, args.data_dir)  # cached for the run

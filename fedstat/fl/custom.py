@@ -16,12 +16,12 @@ from fedstat._utils import check, guard
 from fedstat.fl.algorithm import Algorithm
 
 
-def is_own(name: object) -> bool:
+def is_in_file(name: object) -> bool:
     """Return True if a name consists of a file and a function in it.
 
     Examples
     --------
-    >>> is_own("methods/mine.py:ditto"), is_own("fedavg")
+    >>> is_in_file("methods/mine.py:ditto"), is_in_file("fedavg")
     (True, False)
     """
     return isinstance(name, str) and re.fullmatch(r".+\.py:[^:]*", name) is not None

@@ -13,6 +13,7 @@ from fedstat._utils.lazy import xr
 from fedstat.fl import record
 from fedstat.fl.training import COMMAND
 from fedstat.results.tables import count
+from fedstat.store.encoding import algorithm_of
 
 _AFTER_LAST_ROUND = ("new", "ablation", "readouts")
 """Groups that are made after the last planned round."""
@@ -72,7 +73,7 @@ def finish(path: str | Path) -> xr.DataTree:
     store.settle(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no run at {path}. Pass the path that train(..., out=...) wrote.")
-    store.claim(path, COMMAND, resume=True)
+    store.require_available(path, COMMAND, resume=True)
     run = store.open_run(path)
     if "ended" in run.attrs:
         return run
@@ -91,7 +92,7 @@ def finish(path: str | Path) -> xr.DataTree:
     config |= {"rounds": n_done, "checkpoints": [*checkpoints, *([n_done] if weights else [])]}
     about = json.loads(run.attrs.get("about", "{}"))
     attrs = {
-        "title": f"{config['algorithm']}, {count(n_done, 'round')}",
+        "title": f"{algorithm_of(config['algorithm'])}, {count(n_done, 'round')}",
         "config": store.to_json(config),
         "about": store.to_json(about | ({"rounds": n_done} if "rounds" in about else {})),
     }

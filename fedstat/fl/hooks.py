@@ -25,7 +25,7 @@ from fedstat.fl.algorithm import (
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.ranks import ProcessGroup
-from fedstat.fl.wrappers.finetuned import private_name
+from fedstat.fl.wrappers.finetuned import personal_head_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -283,7 +283,7 @@ def _require_shared_mask(
         raise ValueError(
             f"{where} shares entries of {shared[0]!r}, of an output layer, but clients number their classes "
             "differently (permuted labels, domains), so that output layers cannot be averaged. Take "
-            f"private_head(algorithm), by name {private_name(method)!r}."
+            f"personal_head(algorithm), by name {personal_head_name(method)!r}."
         )
     if personal is not None:
         _require_named(mask, personal, method)

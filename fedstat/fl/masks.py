@@ -30,11 +30,11 @@ __all__ = [
     "last_layers",
     "of_clients",
     "of_layers",
-    "private_layers",
     "require",
     "require_layer",
     "resolve",
     "share_all",
+    "share_all_but",
     "share_none",
     "shared_units",
     "units",
@@ -67,8 +67,8 @@ def initial(algorithm: Algorithm, context: InitContext) -> SharedMask:
     return algorithm.init_mask(context)
 
 
-def private_layers(net: Net, layers: Sequence[str], device: torch.device) -> Mask:
-    """Return a mask that shares everything but the given layers."""
+def share_all_but(net: Net, layers: Sequence[str], device: torch.device) -> Mask:
+    """Return a mask that shares all layers but the named ones."""
     named = [require_layer(net, layer) for layer in layers]
     return units(net, {layer: np.zeros(nets.layers(net)[layer], dtype=bool) for layer in named}, device)
 
@@ -80,7 +80,7 @@ def without(mask: Mask, is_personal: Callable[[str], bool]) -> Mask:
 
 def keep_layers(layers: Callable[[Net], Sequence[str]]) -> Callable[[InitContext], SharedMask]:
     """Make the ``init_mask`` of a method whose clients keep the layers that ``layers`` names, and share all others."""
-    return lambda context: SharedMask(private_layers(context.net, layers(context.net), context.device))
+    return lambda context: SharedMask(share_all_but(context.net, layers(context.net), context.device))
 
 
 def keep_parameters(is_personal: Callable[[str], bool]) -> Callable[[InitContext], SharedMask]:

@@ -318,7 +318,7 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
     ValueError
         If ``rounds`` is smaller, checkpoints among the rounds done differ, or there is no state to continue from.
     """
-    store.claim(path, attrs["command"], resume=True)
+    store.require_available(path, attrs["command"], resume=True)
     if (version := store.attributes(path).get("layout", 1)) != LAYOUT:
         raise ValueError(
             f"{path} has the layout {version} of {store.attributes(path).get('source', 'another fedstat')}, but this "

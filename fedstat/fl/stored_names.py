@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from fedstat.store.encoding import algorithm_of, stored_algorithm
 
 _SETTINGS = {
     "scenario": "label", "max_samples": "samples", "min_samples": "min_size", "test_fraction": "test",
@@ -25,10 +27,10 @@ def to_stored(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Examples
     --------
-    >>> to_stored({"scenario": "a", "algorithm": "random", "options": ("shared_fraction=0.2",), "probe": ["drift"]})
-    {'label': 'a', 'algorithm': 'random', 'options': ('share=0.2',), 'probe': ['drift']}
+    >>> to_stored({"algorithm": "random-personal-head", "options": ("shared_fraction=0.2",), "probe": ["drift"]})
+    {'algorithm': 'random-private-head', 'options': ('share=0.2',), 'probe': ['drift']}
     """
-    return _rename(settings, _SETTINGS, _PROBES, _RANDOM_SPLIT)
+    return _rename(settings, stored_algorithm, _SETTINGS, _PROBES, _RANDOM_SPLIT)
 
 
 def from_stored(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,13 +42,24 @@ def from_stored(settings: Mapping[str, Any]) -> dict[str, Any]:
     {'scenario': 'a', 'max_samples': 40, 'probe': ['split-half']}
     """
     inverse = ({stored: name for name, stored in names.items()} for names in (_SETTINGS, _PROBES, _RANDOM_SPLIT))
-    return _rename(settings, *inverse)
+    return _rename(settings, algorithm_of, *inverse)
 
 
 def _rename(
-    settings: Mapping[str, Any], names: Mapping[str, str], probes: Mapping[str, str], of_random: Mapping[str, str]
+    settings: Mapping[str, Any],
+    rename_algorithm: Callable[[str], str],
+    names: Mapping[str, str],
+    probes: Mapping[str, str],
+    of_random: Mapping[str, str],
 ) -> dict[str, Any]:
     renamed = {names.get(name, name): value for name, value in settings.items()}
+    if isinstance(algorithm := renamed.get("algorithm"), str):
+        renamed["algorithm"] = rename_algorithm(algorithm)
+    for key in ("prediction_rules", "readouts"):
+        if isinstance(rules := renamed.get(key), Mapping):
+            renamed[key] = {rename_algorithm(rule): values for rule, values in rules.items()}
+        elif isinstance(rules, list | tuple):
+            renamed[key] = type(rules)(map(rename_algorithm, rules))
     if isinstance(probe := renamed.get("probe"), list | tuple):
         renamed["probe"] = type(probe)(probes.get(name, name) for name in probe)
     if re.match(r"random(?![a-z])", str(settings.get("algorithm", ""))):

@@ -88,7 +88,7 @@ def train(
         ``client``. The coordinate ``split`` (sample) names the subset of a sample: "train", "test" or, optionally,
         "validation". A coordinate ``y_true`` marks clients that number their classes differently, as
         :func:`fedstat.data.partition.permute_labels` and ``domains`` add it. Then no method may share the output layer:
-        wrap the algorithm in ``algorithms.private_head``.
+        wrap the algorithm in ``algorithms.personal_head``.
     net : Net
         For example ``fedstat.fl.nets.mlp([100, 200, 1])``.
     algorithm : Algorithm

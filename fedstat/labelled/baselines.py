@@ -15,7 +15,7 @@ from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import Weights, labels, need_dims, numpy_of
 
-_FEW = 8  # clients whose mean is compared with the baseline
+_N_COMPARED = 8  # clients whose mean is compared with the baseline
 _RELATED = 3.0  # standard errors of a correlation above 0
 
 
@@ -27,13 +27,13 @@ def subtract_baseline(weights: Weights, baseline: Any) -> Weights:
         need_dims(weights, "client", "unit")
         client_weights = weights.isel(client=0, drop=True).transpose("unit", ...)
         dims = client_weights.dims
-        origin = baseline_of(baseline, weights, np.empty(0)).reshape(client_weights.shape)
-        require_related(origin, weights.isel(client=slice(_FEW)).transpose("client", *dims).to_numpy())
-        return weights.astype(float) - xr.DataArray(origin, dims=dims)
+        values = baseline_of(baseline, weights, np.empty(0)).reshape(client_weights.shape)
+        require_related(values, weights.isel(client=slice(_N_COMPARED)).transpose("client", *dims).to_numpy())
+        return weights.astype(float) - xr.DataArray(values, dims=dims)
     weights = check.numbers("weights", weights)
-    origin = baseline_of(baseline, weights, weights).reshape(weights.shape[1:])
-    require_related(origin, weights)
-    return weights.double() - origin.double() if is_torch_array(weights) else weights.astype(float) - origin
+    values = baseline_of(baseline, weights, weights).reshape(weights.shape[1:])
+    require_related(values, weights)
+    return weights.double() - values.double() if is_torch_array(weights) else weights.astype(float) - values
 
 
 def baseline_of(baseline: Any, weights: Weights, w: Any) -> Any:
@@ -84,10 +84,11 @@ def require_related(baseline: Any, w: Any) -> None:
     ValueError
         If the correlation with this mean is not three standard errors above 0.
     """
-    origin, mean = numpy_of(baseline).astype(float).ravel(), numpy_of(w[:_FEW]).astype(float).mean(axis=0).ravel()
-    if np.ptp(origin) == 0 or not np.isfinite(mean).all() or np.ptp(mean) == 0:
+    values = numpy_of(baseline).astype(float).ravel()
+    mean = numpy_of(w[:_N_COMPARED]).astype(float).mean(axis=0).ravel()
+    if np.ptp(values) == 0 or not np.isfinite(mean).all() or np.ptp(mean) == 0:
         return
-    r = float(np.corrcoef(origin / np.abs(origin).max(), mean / np.abs(mean).max())[0, 1])
+    r = float(np.corrcoef(values / np.abs(values).max(), mean / np.abs(mean).max())[0, 1])
     if r * math.sqrt(len(mean)) < _RELATED:
         raise ValueError(
             f"baseline must correlate with the weights, but r = {r:.2f}; it would create agreement. Pass this run's "

@@ -46,6 +46,7 @@ from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
+from fedstat.store.encoding import algorithm_of
 
 _TEST_OPTIONS = ("fdr", "margin", "inconclusive", "covariate")
 
@@ -80,7 +81,7 @@ def _stored_split(
         units=labels(data["shared"], "unit", 0),
         layer=layer,
         round=int(data["round"]),
-        algorithm=str(settings.get("algorithm", "another program")),
+        algorithm=algorithm_of(str(settings.get("algorithm", "another program"))),
         settings=settings.get("algorithm_settings", {}),
         n_factors=int(data.get("n_factors", 0)),
         n_iter=int(data.get("n_iter", 0)),

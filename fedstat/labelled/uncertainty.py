@@ -33,11 +33,11 @@ from fedstat.results.uncertainty import (
 )
 from fedstat.stats import factor, number_of_factors, resampling
 from fedstat.stats import split as _split
+from fedstat.stats.limits import LEAST_FOR_HALVES
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
 
 _N_STARTS = 5
-_FEW_CLIENTS = 4  # least number whose halves can be fitted
 _MOST_GROUPS = 50  # of clients, by default: more make a standard error hardly more precise
 _FIT_OPTIONS = ("n_factors", "method", "init", "max_iter", "tol", "heywood")
 
@@ -144,7 +144,7 @@ def bootstrap(
     with progress_bar(n_boot, "sample", progress) as bar:
         samples = resampling.bootstrap(m, tau=tau, replicates=n_boot, tick=bar.update, **fitting)
     fields = {name: numpy_of(field) for name, field in samples._asdict().items()}
-    if len(m.n) >= _FEW_CLIENTS:
+    if len(m.n) >= LEAST_FOR_HALVES:
         fields["half_samples"] = numpy_of(resampling.half_samples(m, **fitting))
     return BootstrapResult(split=observed, level=level, **fields)
 

@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 def _work(args: argparse.Namespace) -> None:
     compute = _cli.compute(args)
     _cli.fill_out(args, "motivation")
-    _cli.claim(args, COMMAND)
+    _cli.require_available(args, COMMAND)
     settings = config_of(args.out) if args.resume and args.out.exists() else {}
     settings |= read_arguments(args, Settings)
     options = {"data_dir": args.data_dir, "out": args.out, "resume": args.resume, "progress": not args.quiet}

@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _work(args: argparse.Namespace) -> None:
     if args.out is not None:
-        _cli.claim(args, COMMAND)
+        _cli.require_available(args, COMMAND)
     settings, show = Settings(**read_arguments(args, Settings)), not args.quiet
     check_theorem = _check_theorem1 if settings.theorem == 1 else _check_theorem2
     result: ConvergenceResult | GeneralizationResult = check_theorem(settings, show)

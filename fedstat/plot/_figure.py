@@ -32,7 +32,7 @@ from fedstat.results import (
 )
 from fedstat.stats import resampling
 from fedstat.store import open_run
-from fedstat.study import summary
+from fedstat.study import run_table
 from fedstat.study.collect import METHODS
 
 SHARED, PERSONAL, DEAD = "#1f4e8c", "#f0a43a", "#d9d9d9"
@@ -207,7 +207,7 @@ def concat_runs(data: Any, table: Callable[[xr.DataTree], pd.DataFrame]) -> pd.D
         return None
     parts = []
     for name, run in runs:
-        config = summary.config_of(run)
+        config = run_table.config_of(run)
         method = name or str(config.get("algorithm", run.attrs.get("title", "run")))
         parts.append(table(run).assign(method=method, seed=config.get("seed", run.attrs.get("seed", 0))))
     return pd.concat(parts, ignore_index=True)

@@ -19,7 +19,7 @@ from fedstat._utils import check
 from fedstat.plot._figure import concat_runs, get_axes, interval, literal, ordered, refusal, styles_of
 from fedstat.results import ComparisonResult
 from fedstat.results.leakage import LeakageResult
-from fedstat.study import summary
+from fedstat.study import run_table
 from fedstat.study.collect import about
 
 HIGHLIGHT = "fedfac-dynamic"
@@ -46,7 +46,7 @@ def client_boxplot(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = N
         Boxes are quartiles, whiskers extend up to 1.5 times the interquartile range, and dots are clients beyond. The
         white point is the mean, its line the 95% t interval of the mean over seeds, cut off at the extreme clients.
     """
-    data = _to_table(data, "client_boxplot", summary.clients)
+    data = _to_table(data, "client_boxplot", run_table.clients)
     _require_columns(data, "method", "accuracy")
     ax = get_axes(ax)
     order, styles = ordered(data["method"]), styles_of(data["method"])
@@ -89,7 +89,7 @@ def loss_curves(data: Any, *, ax: Axes | None = None) -> Axes:
         Thick lines are means over seeds, thin lines the seeds (if there are at most five). Bands need three seeds; with
         few seeds they are wide, and cut off at the axes.
     """
-    return _curves(_to_table(data, "loss_curves", summary.curve), "train_loss", "training loss", ax)
+    return _curves(_to_table(data, "loss_curves", run_table.curve), "train_loss", "training loss", ax)
 
 
 def accuracy_curves(data: Any, *, ax: Axes | None = None) -> Axes:
@@ -109,7 +109,7 @@ def accuracy_curves(data: Any, *, ax: Axes | None = None) -> Axes:
         few seeds they are wide, and cut off at the axes.
     """
     return _curves(
-        _to_table(data, "accuracy_curves", partial(summary.curve, name="accuracy")), "accuracy", "test accuracy", ax
+        _to_table(data, "accuracy_curves", partial(run_table.curve, name="accuracy")), "accuracy", "test accuracy", ax
     )
 
 

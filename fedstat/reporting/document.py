@@ -36,9 +36,6 @@ from fedstat.results.tables import count, ends
 SIZE = (5.2, 3.5)
 """Inches; at the width of a phone letters of 10 points stay readable."""
 
-FEW = 3
-"""With fewer seeds an interval of their mean has less than two degrees of freedom, and is not given."""
-
 _LARGEST = 150_000  # characters of an SVG; beyond it, pixels
 _INK, _BAND = "#1f4e79", "#c5d5e4"
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")

@@ -117,7 +117,7 @@ def of_method(name: str) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> of_method("fedprox+"), of_method("fedavg-private-head-shrunken"), of_method("mine")
+    >>> of_method("fedprox+"), of_method("fedavg-personal-head-shrunken"), of_method("mine")
     (('li2020', 'wang2019'), ('mcmahan2017', 'jeong2022', 'efron1973'), ())
     """
     return tuple(key for key in about(name).keys if key in REFERENCES)

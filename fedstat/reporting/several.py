@@ -34,7 +34,8 @@ from fedstat.results import ComparisonResult
 from fedstat.results.base import Caution
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.sim.experiment import COMMAND as SIMULATION
-from fedstat.study import collect, compare_runs, experiment, run_settings, summary
+from fedstat.stats.compare import LEAST_PAIRS
+from fedstat.study import collect, compare_runs, experiment, run_settings, run_table
 from fedstat.study.collect import ordered, title_of
 from fedstat.study.grid import variants
 
@@ -64,8 +65,8 @@ def part(runs: Sequence[Stored], progress: bool | None = False) -> Part:
             cautions.append(Caution("Not compared", str(error), severe=True))
         else:
             cautions += compared.cautions()
-            settings = list(compared.settings.items())[:_MOST_LABELS]
-            with track(settings, "scenario", progress) as tracked:
+            scenarios = list(compared.scenarios.items())[:_MOST_LABELS]
+            with track(scenarios, "scenario", progress) as tracked:
                 for scenario, comparison in tracked:
                     rows = table[table["scenario"] == scenario]
                     figures = _figures([usable[i] for i in rows.index], rows, comparison)
@@ -84,7 +85,7 @@ def _usable(run: Stored) -> bool:
 
 def _table(runs: Sequence[Stored]) -> pd.DataFrame:
     """Return one row per run; variants of a method are named by their settings."""
-    table = pd.DataFrame([summary.row(run.tree) | {"path": run.name} for run in runs if run.tree is not None])
+    table = pd.DataFrame([run_table.row(run.tree) | {"path": run.name} for run in runs if run.tree is not None])
     with contextlib.suppress(ValueError, TypeError):  # settings of another fedstat, or of a user's method
         noted = [experiment.noted(run.attrs) for run in runs]
         if all("algorithm" in settings for settings in noted):
@@ -151,8 +152,8 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
     trees = [(run.tree, row) for run, row in zip(runs, table.to_dict("records"), strict=True) if run.tree is not None]
     band = (
         "Thick lines: means over seeds; thin ones: the seeds; bands: 95 % intervals of the means (Student's t)."
-        if table.groupby("method")["seed"].nunique().min() >= document.FEW
-        else "One line for each seed: too few for an interval."
+        if table.groupby("method")["seed"].nunique().min() >= LEAST_PAIRS
+        else f"One line for each seed: an interval needs at least {LEAST_PAIRS} seeds."
     )
     blocks: list[Block] = []
     for name, axis, draw_curves in (
@@ -160,7 +161,7 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
         ("train_loss", "training loss", loss_curves),
     ):
         parts = [
-            summary.curve(tree, name).assign(method=row["method"], seed=row["seed"])
+            run_table.curve(tree, name).assign(method=row["method"], seed=row["seed"])
             for tree, row in trees
             if name in tree["metrics"]
         ]
@@ -177,8 +178,10 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
         blocks.append(document.figure(comparison.plot, f"{differences} (Bonferroni).", size=size))
         columns = ["term", "n", "estimate", "sim_conf_low", "sim_conf_high", "p_holm"]
         blocks.append(Table.ends(f"{differences}, and p by Holm", contrasts[columns], None))
-    every = [summary.clients(tree).assign(method=shown(row["method"])) for tree, row in trees]
-    last = f"mean over the last {summary.WINDOW} rounds" if table["rounds"].min() >= summary.WINDOW else "last round"
+    every = [run_table.clients(tree).assign(method=shown(row["method"])) for tree, row in trees]
+    last = (
+        f"mean over the last {run_table.WINDOW} rounds" if table["rounds"].min() >= run_table.WINDOW else "last round"
+    )
     blocks.append(
         document.figure(
             partial(client_boxplot, pd.concat(every)),

@@ -19,6 +19,7 @@ from fedstat.fl.stored_names import from_stored
 from fedstat.fl.training import COMMAND
 from fedstat.reporting.document import PARAGRAPH, PRINTED, Part, Section, Table, listed, shown
 from fedstat.results.base import Caution
+from fedstat.store.encoding import algorithm_of
 
 _HIDDEN = ("shapes", "data_digest", "algorithm_settings", "out", "overwrite", "quiet")
 
@@ -210,7 +211,7 @@ class Stored(NamedTuple):
     @property
     def title(self) -> str:
         """Title of the run."""
-        return shown(self.attrs.get("title", "") or self.name)
+        return shown(algorithm_of(str(self.attrs.get("title") or self.name)))
 
     @property
     def finished(self) -> bool:
@@ -277,7 +278,7 @@ def damage_of(stored: Stored) -> list[Caution]:
 def _of_tree(tree: xr.DataTree) -> Stored:
     attrs = {str(name): value for name, value in tree.attrs.items()}
     config, wrong = _config(attrs)
-    return Stored(shown(attrs.get("title") or tree.name or "run"), attrs, config, tree, wrong)
+    return Stored(shown(algorithm_of(str(attrs.get("title") or tree.name or "run"))), attrs, config, tree, wrong)
 
 
 def _of_path(path: Path) -> Stored:

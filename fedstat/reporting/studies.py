@@ -26,6 +26,7 @@ from fedstat.sim import experiment as printing
 from fedstat.sim import recovery as sim_recovery
 from fedstat.sim.experiment import LAYER
 from fedstat.sim.recovery.accuracy import report as print_recovery
+from fedstat.store.encoding import rename_algorithms
 
 
 def _study(
@@ -118,7 +119,8 @@ def of_attack(stored: Stored) -> Part:
 
     def result(run: xr.DataTree) -> LeakageResult:
         leakage = run["leakage"].to_dataset().load()
-        return LeakageResult(leakage.rename({"guess": "class_mean_psnr"} if "guess" in leakage else {}))
+        leakage = leakage.rename({"guess": "class_mean_psnr"} if "guess" in leakage else {})
+        return LeakageResult(rename_algorithms(leakage))
 
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         caption = "Original and recovered images, best and median case, and PSNR by round with intervals over clients."
@@ -185,6 +187,7 @@ _REFERENCE = "true"
 
 def part(stored: Stored) -> Part:
     """Report of a study, as far as it got."""
+    stored = stored._replace(config=printing.from_stored(stored.config))
     return assemble(
         stored, _ran_simulation(stored), {"figures": _figures}, checks=lambda run: _cautions(stored, run),
         summary=printing.report, methods=_methods(stored),
@@ -262,7 +265,7 @@ def _methods(stored: Stored) -> tuple[str, list[str]]:
         f"which a share p is common to all clients (p = {_listing(c.get('p'))}; α = {_listing(c.get('alpha'))}). "
         f"Clients trained for {c.get('rounds')} rounds, each for {prose.local_training({**c, 'optimizer': 'sgd'})}. "
         f"Neurons were split in the ways {_listing(c.get('methods'))}; where by factor analysis "
-        f"({prose.cited('harman1976')}), communalities were estimated by {prose.estimator(c.get('estimator'))} with κ "
+        f"({prose.cited('harman1976')}), communalities were estimated by {prose.estimator(c.get('method'))} with κ "
         f"= {c.get('kappa')}. Each of the {c.get('replicates')} replicates draws data, start and batches anew, the "
         "same for all ways to split; differences are paired within replicates, with Student's t intervals. Recovery of "
         "the true split is given by the area under the ROC curve and the adjusted Rand index "

@@ -22,7 +22,7 @@ from fedstat.reporting.document import COMMAND, Part, Section, Table, Text, list
 from fedstat.reporting.stored import Stored, assemble, command_line, n_parameters, settings_of_method
 from fedstat.results.base import Caution
 from fedstat.results.tables import count, interval, number
-from fedstat.study import experiment, run_settings, summary
+from fedstat.study import experiment, run_settings, run_table
 from fedstat.study.report import report as printed
 
 _IMPROPER = 1e-6
@@ -82,7 +82,7 @@ def _of_metrics(run: xr.DataTree) -> Iterator[Caution]:
                 yield Caution("Diverged", text, severe=True)
     if "train_loss" in metrics:
         losses = metrics["train_loss"].transpose("round", "client").to_numpy().astype(float)
-        mean = summary.weighted(losses, np.ones(losses.shape[1]))
+        mean = run_table.weighted(losses, np.ones(losses.shape[1]))
         if len(mean) > 1 and np.isfinite(mean[[0, -1]]).all() and mean[-1] > mean[0]:
             yield Caution(
                 "Training loss rose",
@@ -98,7 +98,7 @@ def _of_metrics(run: xr.DataTree) -> Iterator[Caution]:
 
 
 def _of_split(run: xr.DataTree) -> Iterator[Caution]:
-    states = summary.states(run).set_index("layer")
+    states = run_table.states(run).set_index("layer")
     for layer, node in (run["split"].children if "split" in run.children else {}).items():
         data = node.to_dataset()
         if "communality" not in data or layer not in states.index:
@@ -266,7 +266,7 @@ def _client_table(table: pd.DataFrame, when: str) -> Table:
 
 
 def _split(run: xr.DataTree) -> Section | None:
-    states = summary.states(run)
+    states = run_table.states(run)
     if not len(states):
         return None
     blocks: list[Any] = [_state_table(states)]
@@ -308,8 +308,8 @@ def _state_table(states: pd.DataFrame) -> Table:
     columns = ["layer", "shared", "factors", "unchanged", "ARI half-way", "converged"]
     return Table(
         f"After the last round. Unchanged: proportion of units in the same group one round later, mean over the last "
-        f"{summary.WINDOW} rounds, or all if there are fewer. ARI half-way: adjusted Rand index of the split half-way "
-        "and the last one. Converged: proportion of the rounds' factor analyses.",
+        f"{run_table.WINDOW} rounds, or all if there are fewer. ARI half-way: adjusted Rand index of the split "
+        "half-way and the last one. Converged: proportion of the rounds' factor analyses.",
         columns, rows,
     )  # fmt: skip
 
@@ -317,7 +317,7 @@ def _state_table(states: pd.DataFrame) -> Table:
 def _probed(run: xr.DataTree) -> Section | None:
     if "probe" not in run.children or not np.isfinite(run["probe"].to_dataset()["between"]).any():
         return None
-    table = profile(run, window=summary.WINDOW).dropna(subset="reliability")
+    table = profile(run, window=run_table.WINDOW).dropna(subset="reliability")
     if not len(table):
         return None
     rows = [

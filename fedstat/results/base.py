@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check, lazy
 from fedstat._utils.lazy import pd
 from fedstat.results import tables
+from fedstat.stats.limits import LEAST_FOR_PRECISION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,11 +52,8 @@ class Caution:
         return f"{'Warning' if self.severe else 'Caution'}: {self.text}"
 
 
-_FEW = 5
-
-
 def few(n: int, noun: str) -> list[Caution]:
-    r"""Return a caution if intervals rest on fewer than 5 replicates or clients.
+    r"""Return a caution if intervals rest on fewer than 5 replicates, seeds or clients.
 
     Examples
     --------
@@ -63,7 +61,7 @@ def few(n: int, noun: str) -> list[Caution]:
     Caution: 3 replicates: standard errors and intervals rest on 2 degrees of freedom
     Caution: 1 client: there is no standard error and no interval
     """
-    if n >= _FEW:
+    if n >= LEAST_FOR_PRECISION:
         return []
     rest = f"standard errors and intervals rest on {tables.count(n - 1, 'degree')} of freedom"
     none = "there is no standard error and no interval"

@@ -20,7 +20,7 @@ from fedstat.stats.clustering import equal_objects, separate_groups
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
 from fedstat.stats.icc_resampling import Influence
 from fedstat.stats.icc_tests import MOST_ENUMERATED, AgreementTest
-from fedstat.stats.resampling import LEAST_CLIENTS
+from fedstat.stats.limits import LEAST_VARYING
 
 Floats = NDArray[np.float64]
 Inference = Literal["sign-flip", "permutation", "F"]
@@ -418,7 +418,7 @@ class IccResult(Result):
         """Return the number of units on which clients agree, or the reason why no unit is tested."""
         n_tested = int((~np.isnan(self.p_adjusted[:, TYPES.index(HEADLINE)])).sum())
         if not n_tested:
-            least = "2 units that vary in 2 clients" if self.inference == "permutation" else f"{LEAST_CLIENTS} clients"
+            least = "2 units that vary in 2 clients" if self.inference == "permutation" else f"{LEAST_VARYING} clients"
             return f"no test: it needs at least {least}"
         n = self.n_agreeing
         return f"{n} of {n_tested}: {self.finding}; {n_tested - n}: no evidence"

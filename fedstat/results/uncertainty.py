@@ -14,11 +14,11 @@ from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, p_equals
 from fedstat.stats import split as _split
 from fedstat.stats.factor import gap
+from fedstat.stats.limits import LEAST_FOR_PERCENTILES
 from fedstat.stats.resampling import expanded_percentiles
 
 Floats = NDArray[np.float64]
 _LEVEL = 0.05
-_LEAST_CLIENTS = 8  # intervals were tested from this number on, see simulations/inference
 MIN_SEPARATION = 2.0  # standard errors between groups, or between eigenvalues at the cut
 
 
@@ -94,8 +94,8 @@ class BootstrapResult(Result):
     def interval_label(self) -> str:
         """Description of the intervals and their level, or the reason why there are none."""
         n = self.split.fit.n_clients or 0
-        if n < _LEAST_CLIENTS:
-            return f"no CIs: they need at least {_LEAST_CLIENTS} clients"
+        if n < LEAST_FOR_PERCENTILES:
+            return f"no CIs: they need at least {LEAST_FOR_PERCENTILES} clients"
         return f"{100 * self.level:g}% CIs: expected communality in samples of {n} clients, not the population's"
 
     def tidy(self) -> pd.DataFrame:
@@ -115,7 +115,7 @@ class BootstrapResult(Result):
         """
         nu, n = np.where(self._constant, 0, self.communality), self.split.fit.n_clients or 0
         ends = expanded_percentiles(nu, max(n, 2), level=self.level)
-        low, high = (np.where(self._constant | (n < _LEAST_CLIENTS), np.nan, end) for end in ends)
+        low, high = (np.where(self._constant | (n < LEAST_FOR_PERCENTILES), np.nan, end) for end in ends)
         columns = {"std_error": self.std_error, "conf_low": low, "conf_high": high, "half_sample": self.half_sample}
         return pd.DataFrame(
             {"term": self.split.fit.units, "estimate": self.split.communality}

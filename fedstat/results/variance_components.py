@@ -16,6 +16,7 @@ from fedstat.results.base import Result, describe_constant, extremes, wrapped
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats.icc import fdr as adjusted
+from fedstat.stats.limits import LEAST_VARYING
 from fedstat.stats.variance_components import Components, classify_units
 
 # Lines of prints.
@@ -448,7 +449,7 @@ class ComponentsResult(Result):
             "no difference shown beyond noise": f"No evidence of differences beyond training noise ({p})",
             "undefined": "No differences: all units are identical in all clients"
             if are_identical
-            else "No conclusion: weights vary in too few clients for a CI",
+            else f"No conclusion: a CI needs weights that vary in {min(self.n_clients, LEAST_VARYING)} clients",
         }[self.conclusion]
 
 

@@ -40,6 +40,22 @@ LAST = 5
 """Rounds at the end over which the share of stable units is averaged."""
 
 
+_STORED = {"method": "estimator"}
+"""Settings of a study: their names in stores and in files of earlier versions."""
+
+
+def from_stored(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a store, or of a file of an earlier version, by today's names.
+
+    Examples
+    --------
+    >>> from_stored({"kappa": 0.85, "estimator": "pa"})
+    {'kappa': 0.85, 'method': 'pa'}
+    """
+    names = {stored: name for name, stored in _STORED.items() if name not in settings}
+    return {names.get(name, name): value for name, value in settings.items()}
+
+
 def accuracy(run: xr.DataTree) -> xr.DataArray:
     """Return the test accuracy after the last round, mean over clients: (p, alpha, method, replicate)."""
     return xr.DataArray(run["metrics/accuracy"]).isel(round=-1).mean("client")
@@ -214,7 +230,7 @@ class Settings:
     tau : float or None
         Quantile of the communality ν from which units are shared. None takes 1 − p, so that every split shares the
         true number of units.
-    estimator : {"pa", "pc", "leverage"}
+    method : {"pa", "minres", "pc", "leverage"}
         Factoring method, see :func:`fedstat.stats.factor.fit`.
     replicates : int
         Number of replicates. The first draws data, initial parameters and batches from ``seed``, every further
@@ -259,7 +275,7 @@ class Settings:
         below=1,
         infinite=True,
     )
-    estimator: factor.Method = setting("pa", "method", f"factoring method: {', '.join(factor.METHODS)}")
+    method: factor.Method = setting("pa", "method", f"factoring method: {', '.join(factor.METHODS)}")
     replicates: int = setting(5, "training", "number of replicates; the first has --seed", low=1)
     seed: int = setting(0, "training", "seed of the study", low=0)
     replicate_seeds: Literal["named", "consecutive"] = setting(
@@ -277,8 +293,8 @@ class Settings:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Settings to store; with consecutive seeds without ``replicate_seeds``, as earlier versions stored them."""
-        config = asdict(self)
+        """Settings to store, as earlier versions stored them: consecutive seeds without ``replicate_seeds``."""
+        config = {_STORED.get(name, name): value for name, value in asdict(self).items()}
         return config if self.replicate_seeds == "named" else {k: config[k] for k in config if k != "replicate_seeds"}
 
     def model(self, p: float, alpha: float, replicate: int) -> Model8:
@@ -366,6 +382,7 @@ def study(
         steps=design.rounds,
         unit="round",
         grows=("replicates", "p", "alpha", "methods"),
+        rename=from_stored,
     )
     return cells.make(simulation, compute, out=out, resume=resume, progress=progress, executor=executor)
 
@@ -406,7 +423,7 @@ def _draw(settings: Settings, i: int, j: int, replicate: int) -> tuple[xr.Datase
     model = settings.model(settings.p[i], settings.alpha[j], replicate)
     sizes = {name: getattr(settings, name) for name in ("n_train", "n_test", "sigma")}
     data = generate(**asdict(model), **sizes)
-    return data, factor.fit(correlation(model), kappa=settings.kappa, method=settings.estimator)
+    return data, factor.fit(correlation(model), kappa=settings.kappa, method=settings.method)
 
 
 def _write_truth(writer: Target, index: tuple[int, int, int], data: xr.Dataset, oracle: factor.Fit) -> None:
@@ -421,7 +438,7 @@ def _algorithm(settings: Settings, method: str, truth: np.ndarray, oracle: facto
     tau = settings.tau
     if tau is None:
         tau = -math.inf if fraction == 1 else math.inf if fraction == 0 else 1 - fraction
-    analysis: dict[str, Any] = {"kappa": settings.kappa, "tau": tau, "estimator": settings.estimator}
+    analysis: dict[str, Any] = {"kappa": settings.kappa, "tau": tau, "estimator": settings.method}
     makers: dict[str, Callable[[], Algorithm]] = {
         "true": lambda: algorithms.fedsplit({LAYER: truth}),
         "oracle": lambda: algorithms.fedsplit({LAYER: split.shared(oracle.communality, tau=tau)}),

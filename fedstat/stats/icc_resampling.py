@@ -36,7 +36,8 @@ from fedstat.stats.icc import (
     stepped_up,
 )
 from fedstat.stats.icc_tests import AgreementTest, Rows, Test
-from fedstat.stats.resampling import LEAST_CLIENTS, jackknife
+from fedstat.stats.limits import LEAST_VARYING
+from fedstat.stats.resampling import jackknife
 
 Array = Any
 Floats = NDArray[np.float64]
@@ -154,7 +155,7 @@ def over_clients(
     units, layer = (MeanSquares(*map(_on_host, ms)) for ms in (mean_squares(total), layer_mean_squares(total)))
     ms_loo = _leave_out_clients(t, part) if k > 2 else (None, None)
     n_varies = part.varies.sum(axis=0)
-    sparse = (n_varies < min(k, LEAST_CLIENTS)) & (n_varies > 0)
+    sparse = (n_varies < min(k, LEAST_VARYING)) & (n_varies > 0)
     of_units = _coefficients(units, ms_loo[0], result.statistic, result.p_value, level, sparse)
     of_layer = _coefficients(layer, ms_loo[1], result.layer_statistic, result.layer_p_value, level)
     return OverClients(of_units, of_layer, result, _influence(part.residuals @ scale**2, ms_loo[1]))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils.streams import generator
 from fedstat.stats.icc import fdr, slices
-from fedstat.stats.resampling import LEAST_CLIENTS
+from fedstat.stats.limits import LEAST_VARYING
 
 Array = Any
 Floats = NDArray[Any]  # float64 in results, float32 in products
@@ -118,7 +118,7 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
     pair = np.triu_indices(k, 1)
     signs, exact = _patterns(k, seed)
     row_products = _row_products(rows, *pair)
-    testable, varies, empty = rows.varies.sum(axis=0) >= LEAST_CLIENTS, rows.varies.any(axis=0), np.zeros(d, dtype=bool)
+    testable, varies, empty = rows.varies.sum(axis=0) >= LEAST_VARYING, rows.varies.any(axis=0), np.zeros(d, dtype=bool)
 
     def evaluate(reference: Bools) -> tuple[Floats, Floats, Floats]:
         products, profile = _subtract_profile(rows, row_products, reference, *pair)

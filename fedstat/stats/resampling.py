@@ -25,8 +25,6 @@ from fedstat._utils.streams import generator
 from fedstat.stats import factor, split
 from fedstat.stats.moments import Moments, correlation, safe_blas
 
-LEAST_CLIENTS = 5
-"""Smallest number of clients in which a tested unit must vary: 3 or 4 agree by chance in 1 of 4 or 8 cases."""
 _ROUNDING = 1e-12
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat.stats import factor
+from fedstat.stats.limits import LEAST_FOR_CONTRADICTION
 
 Array = Any
 
@@ -27,8 +28,8 @@ METHODS: tuple[Method, ...] = (*factor.METHODS, "icc")
 # Tolerance for ties: equal units differ by rounding.
 _TIE = 1e-12
 # A split contradicts agreement if shared units have the higher ICC2 in less than this proportion of pairs, with this
-# p value, median ICC2s differ by at least this much, and there are at least this many clients.
-_INVERTED, _P, _GROSS, _LEAST_CLIENTS = 1 / 3, 0.01, 0.15, 6
+# p value, and median ICC2s differ by at least this much.
+_INVERTED, _P, _GROSS = 1 / 3, 0.01, 0.15
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def contradicted(labels: NDArray[np.bool_], icc: NDArray[np.float64], n_clients:
     labels, icc = labels[has_icc], icc[has_icc]
     n = int(labels.sum())
     pairs = n * (len(labels) - n)
-    if n_clients < _LEAST_CLIENTS or not pairs or np.median(icc[~labels]) - np.median(icc[labels]) < _GROSS:
+    if n_clients < LEAST_FOR_CONTRADICTION or not pairs or np.median(icc[~labels]) - np.median(icc[labels]) < _GROSS:
         return False
     if scipy.stats.rankdata(icc)[labels].sum() - n * (n + 1) / 2 >= _INVERTED * pairs:
         return False

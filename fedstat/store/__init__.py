@@ -4,7 +4,6 @@ from fedstat.store.journal import FOLDER as JOURNAL
 from fedstat.store.journal import DamageError
 from fedstat.store.origin import (
     attributes,
-    claim,
     code,
     command_of,
     is_store,
@@ -12,6 +11,7 @@ from fedstat.store.origin import (
     provenance,
     remove,
     replace,
+    require_available,
     settle,
     stores,
     to_json,
@@ -43,7 +43,6 @@ __all__ = [
     "Writer",
     "attributes",
     "changed",
-    "claim",
     "code",
     "command_of",
     "config_of",
@@ -60,6 +59,7 @@ __all__ = [
     "reading",
     "remove",
     "replace",
+    "require_available",
     "require_sound",
     "resume",
     "run_at",

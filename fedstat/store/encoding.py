@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
@@ -51,6 +51,10 @@ _STORED_FIELDS = {
     "personal_replicate": "reliability_replicate", "adjusted_rand": "ari", "same_state": "prop_unchanged",
 }  # fmt: skip
 _STORED_VALUES = {"undecided": "inconclusive", "dead": "constant"}
+_OF_ALGORITHMS = {"algorithm", "reference", "table", "costs", "data"}
+_PERSONAL, _STORED_PERSONAL = "-personal-head", "-private-head"
+_AT_END = r"(?=(?:\+|-shrunken|-low-rank)*(?:$|[, ][^/\\]*$))"
+"""What follows a suffix of an algorithm: further suffixes, then the end or settings of a variant; no part of a path."""
 
 _VARIABLE = re.compile(r"(?!\.)[\w.-]{1,100}", re.ASCII)
 _DTYPE = re.compile(r"[<>|=][biufU]\d{1,12}|[<>|=][mM]8(\[\d{0,9}[a-zA-Z]{1,2}\])?")
@@ -70,6 +74,47 @@ class NewerFormatError(ValueError):
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a store's settings by today's names, whichever version wrote it."""
     return {_STORED_SETTINGS.get(name, name): value for name, value in config.items()}
+
+
+def stored_algorithm(name: str) -> str:
+    """Return the name in stores of an algorithm, a prediction rule or a variant such as "fedprox, mu=0.1".
+
+    Examples
+    --------
+    >>> stored_algorithm("fedavg-personal-head+"), stored_algorithm("fedper")
+    ('fedavg-private-head+', 'fedper')
+    """
+    return re.sub(_PERSONAL + _AT_END, _STORED_PERSONAL, name)
+
+
+def algorithm_of(stored: str) -> str:
+    """Return today's name of an algorithm, a prediction rule or a variant, from its name in a store.
+
+    Examples
+    --------
+    >>> algorithm_of("fedavg-private-head, seed 3"), algorithm_of("my-private-head/a.py:mine")
+    ('fedavg-personal-head, seed 3', 'my-private-head/a.py:mine')
+    """
+    return re.sub(_STORED_PERSONAL + _AT_END, _PERSONAL, stored)
+
+
+def rename_algorithms(values: Any) -> Any:
+    """Give algorithms today's names: in a text, in a column ``method``, or in coordinates ``method`` and ``run``."""
+    if isinstance(values, str):
+        return algorithm_of(values)
+    if isinstance(values, pd.DataFrame) and "method" in values and _has_stored(values["method"]):
+        return values.assign(method=values["method"].map(algorithm_of))
+    if isinstance(values, xr.Dataset):
+        names = [name for name in ("method", "run") if name in values.coords and _has_stored(values[name].values)]
+        renamed = {name: np.array([algorithm_of(text) for text in values[name].values], object) for name in names}
+        return values.assign_coords({name: (values[name].dims, texts) for name, texts in renamed.items()})
+    return values
+
+
+def _has_stored(names: Iterable[Any]) -> bool:
+    """Return True if all names are texts, and one of them is no longer in use."""
+    texts = list(names)
+    return all(isinstance(text, str) for text in texts) and any(algorithm_of(text) != text for text in texts)
 
 
 def as_dataset(result: Any) -> xr.Dataset:
@@ -298,6 +343,9 @@ def _decode_fields(rest: dict[str, Any], take: Take) -> Any:
 def _rename_fields(values: dict[str, Any]) -> dict[str, Any]:
     """Rename the fields of a stored result of any version to their current names."""
     values.pop("interval_of", None)
+    if {"settings", "costs"} <= values.keys():  # of a RunsResult
+        values["scenarios"] = values.pop("settings")
+    values |= {name: rename_algorithms(values[name]) for name in _OF_ALGORITHMS & values.keys()}
     if values.pop("n_exchanges", 0):
         values["inference"] = "permutation"
     if values.get("outcome") is not None:

@@ -37,7 +37,7 @@ _REPLACED, _PARTIAL, REPEATED = "replaced-[0-9a-f]{8}", "partial-[0-9a-z_]{8}", 
 _LEFTOVER = re.compile(rf"\.({_REPLACED}|{_PARTIAL}|{REPEATED[1:]})$")
 
 
-def claim(
+def require_available(
     path: str | Path, command: str, *, resume: bool = False, overwrite: bool = False, hint: str = "Pass resume=True"
 ) -> None:
     """Raise an error if a command must not write to a path; all commands that write call it.

@@ -255,7 +255,7 @@ def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, An
         If the path exists.
     """
     path = Path(path)
-    origin.claim(path, attrs["command"])
+    origin.require_available(path, attrs["command"])
     folders = [parent for parent in path.absolute().parents if not parent.exists()]
     with origin.draft(path) as (folder, lock):
         lay_out(folder, groups, attrs)
@@ -284,7 +284,7 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
     from fedstat.store.files import CODED
 
     path = Path(path).resolve()
-    origin.claim(path, attrs["command"], overwrite=overwrite, hint="Pass overwrite=True")
+    origin.require_available(path, attrs["command"], overwrite=overwrite, hint="Pass overwrite=True")
     with origin.draft(path) as (folder, lock):
         _create_root(folder)
         names = {node.path: list(node.to_dataset(inherit=node is result).variables) for node in result.subtree}
@@ -366,7 +366,7 @@ def resume(
         If the run was started with other settings, or has damage that cannot be recomputed; the message names it.
     """
     path = Path(path)
-    origin.claim(path, command, resume=True)
+    origin.require_available(path, command, resume=True)
     ended = "ended" in origin.attributes(path)
     require_journal(path)
     if ended and not journal.find_leftovers(path) and not damage(path, checksums=True):

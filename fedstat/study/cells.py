@@ -69,6 +69,8 @@ class Study:
         Name of a step, for the progress bar.
     grows : tuple of str
         Settings that may get more values later.
+    rename : callable (settings) -> dict
+        Gives stored settings the names of messages; see :func:`fedstat.store.resume`.
     """
 
     title: str
@@ -82,6 +84,7 @@ class Study:
     steps: int = 1
     unit: str = "cell"
     grows: tuple[str, ...] = ()
+    rename: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
 
 
 def make(
@@ -142,7 +145,7 @@ def _open(study: Study, out: Path, resume: bool, device: str) -> Writer:
     store.settle(out)
     if resume and out.exists():
         _extend(study, out)
-        return store.resume(out, study.config, command=study.command)
+        return store.resume(out, study.config, command=study.command, rename=study.rename)
     groups = study.layout()
     attrs = store.provenance(
         study.title, study.config, command=study.command, device=device, references=study.references
@@ -154,7 +157,7 @@ def _extend(study: Study, out: Path) -> None:
     """Extend the store if the settings only add values to settings that may grow."""
     if not study.grows:
         return
-    store.claim(out, study.command, resume=True)
+    store.require_available(out, study.command, resume=True)
     growth = store.changed(out, study.config)
     if growth.keys() == {"rounds"}:
         raise ValueError(

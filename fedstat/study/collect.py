@@ -14,7 +14,7 @@ from fedstat._utils.lazy import pd
 from fedstat.fl import algorithms, custom
 from fedstat.fl.algorithm import About
 from fedstat.store import DamageError, open_run, reading, require_sound
-from fedstat.study import summary
+from fedstat.study import run_table
 from fedstat.study.run_settings import OF_AGGREGATOR
 
 
@@ -33,10 +33,10 @@ def origin(grid: Grid) -> list[str]:
     if (versions > 1).any():
         mixed = "; ".join(f"{scenario} by {n}" for scenario, n in versions[versions > 1].items())
         notes.append(f"runs of one setting were made by several versions of the code: {mixed}")
-    if few := summary.few(grid.table):
+    if short := run_table.short_runs(grid.table):
         notes.append(
-            f"fewer than {summary.WINDOW} rounds, so that averages over the last {summary.WINDOW} rounds are values of "
-            f"the last round, and best10, last10 and optimism are missing: {few}"
+            f"fewer than {run_table.WINDOW} rounds, so that averages over the last {run_table.WINDOW} rounds are "
+            f"values of the last round, and best10, last10 and optimism are missing: {short}"
         )
     commits = sorted({r for names in runs["revision"] for r in names if r})
     notes.append(f"commit {', '.join(commits)}" if commits else "commit unknown")
@@ -101,8 +101,8 @@ def ordered(names: Iterable[str]) -> list[str]:
 
     Examples
     --------
-    >>> ordered(["mine", "fedper", "fedavg-private-head", "fedavg"])
-    ['fedavg', 'fedavg-private-head', 'fedper', 'mine']
+    >>> ordered(["mine", "fedper", "fedavg-personal-head", "fedavg"])
+    ['fedavg', 'fedavg-personal-head', 'fedper', 'mine']
     """
     order = list(METHODS)
 
@@ -118,8 +118,8 @@ def title_of(method: str) -> str:
 
     Examples
     --------
-    >>> title_of("fedavg-private-head"), title_of("fedprox, mu=0.1"), title_of("mine")
-    ('FedAvg, private head', 'FedProx, mu=0.1', 'mine')
+    >>> title_of("fedavg-personal-head"), title_of("fedprox, mu=0.1"), title_of("mine")
+    ('FedAvg, personal head', 'FedProx, mu=0.1', 'mine')
     """
     name, _, variant = method.partition(", ")
     return about(name).title + (f", {variant}" if variant else "")
@@ -131,7 +131,7 @@ def in_order(grid: Grid) -> pd.DataFrame:
 
     def key(run: Mapping[Any, Any]) -> tuple[Any, ...]:
         config = grid.configs.get(run["scenario"], {})
-        settings = [summary.place(name, run[name], config) for name in SETTINGS]
+        settings = [run_table.place(name, run[name], config) for name in SETTINGS]
         return run["scenario"], methods.index(run["method"]), *settings, run["seed"]
 
     keys = [key(run) for run in grid.table.to_dict("records")]
@@ -165,7 +165,7 @@ def about(method: str) -> About:
     >>> about("fedper+").title, about("mine").title
     ('FedPer+', 'mine')
     """
-    if custom.is_own(method):  # a stored run names it, and reading must execute nothing
+    if custom.is_in_file(method):  # a stored run names it, and reading must execute nothing
         return About(custom.short(method))
     try:
         return algorithms.about(method)
@@ -195,7 +195,7 @@ class Grid(NamedTuple):
     Attributes
     ----------
     table : DataFrame
-        One row of :func:`fedstat.study.summary.row` per finished run, and ``path``, the path of its store.
+        One row of :func:`fedstat.study.run_table.row` per finished run, and ``path``, the path of its store.
     unfinished : tuple of str
         Paths of unfinished runs, which are not in the table.
     configs : mapping from scenario to dict
@@ -238,8 +238,8 @@ def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = 
             continue
         try:
             with reading(path):
-                rows.append(summary.row(run) | {"path": str(path)})
-                configs.append(summary.config_of(run))
+                rows.append(run_table.row(run) | {"path": str(path)})
+                configs.append(run_table.config_of(run))
         except ValueError as error:
             require_sound(path, checksums=True)  # damage explains more than this error
             if isinstance(error, DamageError):

@@ -14,12 +14,12 @@ from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled import compare
 from fedstat.results import ComparisonResult
-from fedstat.results.base import WIDTH, Caution, aligned, line
+from fedstat.results.base import WIDTH, Caution, aligned, few, line
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import difference
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.study.collect import OF_METHOD, Grid, ordered, origin, stores
-from fedstat.study.summary import choose, config_of, few, row, words
+from fedstat.study.run_table import choose, config_of, row, short_runs, words
 
 
 def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
@@ -46,7 +46,7 @@ def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
 
 
 def against(rows: pd.DataFrame, value: str, reference: str, *, level: float = 0.95) -> ComparisonResult:
-    """Compare methods within seeds of one setting; without the reference, return means alone."""
+    """Compare methods within seeds of one scenario; without the reference, return means alone."""
     if reference in set(rows["method"]):
         return compare(rows, reference=reference, value=value, level=level)
     alone = compare(rows, reference=str(rows["method"].iloc[0]), value=value, level=level)
@@ -61,10 +61,8 @@ OF_TRAINING = (
 )  # fmt: skip
 """Settings besides a method's own by which its runs on the same data are told apart."""
 
-_FEW_SEEDS = 5
-
 COSTS = ("q10", "bytes_up", "bytes_down", "seconds")
-"""Columns of :func:`fedstat.study.summary.row` that stand beside the accuracy, means over seeds."""
+"""Columns of :func:`fedstat.study.run_table.row` that stand beside the accuracy, means over seeds."""
 
 Runs: TypeAlias = "str | Path | xr.DataTree | Iterable[str | Path | xr.DataTree]"
 
@@ -73,15 +71,15 @@ Runs: TypeAlias = "str | Path | xr.DataTree | Iterable[str | Path | xr.DataTree]
 class RunsResult(ComparisonResult):
     """Runs compared within seeds, as :func:`fedstat.study.compare_runs` returns it.
 
-    ``table`` and the other fields of :class:`fedstat.results.ComparisonResult` are over all settings of the data:
-    differences are means over these settings within each seed, and ``n`` is the number of seeds that all settings have.
+    ``table`` and the other fields of :class:`fedstat.results.ComparisonResult` are over all scenarios: differences
+    are means over scenarios within each seed, and ``n`` is the number of seeds that all scenarios have.
 
     Attributes
     ----------
     accuracy : str
         What is compared, in words.
-    settings : mapping from str to ComparisonResult
-        The comparison in each setting of the data, within seeds.
+    scenarios : mapping from str to ComparisonResult
+        The comparison in each scenario, within seeds.
     costs : DataFrame
         One row per scenario and method, means over seeds: ``scenario``, ``method``, ``n`` (seeds); ``q10``, accuracy
         that a tenth of the clients stay below; ``bytes_up``, ``bytes_down``, sums over all rounds and clients;
@@ -89,7 +87,7 @@ class RunsResult(ComparisonResult):
     """
 
     accuracy: str
-    settings: Mapping[str, ComparisonResult]
+    scenarios: Mapping[str, ComparisonResult]
     costs: pd.DataFrame
 
     def __repr__(self) -> str:
@@ -98,29 +96,26 @@ class RunsResult(ComparisonResult):
             f"difference from {self.reference} within seeds [{100 * self.level:g} %, all rows of a block together];\n"
             "10 % below: accuracy that a tenth of the clients stay below; sent: up and down, in all rounds"
         )
-        parts = [head, *(self._block(name, comparison) for name, comparison in self.settings.items())]
-        if len(self.settings) > 1 and self.table["difference"].notna().any():
+        parts = [head, *(self._block(name, comparison) for name, comparison in self.scenarios.items())]
+        if len(self.scenarios) > 1 and self.table["difference"].notna().any():
             rows = [
                 {"": x["method"], "difference": _difference(x, self.reference), "seeds": str(x["n"] or "")}
                 for x in self.table.to_dict("records")
             ]
-            parts.append(f"these settings (means within each seed)\n{aligned(pd.DataFrame(rows))}")
+            parts.append(f"all scenarios (means within each seed)\n{aligned(pd.DataFrame(rows))}")
         cautions = "\n".join(map(str, self.cautions()))
         return "\n".join(map(line, "\n\n".join(filter(None, [*parts, cautions])).split("\n")))
 
     def cautions(self) -> list[Caution]:
         """Return a caution if there are few seeds."""
-        seeds = [int(comparison.table["n_values"].max()) for comparison in self.settings.values()]
+        seeds = [int(comparison.table["n_values"].max()) for comparison in self.scenarios.values()]
         if max(seeds) == 1:
             return [Caution("One seed", "one seed: differences between methods have no interval, and may be chance")]
-        if min(seeds) < _FEW_SEEDS:
-            text = f"{min(seeds)} seeds: intervals rest on few degrees of freedom, and on normal differences"
-            return [Caution("Few seeds", text)]
-        return []
+        return few(min(seeds), "seed")
 
-    def _block(self, setting: str, comparison: ComparisonResult) -> str:
-        """Return the print of one setting."""
-        costs: dict[Any, Any] = self.costs[self.costs["scenario"] == setting].set_index("method").to_dict("index")
+    def _block(self, scenario: str, comparison: ComparisonResult) -> str:
+        """Return the print of one scenario."""
+        costs: dict[Any, Any] = self.costs[self.costs["scenario"] == scenario].set_index("method").to_dict("index")
         seeds = dict.fromkeys(comparison.table["n_values"])
         several = len(seeds) > 1
         rows = [
@@ -137,9 +132,9 @@ class RunsResult(ComparisonResult):
         ]
         n = next(iter(seeds))
         if several:
-            setting += "\nmethods lack seeds: each difference is over the seeds of both"
+            scenario += "\nmethods lack seeds: each difference is over the seeds of both"
         n_seeds = "" if several else f" ({n} seed{'s' if n > 1 else ''})"
-        return f"{setting}{n_seeds}\n{aligned(pd.DataFrame(rows))}"
+        return f"{scenario}{n_seeds}\n{aligned(pd.DataFrame(rows))}"
 
     def summary(self) -> str:
         """Return the comparison, notes on skipped runs, and the origin of the numbers."""
@@ -165,7 +160,7 @@ def compare_runs(
     reference : str, optional
         Label that the others are compared with; by default "fedavg" if it is there, else the first.
     rule : {"last10", "final", "best10", "validated"}, optional
-        Rounds whose accuracy is compared, see :data:`fedstat.study.summary.RULES`. By default last10, which chooses
+        Rounds whose accuracy is compared, see :data:`fedstat.study.run_table.RULES`. By default last10, which chooses
         nothing; final if a run has fewer than ten rounds.
     level : float in (0, 1)
         Confidence level of the intervals.
@@ -181,7 +176,7 @@ def compare_runs(
     FileNotFoundError
         If there is no run.
     ValueError
-        If none is finished, two have the same label, setting and seed, or runs of one setting and seed have different
+        If none is finished, two have the same label, scenario and seed, or runs of one scenario and seed have different
         data; if the reference is not among the labels.
 
     Examples
@@ -209,23 +204,23 @@ def compare_runs(
     table = pd.DataFrame([run.row | {"method": names[i]} for i, run in enumerate(finished)])
     table = table.iloc[sorted(range(len(table)), key=lambda i: (labels.index(names[i]), finished[i].seed))]
     _require_distinct(table)
-    rule = choose(table, rule or ("final" if few(table) else "last10"))
-    settings = {
+    rule = choose(table, rule or ("final" if short_runs(table) else "last10"))
+    by_scenario = {
         str(scenario): against(rows, rule, reference, level=level)
         for scenario, rows in table.groupby("scenario", sort=False)
     }
-    if len(settings) == 1:
-        over = next(iter(settings.values()))
+    if len(by_scenario) == 1:
+        over = next(iter(by_scenario.values()))
     else:
         within, sample = ["scenario", "seed"], "seed"
         over = compare(table, reference=reference, value=rule, block=within, sample=sample, level=level)
-    configs = {name: next(run.config for run in finished if run.setting == name) for name in settings}
-    notes = [f"{name}: {note}" for name, comparison in settings.items() for note in comparison.notes]
+    configs = {name: next(run.config for run in finished if run.scenario == name) for name in by_scenario}
+    notes = [f"{name}: {note}" for name, comparison in by_scenario.items() for note in comparison.notes]
     table_fields = {field.name: getattr(over, field.name) for field in fields(over)}
     return RunsResult(
         **table_fields | {"notes": (*notes, *origin(Grid(table, tuple(unfinished), configs)))},
         accuracy=words(rule, table) or rule,
-        settings=settings,
+        scenarios=by_scenario,
         costs=_costs(table),
     )
 
@@ -239,7 +234,7 @@ class _Run(NamedTuple):
     config: dict[str, Any]
 
     @property
-    def setting(self) -> str:
+    def scenario(self) -> str:
         return str(self.row["scenario"])
 
     @property
@@ -287,10 +282,10 @@ def _iterate_runs(group: Any) -> Iterator[str | Path | xr.DataTree]:
 
 
 def _require_same_data(runs: list[_Run]) -> None:
-    """Raise ValueError, with the differing settings, if runs of one setting and seed have different samples."""
+    """Raise ValueError, with the differing settings, if runs of one scenario and seed have different samples."""
     first: dict[tuple[str, int], _Run] = {}
     for run in runs:
-        other = first.setdefault((run.setting, run.seed), run)
+        other = first.setdefault((run.scenario, run.seed), run)
         if run.config.get("data_digest") != other.config.get("data_digest"):
             noted = {**other.config, **run.config}
             of_data = [k for k in noted if k not in ("algorithm", "algorithm_settings", "data_digest", *OF_TRAINING)]
@@ -298,7 +293,7 @@ def _require_same_data(runs: list[_Run]) -> None:
             raise ValueError(
                 f"{other.where} and {run.where} have the seed {run.seed} but other samples (they differ in "
                 f"{', '.join(differ) or 'no setting that is noted'}), so that differences within seeds would not be "
-                "those of the methods. Compare runs of the same data, or give settings of data labels of their own."
+                "those of the methods. Compare runs of the same data, or give each data set another scenario."
             )
 
 
@@ -316,12 +311,12 @@ def _label_runs(runs: list[_Run]) -> dict[int, str]:
 
 
 def _find_differing(runs: list[_Run]) -> list[str]:
-    """Return settings of a method that have several values in one setting of the data."""
+    """Return settings of a method that have several values in one scenario."""
     values_by_name: dict[tuple[str, str], set[str]] = {}
     names = list(dict.fromkeys(name for run in runs for name in _settings(run)))
     for run in runs:
         for name in names:
-            values_by_name.setdefault((run.setting, name), set()).add(json.dumps(_settings(run).get(name)))
+            values_by_name.setdefault((run.scenario, name), set()).add(json.dumps(_settings(run).get(name)))
     return [n for n in names if any(len(values) > 1 for (_, name), values in values_by_name.items() if name == n)]
 
 

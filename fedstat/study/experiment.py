@@ -77,7 +77,7 @@ def run(
 
 def files(settings: Settings) -> dict[str, dict[str, str]]:
     """Return names and digests of the user's files in the settings; a run with other files cannot be continued."""
-    described = {"algorithm_file": custom.noted(settings.algorithm)} if custom.is_own(settings.algorithm) else {}
+    described = {"algorithm_file": custom.noted(settings.algorithm)} if custom.is_in_file(settings.algorithm) else {}
     data, _ = federation.source_of(settings.data)
     if arrays.is_arrays(data):
         described[DATA_FILE] = {"name": custom.short(data), "sha256": arrays.digest(data)}

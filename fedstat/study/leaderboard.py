@@ -21,11 +21,12 @@ from fedstat.fl.stored import profile
 from fedstat.fl.stored_names import from_stored
 from fedstat.stats.ranking import Friedman, friedman
 from fedstat.store import open_run
-from fedstat.study import experiment, grid, run_settings, summary
+from fedstat.store.encoding import algorithm_of
+from fedstat.study import experiment, grid, run_settings, run_table
 from fedstat.study.collect import Grid, about, ordered
 from fedstat.study.compare import against_zero
 from fedstat.study.run_settings import Settings
-from fedstat.study.summary import config_of, weighted
+from fedstat.study.run_table import config_of, weighted
 
 _NOT_OF_TRAINING = ("prediction_rules", "probe", "ablation", "checkpoints", "keep_weights")
 
@@ -154,7 +155,7 @@ def chosen_rates(grid: Grid, seeds: Sequence[int]) -> Grid:
         is_complete = tuning_runs.groupby("lr")["seed"].nunique() == len(set(seeds))
         candidates = tuning_runs[tuning_runs["lr"].isin(is_complete.index[is_complete])]
         if len(candidates):
-            rate = summary.chosen(candidates, "lr", {})
+            rate = run_table.chosen(candidates, "lr", {})
             selected.append(runs[runs["lr"] == rate])
     if not selected:
         raise ValueError(f"no method has finished runs for all tuning seeds: {', '.join(map(str, seeds))}. Run them.")
@@ -201,8 +202,8 @@ def state_bytes(path: str | Path) -> int:
 
 
 def _measure_run(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd.DataFrame]:
-    config, metrics = summary.config_of(run), run["metrics"].to_dataset()
-    course = summary.curve(run, "accuracy").merge(summary.curve(run, "validation_accuracy"), on="round")
+    config, metrics = run_table.config_of(run), run["metrics"].to_dataset()
+    course = run_table.curve(run, "accuracy").merge(run_table.curve(run, "validation_accuracy"), on="round")
     if course.empty:
         raise ValueError(
             f"{path} has no validation accuracy, which selects the round. Run with validation_fraction > 0."
@@ -231,7 +232,7 @@ def _measure_unseen(run: xr.DataTree, method: str) -> dict[str, Any]:
     """Return the accuracy on unseen clients by the first prediction rule of the method that was measured."""
     if "new" not in run.children:
         return {"new": math.nan, "new_rule": ""}
-    accuracy = summary.new_clients(run)
+    accuracy = run_table.new_clients(run)
     rule = next((rule for rule in about(method).new_clients if rule in accuracy["rule"].values), "")
     return {"new": float(accuracy.sel(rule=rule)) if rule else math.nan, "new_rule": rule}
 
@@ -461,7 +462,7 @@ def scores(run: xr.DataTree) -> pd.DataFrame:
     values = [metrics["accuracy"].isel(round=[-1]).transpose("round", "client").to_numpy()]
     if "readouts" in run.children:
         by_rule = run["readouts"].to_dataset()["accuracy"]
-        names += [str(name) for name in by_rule["readout"].values]
+        names += [algorithm_of(str(name)) for name in by_rule["readout"].values]
         values.append(by_rule.transpose("readout", "client").to_numpy())
     accuracy = weighted(np.concatenate(values).astype(np.float64), metrics["n_test"].to_numpy().astype(np.float64))
     return pd.DataFrame({"method": names, "accuracy": accuracy})
@@ -472,7 +473,8 @@ def steps(run: xr.DataTree) -> pd.DataFrame:
     names = ["readout", "layer", "step"]
     if "readouts" not in run.children:
         return pd.DataFrame(columns=names)
-    return run["readouts"].to_dataset()["step"].astype(float).mean("client").to_dataframe().reset_index()[names]
+    table = run["readouts"].to_dataset()["step"].astype(float).mean("client").to_dataframe().reset_index()[names]
+    return table.assign(readout=table["readout"].map(algorithm_of))
 
 
 def shares(run: xr.DataTree) -> pd.DataFrame:

@@ -17,7 +17,8 @@ from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.stored import profile
 from fedstat.results import base
 from fedstat.results.tables import count, megabytes, number, p_equals
-from fedstat.study import summary
+from fedstat.store.encoding import algorithm_of
+from fedstat.study import run_table
 from fedstat.study.collect import title_of
 
 MEAN = weighted_mean().name
@@ -25,7 +26,7 @@ MEAN = weighted_mean().name
 
 def line(run: xr.DataTree) -> str:
     """Summarize a run in half a line, for the log of a grid."""
-    row = summary.row(run)
+    row = run_table.row(run)
     if not math.isfinite(row["last10"]):
         return f"test accuracy {row['final']:.4f} (last round), {row['seconds']:.2f} s per round"
     best = f", best 10 rounds {row['best10']:.4f}" if math.isfinite(row["best10"]) else ""
@@ -38,7 +39,7 @@ def report(run: xr.DataTree) -> str:
     It holds sizes, accuracy over clients, communication, the groups of units in every split layer, and the results of
     probes.
     """
-    row = summary.row(run)
+    row = run_table.row(run)
     lines = [*_sizes(run, row), *_accuracies(run, row), *_costs(row), *_splits(run, int(row["rounds"]))]
     blocks = {
         "choice": _choice,
@@ -52,7 +53,7 @@ def report(run: xr.DataTree) -> str:
 
 
 def _sizes(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
-    config, metrics = summary.config_of(run), run["metrics"].to_dataset()
+    config, metrics = run_table.config_of(run), run["metrics"].to_dataset()
     scenario = re.sub(
         r"\bdirichlet:([\d.]+)", r"Dirichlet(\1)", str(config.get("scenario") or config.get("data") or "")
     )
@@ -89,7 +90,7 @@ def _aggregation(config: Mapping[str, Any], metrics: xr.Dataset) -> list[str]:
 
 
 def _accuracies(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
-    rounds, n_averaged = int(row["rounds"]), summary.span(int(row["rounds"]))
+    rounds, n_averaged = int(row["rounds"]), run_table.span(int(row["rounds"]))
     window = f"rounds {rounds - n_averaged + 1} to {rounds}" if n_averaged > 1 else f"round {rounds}"
     mean = f"mean of {window}" if n_averaged > 1 else window
     evaluated = run["metrics/accuracy"].dropna("round", how="all")["round"].to_numpy()
@@ -101,7 +102,7 @@ def _accuracies(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
         "before": f"selected clients before aggregation, {mean}",
     }
     over_clients = f"mean {row['unweighted']:.3f}, SD {number(row['spread'], 3)}, 10% quantile {row['q10']:.3f}"
-    few = f"Means are over evaluated rounds only: {row['evaluated']} of the last {summary.WINDOW}"
+    few = f"Means are over evaluated rounds only: {row['evaluated']} of the last {run_table.WINDOW}"
     return [
         "Test accuracy of client models, weighted by test samples",
         *(f"  {row[name]:.3f}  {text}" for name, text in rules.items() if not math.isnan(row[name])),
@@ -123,7 +124,7 @@ def _costs(row: Mapping[str, Any]) -> list[str]:
 
 def _splits(run: xr.DataTree, rounds: int) -> list[str]:
     """Return a row for every split layer."""
-    states = summary.states(run)
+    states = run_table.states(run)
     if states.empty:
         return []
     cells = [
@@ -132,7 +133,7 @@ def _splits(run: xr.DataTree, rounds: int) -> list[str]:
             ["layer", "shared", "units", "n_factors", "stable", "converged"]
         ].itertuples(index=False)
     ]
-    last = f"last {min(summary.WINDOW, rounds)}"
+    last = f"last {min(run_table.WINDOW, rounds)}"
     return [
         *base.columns([("Split", "shared", "factors", "unchanged", "converged"), *cells], n_right=4, indent=""),
         f"unchanged: proportion of units in the same group one round later ({last})",
@@ -180,10 +181,10 @@ def _finetunings(settings: Mapping[str, Any]) -> list[str]:
 def _reliability(run: xr.DataTree) -> list[str]:
     """Return the reliability of client differences by layer, over the last rounds."""
     probe, metrics = run["probe"].to_dataset(), run["metrics"]
-    last = min(summary.WINDOW, metrics.sizes["round"])
+    last = min(run_table.WINDOW, metrics.sizes["round"])
     if not np.isfinite(probe["between"]).any():
         return ["Split-half training: no estimate, because clients share no parameters"]
-    table = profile(run, window=summary.WINDOW)
+    table = profile(run, window=run_table.WINDOW)
     columns = ["layer", "reliability", "conf_low", "conf_high", "p_value"]
     is_probed = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
     n_samples = [probe["n_train"].to_numpy()[clients] for clients in is_probed if clients.any()]
@@ -222,7 +223,8 @@ def _prediction_rules(run: xr.DataTree) -> list[str]:
     return [
         "Other prediction rules, test accuracy after the last round",
         *(
-            f"  {x.item():.3f}  {x['readout'].item()} (B: {_step_of(readouts['step'].sel(readout=x['readout']))})"
+            f"  {x.item():.3f}  {algorithm_of(x['readout'].item())} "
+            f"(B: {_step_of(readouts['step'].sel(readout=x['readout']))})"
             for x in accuracy
         ),
     ]
@@ -237,7 +239,7 @@ def _step_of(step: xr.DataArray) -> str:
 
 
 def _unseen_clients(run: xr.DataTree) -> list[str]:
-    by_rule = summary.new_clients(run)
+    by_rule = run_table.new_clients(run)
     accuracies = ", ".join(f"{x['rule'].item().replace('_', ' ')} {x.item():.3f}" for x in by_rule)
     comment = run["new/accuracy"].attrs.get("comment")
     clients = count(run["new"].sizes["client"], "unseen client")
@@ -245,7 +247,7 @@ def _unseen_clients(run: xr.DataTree) -> list[str]:
 
 
 def _ablation(run: xr.DataTree) -> list[str]:
-    by_part = summary.ablated(run).transpose("part", "draw")
+    by_part = run_table.ablated(run).transpose("part", "draw")
     parts, accuracy = by_part["part"].to_numpy(), by_part.to_numpy()
     if np.ptp(accuracy) == 0:
         return ["Random values replaced no unit: no layer has both shared and personal units"]

@@ -234,7 +234,7 @@ class Settings:
         "fedfac-dynamic",
         "method",
         f"algorithm: {', '.join(named())}; a suffix modifies it: + (fine-tuned), -shrunken, -low-rank or "
-        "-private-head, which + or -shrunken may follow; or path/to/file.py:name, a function that makes an Algorithm "
+        "-personal-head, which + or -shrunken may follow; or path/to/file.py:name, a function that makes an Algorithm "
         "and whose arguments become options",
     )
     options: tuple[str, ...] = setting((), "method", "settings of the algorithm and of its suffix, such as by=client")
@@ -457,7 +457,7 @@ def names(more: Iterable[Any] = ()) -> list[str]:
 
     ``more`` names users' algorithms; other names in it are ignored.
     """
-    all_algorithms = [*algorithms.ALGORITHMS, *(name for name in more if custom.is_own(name))]
+    all_algorithms = [*algorithms.ALGORITHMS, *(name for name in more if custom.is_in_file(name))]
     special = [name for algorithm in all_algorithms for name in algorithms.settings_of(algorithm)]
     return list(dict.fromkeys([*(field.name for field in fields(Settings)), *special]))
 

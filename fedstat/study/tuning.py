@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedstat import store
 from fedstat._utils.lazy import pd
 from fedstat.fl.algorithms import settings_of
-from fedstat.study import federation, grid, summary
+from fedstat.study import federation, grid, run_table
 from fedstat.study.collect import OF_METHOD
 from fedstat.study.run_settings import Settings
 
@@ -32,7 +32,7 @@ class Step(NamedTuple):
         of any round, and its ``std_error`` over seeds; ``accuracy``, test accuracy in the same rounds, which is shown
         but not used; ``chosen``. NaN for a candidate of which a run diverged: it is not chosen.
     settings : tuple of Settings
-        Of each data set, with the candidate that :func:`fedstat.study.summary.chosen` selects.
+        Of each data set, with the candidate that :func:`fedstat.study.run_table.chosen` selects.
     """
 
     name: str
@@ -212,9 +212,9 @@ def _table(
     complete = [candidate for candidate in tried if all(run in paths for run in runs_of([candidate], seeds))]
     runs = runs_of(complete, seeds)
     trees = [store.open_run(paths[run]) for run in runs]
-    rows = pd.DataFrame(map(summary.row, trees)).assign(value=[_shown(name, run) for run in runs])
+    rows = pd.DataFrame(map(run_table.row, trees)).assign(value=[_shown(name, run) for run in runs])
     by = name if name in rows else "value"
-    rows["chosen"] = rows[by] == summary.chosen(rows, by, json.loads(trees[0].attrs["config"]))
+    rows["chosen"] = rows[by] == run_table.chosen(rows, by, json.loads(trees[0].attrs["config"]))
     means = rows.groupby(["value", "seed"], sort=False)[["validation", "validated", "chosen"]].mean()
     table = means.groupby("value", sort=False).agg(
         validation=("validation", "mean"),

@@ -12,7 +12,7 @@ from scipy import stats
 from scripts import ROOT, load
 
 import fedstat
-from fedstat.study import collect, summary
+from fedstat.study import collect, run_table
 
 SCRIPT = load("analysis/fedfac/decomposition.py")
 checks = SCRIPT.checks
@@ -29,13 +29,13 @@ def alike():
 
 def test_states_say_when_a_split_settled(tmp_path):
     path = write(tmp_path / "a.zarr", algorithm="fedfac-dynamic", weights=True)
-    row = summary.states(fedstat.open_run(path)).iloc[0]
+    row = run_table.states(fedstat.open_run(path)).iloc[0]
     assert row["layer"] == "conv1"
     assert (row["shared"] / row["units"], row["stable"], row["agreement"], row["n_factors"]) == (0.5, 1.0, 1.0, 3)
     assert_allclose(row["converged"], 23 / 24)
     early = write(tmp_path / "b.zarr", algorithm="fedfac-dynamic", weights=True, rounds=4)
-    assert summary.states(fedstat.open_run(early)).iloc[0]["stable"] == pytest.approx(2 / 3)
-    whole = summary.states(fedstat.open_run(write(tmp_path / "c.zarr", weights=True))).iloc[0]
+    assert run_table.states(fedstat.open_run(early)).iloc[0]["stable"] == pytest.approx(2 / 3)
+    whole = run_table.states(fedstat.open_run(write(tmp_path / "c.zarr", weights=True))).iloc[0]
     assert whole["shared"] == whole["units"], "a layer that was analysed is shown though it is shared whole"
 
 

@@ -15,7 +15,7 @@ from scripts import ROOT, load
 from fedstat import open_run
 from fedstat._utils.settings import read_toml
 from fedstat.attack.experiment import leakage
-from fedstat.study import collect, experiment, summary
+from fedstat.study import collect, experiment, run_table
 from fedstat.study.grid import cells, of_study, run_all
 from fedstat.study.run_settings import Settings
 
@@ -143,7 +143,7 @@ def test_figures_of_the_policy_and_of_what_is_sent(tmp_path):
     drawn, _ = load("paper_figs/fedcp_fig6.py").draw(grid)
     for ax, name in zip(drawn.axes, ("train_loss", "accuracy", "accuracy_before"), strict=True):
         expected = [
-            summary.curve(open_run(paths[method]), name)[name].tolist() for method in ("fedavg", "fedcp", "local")
+            run_table.curve(open_run(paths[method]), name)[name].tolist() for method in ("fedavg", "fedcp", "local")
         ]
         drawn_as = [list(line.get_ydata()) for line in ax.lines if len(line.get_xdata()) == 2]
         assert all(curve in drawn_as for curve in expected), name

@@ -76,7 +76,7 @@ def is_personal(name):
 
 
 def additive():
-    """Private BA for two epochs, then σ for one; σ and all else are averaged."""
+    """Personal BA for two epochs, then σ for one; σ and all else are averaged."""
     return Algorithm(
         "additive",
         lambda start: SharedMask({name: torch.tensor(not is_personal(name)) for name in start.net.shapes}),
@@ -251,9 +251,9 @@ def test_units_split_factors_that_have_units_and_no_others():
     assert net.undivided == ("fc1.a", "fc2.a")
     with pytest.raises(ValueError, match=r"layer 'fc1' cannot be split by unit: 'fc1.a', of shape \(2, 6\)"):
         masks.units(net, {"fc1": flags}, CPU)
-    private = masks.private_layers(net, ["fc1"], CPU)
-    assert [name for name, mask in private.items() if not mask.any()] == [n for n in net.shapes if n.startswith("fc1")]
-    assert masks.shared_units(net, private, "fc2").all()
+    mask = masks.share_all_but(net, ["fc1"], CPU)
+    assert [name for name, shared in mask.items() if not shared.any()] == [n for n in net.shapes if n.startswith("fc1")]
+    assert masks.shared_units(net, mask, "fc2").all()
     rows = composed(
         nets.mlp(SIZES),
         {

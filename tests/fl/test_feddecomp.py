@@ -49,9 +49,9 @@ def of_images(algorithm, name, **options):
 
 
 def plain(j, module, one, rounds, *, alternating=True, reverse=False, shared=None):
-    private = (lambda n: not is_personal(n)) if reverse else is_personal
-    two = ({"epochs": 2, "is_trainable": private}, {"epochs": 1, "is_trainable": lambda n: not private(n)})
-    shared = shared or (lambda n: not private(n))
+    personal = (lambda n: not is_personal(n)) if reverse else is_personal
+    two = ({"epochs": 2, "is_trainable": personal}, {"epochs": 1, "is_trainable": lambda n: not personal(n)})
+    shared = shared or (lambda n: not personal(n))
     theirs, accuracy = plain_loop.run(
         j, module, one, rounds=rounds,
         shared=lambda trained, _: {n: np.asarray(shared(n)) for n in trained},

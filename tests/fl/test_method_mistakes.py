@@ -157,12 +157,12 @@ def test_new_clients_receive_under_what_all_clients_share():
     assert {"fc1.weight": (1, 1), "fc1.bias": (1,), "fc2.weight": (1, 1), "fc2.bias": (1,)} in seen  # no row is theirs
 
 
-def test_private_heads_are_neither_sent_nor_received():
+def test_personal_heads_are_neither_sent_nor_received():
     def average(r):
         return {name: (p + r.global_params[name]) / 2 for name, p in r.client_params.items()}
 
     made = [
-        algorithms.private_head(toy(on_download=average, encode=lambda up: {n: p / 2 for n, p in up.after.items()}))
+        algorithms.personal_head(toy(on_download=average, encode=lambda up: {n: p / 2 for n, p in up.after.items()}))
     ]
     made.append(algorithms.fedper())
     (mixed, plain) = (run(job(one, **HALF), 1) for one in made)

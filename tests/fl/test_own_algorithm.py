@@ -151,7 +151,7 @@ def shares(mask):
      r"penalty.* asks for 'fc1.wieght', but the network has .*Did you mean 'fc1.weight'"),
     (toy(phases=(Phase(penalty=lambda p, _: p["fc1.weight"]),)), r"one number for each client, of shape \(2,\)"),
     (toy(phases=(Phase(penalty=lambda p, _: torch.zeros(len(p["fc1.weight"]))),)), "not depend on trained parameters"),
-    (shares(lambda s: masks.private_layers(s.net, ["fc3"], s.device)), "'fc3'.*Did you mean 'fc"),
+    (shares(lambda s: masks.share_all_but(s.net, ["fc3"], s.device)), "'fc3'.*Did you mean 'fc"),
     (shares(lambda _: {"fc1.wieght": torch.tensor(True)}), "masks of .'fc1.wieght'.*Did you mean 'fc1.weight'"),
     (shares(lambda _: {"fc1.weight": torch.tensor(True)}),
      r"no mask of 'fc1.bias', of shape \(10,\) \(nor of 'fc2.weight', 'fc2.bias'\).*Begin with masks.share_all"),

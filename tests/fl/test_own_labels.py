@@ -11,21 +11,21 @@ from algorithm_jobs import SIZES, assert_equal, dataset, job, make, models
 from fedstat.data import partition
 from fedstat.fl import algorithms, masks, nets, prepare, train
 from fedstat.fl.algorithm import SharedMask
-from fedstat.fl.algorithms import ALGORITHMS, finetuned, named, private_head
+from fedstat.fl.algorithms import ALGORITHMS, finetuned, named, personal_head
 from fedstat.study import experiment
 from fedstat.study.run_settings import Settings
 
-PRIVATE = ("local", "fedper", "fedrep", "factorized-fl-alpha", "factorized-fl-beta")
+PERSONAL_HEAD = ("local", "fedper", "fedrep", "factorized-fl-alpha", "factorized-fl-beta")
 NET = nets.mlp(SIZES)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_method_shares_an_output_layer_and_each_says_what_to_take_instead(name):
-    if name not in PRIVATE:
+    if name not in PERSONAL_HEAD:
         entries = rf"method '{name}'.* shares entries of '(\w*fc2|global)\.(weight|x1)'"
         with pytest.raises(ValueError, match=entries.replace("+", r"\+")):
             trainer.start(job(make(name), own_labels=True))
-    wrapped = private_head(make(name))
+    wrapped = personal_head(make(name))
     assert algorithms.constructor(wrapped.name), "the name that the message gives is one of the command line"
     trainer.start(job(wrapped, own_labels=True))
 
@@ -35,7 +35,7 @@ def test_a_sharing_that_would_come_to_share_an_output_layer_is_refused_before_an
         return SharedMask(masks.share_all(up.net, torch.device("cpu")))
 
     j = job(algorithms.fedper()._replace(name="later", update_mask=later), own_labels=True)
-    with pytest.raises(ValueError, match=r"'later': update_mask\(context\) shares .* by name 'later-private-head'"):
+    with pytest.raises(ValueError, match=r"'later': update_mask\(context\) shares .* by name 'later-personal-head'"):
         trainer.step(j, trainer.start(j))
 
 
@@ -43,7 +43,7 @@ def test_one_entry_of_one_clients_output_layer_is_too_much():
     def one(start):
         everyone = torch.zeros(6, *NET.shapes["fc2.weight"], dtype=torch.bool)
         everyone[4, 2, 7] = True
-        return SharedMask(masks.private_layers(start.net, ["fc2"], start.device) | {"fc2.weight": everyone})
+        return SharedMask(masks.share_all_but(start.net, ["fc2"], start.device) | {"fc2.weight": everyone})
 
     mixed = algorithms.fedavg()._replace(init_mask=one, mixing_weights=lambda up: torch.eye(len(up.clients)))
     with pytest.raises(ValueError, match=r"entries of 'fc2\.weight'"):
@@ -52,16 +52,16 @@ def test_one_entry_of_one_clients_output_layer_is_too_much():
 
 
 @pytest.mark.parametrize("end", algorithms.PREDICTION_RULES)
-def test_the_private_head_comes_before_how_clients_predict_and_the_order_of_wrapping_makes_no_difference(end):
+def test_the_personal_head_comes_before_how_clients_predict_and_the_order_of_wrapping_makes_no_difference(end):
     wrap = algorithms.WRAPPERS[end]
-    by_name = named(f"fedprox-private-head{end}", mu=0.7)
-    either = wrap(private_head(algorithms.fedprox(mu=0.7))), private_head(wrap(algorithms.fedprox(mu=0.7)))
-    assert by_name.name == either[0].name == either[1].name == f"fedprox-private-head{end}"
+    by_name = named(f"fedprox-personal-head{end}", mu=0.7)
+    either = wrap(personal_head(algorithms.fedprox(mu=0.7))), personal_head(wrap(algorithms.fedprox(mu=0.7)))
+    assert by_name.name == either[0].name == either[1].name == f"fedprox-personal-head{end}"
     assert next(iter(algorithms.settings_of(by_name.name))) == "mu"
     for one in either:
         assert_equal(models(job(by_name)), models(job(one)))
         assert one.finetune == by_name.finetune
-    for wrong in (f"fedprox{end}-private-head", f"fedprox-private-head{end}{end}"):
+    for wrong in (f"fedprox{end}-personal-head", f"fedprox-personal-head{end}{end}"):
         with pytest.raises(ValueError, match="algorithm must be one of"):
             named(wrong)
 
@@ -101,12 +101,12 @@ def test_labels_differ_where_a_label_has_two_classes_or_a_class_two_labels():
     assert prepare.labels_differ(one, known), "new clients count too"
     train(one, NET, algorithms.fedavg(), rounds=1)
     for data, new in ((theirs, None), (one, known)):
-        with pytest.raises(ValueError, match="'fedavg-private-head'"):
+        with pytest.raises(ValueError, match="'fedavg-personal-head'"):
             train(data, NET, algorithms.fedavg(), rounds=1, new=new)
 
 
 def test_a_refused_run_leaves_nothing_behind(tmp_path):
-    with pytest.raises(ValueError, match="by name 'fedavg-private-head'"):
+    with pytest.raises(ValueError, match="by name 'fedavg-personal-head'"):
         train(permuted()[1], NET, algorithms.fedavg(), rounds=1, out=tmp_path / "run.zarr")
     assert not list(tmp_path.iterdir())
 
@@ -114,7 +114,7 @@ def test_a_refused_run_leaves_nothing_behind(tmp_path):
 def test_rules_for_new_clients_that_predict_with_others_output_layers_are_left_out_with_a_note():
     known, theirs = permuted((9, 14, 6, 8))
     plain, own = (
-        train(fed, NET, private_head(finetuned(algorithms.fedavg())), rounds=2, new=new, lr=0.1)["new"]
+        train(fed, NET, personal_head(finetuned(algorithms.fedavg())), rounds=2, new=new, lr=0.1)["new"]
         for fed, new in (partition.hold_out(data, fraction=0.25) for data in (known, theirs))
     )
     assert plain["rule"].values.tolist() == ["global", "finetuned", "local_train", "ensemble"]

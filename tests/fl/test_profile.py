@@ -110,7 +110,7 @@ def test_the_report_and_the_figure_say_it(probed):
 
 
 def test_layers_of_a_clients_own_tell_nothing_and_are_left_out():
-    """Both halves of a private head start from what the client learnt before: even of equal clients it would be own."""
+    """Both halves of a personal head start from what the client learnt before: even equal clients would differ."""
     options = {
         "clients": 12,
         "participation": 1,

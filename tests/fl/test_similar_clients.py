@@ -15,7 +15,7 @@ from sklearn.cluster import AgglomerativeClustering
 
 from fedstat.fl import algorithms, communication_round, masks, nets, optim, scores, similarity, train
 from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
-from fedstat.fl.algorithms import fedfomo, named, private_head
+from fedstat.fl.algorithms import fedfomo, named, personal_head
 from fedstat.fl.algorithms.clustered_fl import _Rule
 
 NAMES = ("clustered-fl", "fedamp", "fedfomo")
@@ -220,8 +220,8 @@ def test_chosen_models_and_own_parts_are_evaluated_as_one_by_one():
         assert mixed[i, k] == pytest.approx(float(one[0]), abs=1e-6)
 
 
-def test_with_private_heads_others_models_are_weighed_with_the_own_head():
-    j = job(private_head(fedfomo(downloads=5)))
+def test_with_personal_heads_others_models_are_weighed_with_the_own_head():
+    j = job(personal_head(fedfomo(downloads=5)))
     state, done = trainer.run(j, run(j, 2))
     up, before = done.context, done.context.before
     x = {c: (j.validation.x[j.validation.start[c] : j.validation.start[c + 1]],

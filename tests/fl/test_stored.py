@@ -48,9 +48,9 @@ def wrapped(part, net):
     return composed(net, {name: part(shape) for name, shape in net.shapes.items() if name.endswith(".weight")})
 
 
-def additive(part=low_rank, private=(".a", ".b")):
-    """Private factors for two epochs, then the shared ones."""
-    own = lambda name: name.endswith(private)  # noqa: E731
+def additive(part=low_rank, personal=(".a", ".b")):
+    """Personal factors for two epochs, then the shared ones."""
+    own = lambda name: name.endswith(personal)  # noqa: E731
     return Algorithm(
         "additive",
         lambda start: SharedMask({name: torch.tensor(not own(name)) for name in start.net.shapes}),

@@ -21,7 +21,7 @@ from fedstat.fl.algorithms import ditto, fedavg, local, per_fedavg, pfedme
 from fedstat.fl.local_training import _Batch
 from fedstat.fl.probes import variants
 from fedstat.fl.sealed import sealed
-from fedstat.fl.wrappers.pair import is_own, pair, pair_loss
+from fedstat.fl.wrappers.pair import is_personal, pair, pair_loss
 
 EVEN = [16] * 6
 
@@ -243,8 +243,8 @@ def test_outputs_of_both_copies_stand_side_by_side_and_the_own_one_predicts():
 def test_only_the_global_copy_is_sent_and_only_the_own_one_kept(name):
     j = job(algorithms.named(name))
     state = run(j, 2)
-    assert {n for n, p in state.mask.shared.items() if bool(p.all())} == {n for n in j.net.shapes if not is_own(n)}
-    assert set(state.client_params.saved()) == {n for n in j.net.shapes if is_own(n)}
+    assert {n for n, p in state.mask.shared.items() if bool(p.all())} == {n for n in j.net.shapes if not is_personal(n)}
+    assert set(state.client_params.saved()) == {n for n in j.net.shapes if is_personal(n)}
     both = [
         trainer.measured(k, run(k, 1), evaluated=False)[1] for k in (replace(j, track=True), job(fedavg(), track=True))
     ]
@@ -252,7 +252,7 @@ def test_only_the_global_copy_is_sent_and_only_the_own_one_kept(name):
         assert both[0][way] == both[1][way] > 0
 
 
-@pytest.mark.parametrize("end", ["+", "-low-rank", "-private-head", "-shrunken"])
+@pytest.mark.parametrize("end", ["+", "-low-rank", "-personal-head", "-shrunken"])
 @pytest.mark.parametrize("name", ["ditto", "pfedme"])
 def test_wrapped_methods_with_two_models_run(name, end):
     j = job(algorithms.named(f"{name}{end}"), optimizer=optim.sgd(0.02))

@@ -20,7 +20,7 @@ from fedstat.flower.plan import arrays_in, moments_of, raw_sums, tensors_in
 from fedstat.stats.moments import moments
 
 METHODS = ["fedavg", "fedper", "fedsplit", "fedfac-static", "fedfac-dynamic"]
-ALSO = ["local", "fedprox", "fedrep", "fedavg+", "fedem", "random-redrawn", "feddecomp", "fedavg-private-head"]
+ALSO = ["local", "fedprox", "fedrep", "fedavg+", "fedem", "random-redrawn", "feddecomp", "fedavg-personal-head"]
 
 
 def assert_equal_to_one_engine(chosen, rounds=2, atol=1e-6):
@@ -93,9 +93,9 @@ def test_no_personal_entry_leaves_its_party(name):
         own = tensors_in(grid.contexts[100 - said.party].state, "own")
         values = {v for r in said.answer.content.array_records.values() for a in r.values() for v in a.numpy().ravel()}
         for n, p in own.items():
-            private = p[~shared[n].expand(p.shape)].double()
+            personal = p[~shared[n].expand(p.shape)].double()
             share = sizes[said.party] / sum(sizes.values())
-            assert not values & {*private.float().numpy(), *(share * private).float().numpy()}, n
+            assert not values & {*personal.float().numpy(), *(share * personal).float().numpy()}, n
     sent = [arrays_in(s.answer.content, "sums") for s in answers(grid) if "up" in s.asked.content.array_records]
     assert len(sent) == CLIENTS
     for one in sent:

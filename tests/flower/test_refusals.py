@@ -147,7 +147,7 @@ def test_output_layers_of_parties_that_number_classes_differently():
         shift = context.node_config["partition-id"]
         return own.assign(y=("sample", (y + shift) % 10)).assign_coords(y_true=("sample", y))
 
-    for name in ("fedavg", "fedavg-private-head"):
+    for name in ("fedavg", "fedavg-personal-head"):
         strategy, grid = parties(plan(name))
         grid.app = client_app(lambda _, chosen=strategy.plan: chosen, permuted)
         if name == "fedavg":

@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 import fedstat
 from fedstat import plot, sim
 from fedstat.results import BootstrapResult
-from fedstat.study import summary
+from fedstat.study import run_table
 
 OF_FACTORS = {
     "FactorResult", "SplitResult", "BootstrapResult", "JackknifeResult", "PermutationResult", "SensitivityResult"
@@ -121,7 +121,7 @@ def test_a_run_is_drawn_by_every_figure_of_runs(trained):
     assert len(plot.client_boxplot([run]).get_yticklabels()) == 1
     assert plot.loss_curves(run).get_ylabel() == "training loss"
     np.testing.assert_allclose(
-        plot.accuracy_curves(run).lines[0].get_ydata(), summary.curve(run, "accuracy")["accuracy"]
+        plot.accuracy_curves(run).lines[0].get_ydata(), run_table.curve(run, "accuracy")["accuracy"]
     )
     assert plot.profile(run).get_xlabel() == "round"
     sizes = sorted(plot.partition(run).collections[0].get_sizes())

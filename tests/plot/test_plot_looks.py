@@ -54,7 +54,7 @@ def test_every_method_has_a_style_that_no_other_has():
     [
         ("fedprox, mu=0.1", "fedprox"),
         ("local-low-rank", "local"),
-        ("FedAvg, private head", "fedavg"),
+        ("FedAvg, personal head", "fedavg"),
         ("fedper+", "fedper"),
     ],
 )

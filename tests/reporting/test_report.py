@@ -24,7 +24,8 @@ from fedstat.reporting import __main__ as cli
 from fedstat.reporting import document, training
 from fedstat.reporting.stored import Stored
 from fedstat.sim import __main__ as sim
-from fedstat.study import compare_runs, experiment, summary
+from fedstat.sim.experiment import from_stored
+from fedstat.study import compare_runs, experiment, run_table
 from fedstat.study.report import report as printed
 from fedstat.study.run_settings import Settings
 
@@ -81,12 +82,12 @@ def run(tmp_path_factory):
 def test_a_run_is_reported_with_its_numbers(run):
     made, tree = fedstat.report(run), fedstat.open_run(run)
     text = page(made).text
-    row = summary.row(tree)
+    row = run_table.row(tree)
     (part,) = made.parts
     assert part.summary == printed(tree)
     assert f"{row['last10']:.3f} mean of rounds 15 to 24" in text
     assert re.search(r"conv1 4/8 \d+ 1\.000", text)
-    own = summary.clients(tree)["accuracy"].to_numpy()
+    own = run_table.clients(tree)["accuracy"].to_numpy()
     assert f"Over clients, rounds 15 to 24: mean {own.mean():.3f}, SD {own.std(ddof=1):.3f}," in text
     accuracy, n = tree["metrics/accuracy"].values[-1], tree["metrics/n_test"].values
     for client, share in enumerate(accuracy):  # Wilson's interval by another rule: the formula of 1927
@@ -146,7 +147,7 @@ def test_an_unfinished_run_is_reported_as_far_as_it_got(tmp_path):
     made = fedstat.report(tree)
     assert made.cautions[0].title == "Not finished"
     assert made.cautions[0].text.startswith("15 of 24 rounds are done")
-    expected = summary.row(tree.isel(round=slice(15), missing_dims="ignore"))["last10"]
+    expected = run_table.row(tree.isel(round=slice(15), missing_dims="ignore"))["last10"]
     assert f"{expected:.3f} mean of rounds 6 to 15" in page(made).text
 
 
@@ -223,7 +224,7 @@ def test_attributes_that_are_no_json_are_no_error(tmp_path, name):
 
 def test_a_grid_is_compared_within_seeds(tmp_path):
     made = fedstat.report(grid(tmp_path / "runs", seeds=3, methods=("fedavg", "fedfac-dynamic")))
-    rows = [summary.row(fedstat.open_run(p)) for p in sorted((tmp_path / "runs").glob("*.zarr"))]
+    rows = [run_table.row(fedstat.open_run(p)) for p in sorted((tmp_path / "runs").glob("*.zarr"))]
     here = {(r["method"], r["seed"]): r["last10"] for r in rows if r["scenario"] == "CIFAR-10, π = 0.1"}
     difference = np.mean([here["fedfac-dynamic", s] - here["fedavg", s] for s in range(3)])
     (part,) = made.parts
@@ -231,7 +232,7 @@ def test_a_grid_is_compared_within_seeds(tmp_path):
     text = page(made).text
     assert f"{difference:+.4f} [" in text
     assert [section.title for section in part.sections][:2] == ["CIFAR-10, π = 0.1", "CIFAR-10, π = 0.5"]
-    assert "these settings (means within each seed)" in text
+    assert "all scenarios (means within each seed)" in text
     assert "Few seeds" in [one.title for one in made.cautions]
     assert "Runs were repeated with 3 seeds (0, 1, 2), common to all methods." in text
     assert all(f"@{kind}" in text for kind in ("inproceedings{mcmahan2017", "misc{wang2023", "article{holm1979"))
@@ -281,7 +282,7 @@ def test_a_study_is_reported():
     assert "Few replicates" in [one.title for one in made.cautions]
     command = re.search(r"python -m fedstat\.sim .*?--seed \d+", text)[0]
     read = vars(sim.parser().parse_args(shlex.split(command)[3:]))
-    config = json.loads(run.attrs["config"])
+    config = from_stored(json.loads(run.attrs["config"]))
     unsaid = {"replicate_seeds": None}  # a study that is gone on with keeps its own
     assert {k: read[k] for k in config} == config | unsaid
 

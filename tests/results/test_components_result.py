@@ -92,7 +92,7 @@ def test_a_layer_whose_replicates_differ_in_too_few_clients_has_no_interval_and_
     with pytest.warns(UserWarning, match="identical"):
         found = fedstat.variance_components(w)
     assert found.conclusion == "undefined"
-    assert "; no CI\n  No conclusion: weights vary in too few clients for a CI\n" in repr(found)
+    assert "; no CI\n  No conclusion: a CI needs weights that vary in 4 clients\n" in repr(found)
 
 
 def layers(*rows: tuple[float, float, float, float]) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from scipy import stats
 
 from fedstat import sim, store
 from fedstat.fl import algorithms, nets, train
+from fedstat.reporting import report
 from fedstat.sim import experiment
 from fedstat.sim.__main__ import main
 from fedstat.sim.experiment import METHODS
@@ -73,6 +74,30 @@ def test_a_study_of_an_earlier_version_goes_on_as_it_was_begun(tmp_path):
     np.testing.assert_array_equal(
         shifted["metrics/accuracy"].isel(replicate=0), whole["metrics/accuracy"].isel(replicate=1)
     )
+
+
+def test_the_factoring_method_has_its_earlier_name_in_stores_and_files(tmp_path, capsys):
+    """Studies and files that name it estimator are resumed, extended and reported by --method."""
+    out, file = tmp_path / "run.zarr", tmp_path / "study.toml"
+    small = SMALL | {"replicates": 1, "rounds": 2, "methods": ["true", "dynamic"]}
+    sim.study(out=out, method="pc", **small)
+    assert store.config_of(out)["estimator"] == "pc"
+    assert "method" not in store.config_of(out)
+    file.write_text('estimator = "pc"\n' + "\n".join(f"{k} = {json.dumps(v)}" for k, v in small.items()))
+    assert main(["--config", str(file), "--out", str(out), "--resume", "--replicates", "2", "--quiet"]) == 0
+    assert main(["--out", str(out), "--resume", "--quiet"]) == 0
+    assert "pc, kappa = 0.85" in capsys.readouterr().out
+    alone = sim.study(method="pc", **small | {"replicates": 2})
+    xr.testing.assert_equal(store.open_run(out)["metrics/accuracy"].load(), alone["metrics/accuracy"])
+    with pytest.raises(ValueError, match=r"other settings \(method: 'pc' stored, 'pa' now\)"):
+        sim.study(out=out, resume=True, method="pa", **small | {"replicates": 2})
+    text = report(out).html
+    assert "--method pc" in text
+    assert "estimator" not in text.replace("estimators", "")
+    file.write_text('estimator = "pc"\nmethod = "pa"\n')
+    with pytest.raises(SystemExit):
+        main(["--config", str(file), "--out", str(tmp_path / "other.zarr")])
+    assert "'estimator'" in capsys.readouterr().err
 
 
 def test_every_split_has_the_true_size_and_its_limits(run):

@@ -39,7 +39,7 @@ OTHERWISE = {
     (
         "fedstat.plot.client_plots.client_lines", "fedstat.reporting.training._client_table",
         "fedstat.results.tables.median_and_ends", "fedstat.results.uncertainty.BootstrapResult.glance",
-        "fedstat.study.leaderboard._measure_run", "fedstat.study.report._steps", "fedstat.study.summary.row",
+        "fedstat.study.leaderboard._measure_run", "fedstat.study.report._steps", "fedstat.study.run_table.row",
         "notebooks.four_decompositions",
     ),
     SPREAD,

@@ -14,7 +14,7 @@ from fl_runs import command
 from fedstat import store
 from fedstat.fl import loop
 from fedstat.fl.algorithms import ALGORITHMS
-from fedstat.study import Settings, collect, grid, summary
+from fedstat.study import Settings, collect, grid, run_table
 from fedstat.study.tuning import tunable_runs, tune, tuning_groups, with_selected
 
 GRID = """
@@ -248,7 +248,7 @@ def test_tuning_takes_the_best_on_validation_samples_step_by_step(grid_file, tmp
 def test_tuning_does_not_look_at_test_samples(grid_file, tmp_path, monkeypatch):
     run = grid.cells(grid_file, scale="one")[1]
     candidates = {"tau": [0.2, 0.4, 0.6, 0.8]}
-    row = summary.row
+    row = run_table.row
     rank = {"0.2": 0.9, "0.4": 0.1, "0.6": 0.5, "0.8": 0.3}
 
     def against(tree):
@@ -257,7 +257,7 @@ def test_tuning_does_not_look_at_test_samples(grid_file, tmp_path, monkeypatch):
         by_tau = rank[json.loads(tree.attrs["config"])["algorithm_settings"]["tau"]]
         return found | {"validation": by_tau, "validated": 1 - by_tau, "best10": 1 - by_tau, "last10": 1 - by_tau}
 
-    monkeypatch.setattr(summary, "row", against)
+    monkeypatch.setattr(run_table, "row", against)
     (step,) = tune(run, candidates, tmp_path, seeds=(0,))
     assert step.settings[0].given["tau"] == 0.2
 
@@ -306,7 +306,7 @@ together = true""",
     said = capsys.readouterr().out
     headings = [line for line in said.splitlines() if line.endswith("seeds 3")]
     assert headings == [f"all data sets, {method}: lr, seeds 3" for method in ("fedavg", "fedfac-dynamic")]
-    rows = [summary.row(store.open_run(path)) for path in sorted((tmp_path / "tune").iterdir())]
+    rows = [run_table.row(store.open_run(path)) for path in sorted((tmp_path / "tune").iterdir())]
     assert len(rows) == 2 * 2 * 2
     for method in ("fedavg", "fedfac-dynamic"):
         mean = {
@@ -350,7 +350,7 @@ def test_tuned_makes_the_runs_of_all_seeds_with_what_was_chosen_and_none_twice(g
     how = ("--config", grid_file, "--scale", "one", "--tuned", "--out", out)
     assert command(*how) == 0
     capsys.readouterr()
-    rows = pd.DataFrame([summary.row(store.open_run(path)) for path in out.iterdir()])
+    rows = pd.DataFrame([run_table.row(store.open_run(path)) for path in out.iterdir()])
     for _, own in rows.groupby(["scenario", "method"]):
         best = own[own["seed"] == 0].set_index("lr")["validation"].idxmax()
         assert set(own.loc[own["seed"] == 1, "lr"]) == {best}, "the other seed has only what was chosen"

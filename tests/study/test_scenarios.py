@@ -102,9 +102,9 @@ def test_data_without_superclasses_have_no_domains():
 
 def test_domains_go_through_a_run_to_its_store_and_no_output_layer_is_shared(monkeypatch, tmp_path):
     settings = made_up(monkeypatch).but(rounds=1, participation=1.0, class_labels="permuted")
-    with pytest.raises(ValueError, match="by name 'fedfac-dynamic-private-head'"):
+    with pytest.raises(ValueError, match="by name 'fedfac-dynamic-personal-head'"):
         experiment.run(settings, out=tmp_path / "refused.zarr")
-    run = experiment.run(settings.but(algorithm="fedfac-dynamic-private-head"), out=tmp_path / "run.zarr")
+    run = experiment.run(settings.but(algorithm="fedfac-dynamic-personal-head"), out=tmp_path / "run.zarr")
     known = store.open_run(tmp_path / "run.zarr")["clients"].to_dataset()
     np.testing.assert_array_equal(known["domain"], np.repeat(list(partition.CIFAR100_DOMAINS), 2))
     held = (known["label"] >= 0).values
@@ -122,7 +122,7 @@ def test_cifar_100_has_five_domains_of_ten_classes_each_with_samples_of_its_own(
     images = datasets.load("cifar-100", place, split="test")
     settings = Settings(
         data="cifar-100:test", partition="domains", clients=20, class_labels="permuted", net_options="hidden=8",
-        rounds=1, participation=0.5, algorithm="fedavg-private-head",
+        rounds=1, participation=0.5, algorithm="fedavg-personal-head",
     )  # fmt: skip
     fed, _ = experiment.federated(settings, place)
     assert np.bincount(fed.client).tolist() == [250] * 20
@@ -172,7 +172,7 @@ def test_a_grid_crosses_common_and_permuted_labels(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text(
         'clients = 5\ndomains = ["people"]\n[[dataset]]\nclass_labels = "permuted"\n[[dataset]]\n'
-        '[[dataset]]\ndata = "cifar-100"\npartition = "domains"\n[[method]]\nalgorithm = "fedavg-private-head"\n'
+        '[[dataset]]\ndata = "cifar-100"\npartition = "domains"\n[[method]]\nalgorithm = "fedavg-personal-head"\n'
     )
     assert [(one.class_labels, one.domains) for one in grid.cells(file)] == [
         ("permuted", ()), ("common", ()), ("common", ("people",))
@@ -193,15 +193,15 @@ def test_the_command_permutes_labels_resumes_and_refuses_a_shared_output_layer(t
         "--unseen-fraction",
         0.25,
     )
-    private = ("--algorithm", "fedavg-private-head", "--prediction-rules", "fedavg-private-head+")
+    personal = ("--algorithm", "fedavg-personal-head", "--prediction-rules", "fedavg-personal-head+")
     with pytest.raises(SystemExit):
         command(*args, "--rounds", 1, "--algorithm", "fedavg+", "--out", out)
-    assert "by name 'fedavg-private-head+'" in capsys.readouterr().err
+    assert "by name 'fedavg-personal-head+'" in capsys.readouterr().err
     assert not out.exists()
-    assert command(*args, "--rounds", 1, *private, "--out", out) == 0
+    assert command(*args, "--rounds", 1, *personal, "--out", out) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "permuted labels: 1 round" in said
-    assert "fedavg-private-head+ (B: 1)" in said
+    assert "fedavg-personal-head+ (B: 1)" in said
     assert "(global and ensemble left out: clients number their classes differently)" in said
     assert command("--out", out, "--resume", "--rounds", 2) == 0
     with pytest.raises(SystemExit):

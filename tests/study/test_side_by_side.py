@@ -11,7 +11,7 @@ from small_runs import dense
 import fedstat
 from fedstat import fl, study
 from fedstat.fl import algorithms, nets
-from fedstat.study import summary
+from fedstat.study import run_table
 
 SEEDS = range(3)
 
@@ -31,13 +31,13 @@ def folder(tmp_path_factory):
 def test_a_folder_is_compared_within_seeds_as_the_table_of_its_runs_is(folder):
     found = study.compare_runs(folder)
     rows = pd.DataFrame(
-        summary.row(fedstat.open_run(path)) | {"name": path.stem} for path in sorted(folder.glob("A-fed*.zarr"))
+        run_table.row(fedstat.open_run(path)) | {"name": path.stem} for path in sorted(folder.glob("A-fed*.zarr"))
     )
     rows["method"] = rows["name"].str.extract("A-(.*)-")[0].map(
         {"fedavg": "fedavg", "fedper": "fedper, lr=0.001", "fedper-slow": "fedper, lr=0.0001"}
     )  # fmt: skip
     expected = fedstat.compare(rows, reference="fedavg", value="last10").table.set_index("method")
-    one = found.settings["A"]
+    one = found.scenarios["A"]
     pd.testing.assert_frame_equal(one.table.set_index("method").loc[expected.index], expected, rtol=1e-12)
     assert list(one.table["method"]) == ["fedavg", "fedper, lr=0.0001", "fedper, lr=0.001"]
     means = rows.groupby("method")[["q10", "bytes_up", "bytes_down", "seconds"]].mean()

@@ -55,7 +55,7 @@ NETS = {"fedbn": NORMALISED}
 
 
 def net_of(name):
-    return NETS.get(name.removesuffix("-private-head"), nets.mlp(SIZES))
+    return NETS.get(name.removesuffix("-personal-head"), nets.mlp(SIZES))
 
 
 def make(name):

@@ -122,7 +122,7 @@ SIM = """
 --kappa 0 | kappa must be a finite number in (0, 1], but got 0.0
 --tau 1.2 | tau must be
 --tau nan | tau must be
---estimator ml | estimator must be one of
+--method ml | method must be one of
 --replicates 0 | replicates must be an integer
 --scale tiny | --scale needs --config
 --config nowhere.toml | nowhere.toml cannot be read

@@ -34,7 +34,7 @@ from fedstat.fl.algorithms.pfedgate import pfedgate
 from fedstat.fl.algorithms.pfedme import pfedme
 from fedstat.fl.algorithms.pfedpara import pfedpara
 from fedstat.fl.algorithms.pfedsd import pfedsd
-from fedstat.fl.wrappers.finetuned import finetuned, private_head, shrunken
+from fedstat.fl.wrappers.finetuned import finetuned, personal_head, shrunken
 from fedstat.fl.wrappers.low_rank import low_rank
 
 Constructor = Callable[..., Algorithm]
@@ -134,18 +134,18 @@ ALGORITHMS: dict[str, Constructor] = {
 WRAPPERS: dict[str, Constructor] = {
     "+": finetuned,
     "-shrunken": shrunken,
-    "-private-head": private_head,
+    "-personal-head": personal_head,
     "-low-rank": low_rank,
 }
-"""Wrappers by the suffix of a name, for any algorithm: "fedper+", "random-shrunken", "fedavg-private-head".
+"""Wrappers by the suffix of a name, for any algorithm: "fedper+", "random-shrunken", "fedavg-personal-head".
 
-After "-private-head", one of ``PREDICTION_RULES`` may follow: "fedavg-private-head+".
+After "-personal-head", one of ``PREDICTION_RULES`` may follow: "fedavg-personal-head+".
 """
 
 PREDICTION_RULES = ("+", "-shrunken")
 """Wrappers that change the prediction rule alone, so that a run without them also yields their predictions."""
 
-_PRIVATE = "-private-head"
+_PERSONAL_HEAD = "-personal-head"
 
 
 def constructor(name: str) -> Constructor:
@@ -159,13 +159,21 @@ def constructor(name: str) -> Constructor:
     names = list(ALGORITHMS)  # a file may hold a list or a table as the name, which cannot be a key
     for suffix, wrap in WRAPPERS.items():
         base = str(name).removesuffix(suffix)
-        plain = base.removesuffix(_PRIVATE) if suffix in PREDICTION_RULES else base
-        exists = (plain in ALGORITHMS or custom.is_own(plain)) and not plain.endswith((*WRAPPERS,))
+        plain = base.removesuffix(_PERSONAL_HEAD) if suffix in PREDICTION_RULES else base
+        exists = (plain in ALGORITHMS or custom.is_in_file(plain)) and not plain.endswith((*WRAPPERS,))
         if name not in names and base != name and exists:
             return _wrap(constructor(base), wrap, name)
-    if custom.is_own(name):
+    if custom.is_in_file(name):
         return custom.constructor(name)
-    return ALGORITHMS[check.choice("algorithm", name, names)]
+    if name not in names:
+        suffixes = (*WRAPPERS, *(_PERSONAL_HEAD + rule for rule in PREDICTION_RULES))
+        wrapped = [base + suffix for base in names if not base.endswith((*WRAPPERS,)) for suffix in suffixes]
+        near = check.did_you_mean(name, dict.fromkeys([*names, *wrapped]))
+        raise ValueError(
+            f"algorithm must be one of {check.few(map(repr, names), 200)}, or one of these followed by "
+            f"{', '.join(WRAPPERS)}, but got {name!r:.200}.{near}"
+        )
+    return ALGORITHMS[name]
 
 
 def settings_of(name: str) -> dict[str, Setting]:
@@ -275,11 +283,11 @@ __all__ = [
     "low_rank",
     "named",
     "per_fedavg",
+    "personal_head",
     "pfedgate",
     "pfedme",
     "pfedpara",
     "pfedsd",
-    "private_head",
     "random_split",
     "require_settings",
     "settings_of",

@@ -7,7 +7,7 @@ from typing import Annotated
 from fedstat._utils import check
 from fedstat.fl.algorithm import About, Algorithm, Phase
 from fedstat.fl.nets import Params
-from fedstat.fl.wrappers.pair import counterpart, is_own, pair, pair_loss, share_global
+from fedstat.fl.wrappers.pair import counterpart, is_personal, pair, pair_loss, share_global
 
 ABOUT = About(
     "Ditto",
@@ -52,15 +52,15 @@ def ditto(
         check.integer("own_epochs", own_epochs)
 
     def penalty(params: Params, anchor: Params) -> Params:
-        return {name: (p - anchor[counterpart(name)]).mul_(lam) for name, p in params.items() if is_own(name)}
+        return {name: (p - anchor[counterpart(name)]).mul_(lam) for name, p in params.items() if is_personal(name)}
 
     personal_phase = Phase(
-        own_epochs, is_trainable=is_own, penalty=penalty if lam else None, anchor="download" if lam else "phase"
+        own_epochs, is_trainable=is_personal, penalty=penalty if lam else None, anchor="download" if lam else "phase"
     )
     return Algorithm(
         "ditto",
         share_global,
-        phases=(Phase(is_trainable=lambda name: not is_own(name)), personal_phase),
+        phases=(Phase(is_trainable=lambda name: not is_personal(name)), personal_phase),
         settings={"lam": lam, "own_epochs": own_epochs},
         wrap=pair,
         loss=pair_loss,

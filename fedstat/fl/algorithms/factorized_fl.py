@@ -142,7 +142,7 @@ def factorized_fl(
         return beta or (kind not in ("v", "mu") if code else kind == "u")
 
     def init_mask(context: InitContext) -> SharedMask:
-        below = masks.private_layers(context.net, nets.head_layers(context.net), context.device)
+        below = masks.share_all_but(context.net, nets.head_layers(context.net), context.device)
         return SharedMask({name: mask if is_shared(name) else torch.zeros_like(mask) for name, mask in below.items()})
 
     def upload_mask(net: Net, mask: SharedMask) -> Mask:

@@ -8,7 +8,7 @@ from fedstat._utils import check
 from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples, Variant
 from fedstat.fl.nets import Net, Params
-from fedstat.fl.wrappers.pair import counterpart, is_own, pair, pair_loss, share_global
+from fedstat.fl.wrappers.pair import counterpart, is_personal, pair, pair_loss, share_global
 
 ABOUT = About(
     "pFedMe",
@@ -65,20 +65,20 @@ def pfedme(
 
     def start_from_global(_: Net, params: Params, __: Samples, ___: AlgorithmState) -> None:
         for name, p in params.items():
-            if is_own(name):
+            if is_personal(name):
                 p.copy_(params[counterpart(name)])
 
     def penalty(params: Params, _: Params) -> Params:
-        return {name: (p - params[counterpart(name)]).mul_(lam) for name, p in params.items() if is_own(name)}
+        return {name: (p - params[counterpart(name)]).mul_(lam) for name, p in params.items() if is_personal(name)}
 
     def post_step(params: Params, _: Params, __: float, step: int) -> None:
         if (step + 1) % inner_steps == 0:
             for name, p in params.items():
-                if is_own(name):
+                if is_personal(name):
                     params[counterpart(name)].lerp_(p, eta * lam)
 
     phase = Phase(
-        is_trainable=is_own,
+        is_trainable=is_personal,
         sample_weights=start_from_global,
         penalty=penalty,
         post_step=post_step,

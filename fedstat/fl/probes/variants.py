@@ -25,6 +25,7 @@ from fedstat.fl.nets import Params
 from fedstat.fl.probes import Observer, Values
 from fedstat.fl.scores import diverged, scores
 from fedstat.fl.state import AlgorithmRows, Download, State
+from fedstat.store.encoding import stored_algorithm
 
 PARTS = ("none", "shared", "personal", "shared, N(0, 1)", "personal, N(0, 1)")
 
@@ -102,7 +103,7 @@ def prediction_jobs(job: Job, rules: Mapping[str, Callable[[Algorithm], Algorith
 def prediction_rules_probe(job: Job, rules: Mapping[str, Job]) -> Observer:
     """Return the probe of group ``readouts``: accuracy, loss (readout, client), step (readout, client, layer)."""
     group = store.group(
-        {"readout": [*rules], "client": job.clients, "layer": [*nets.layers(job.net)]},
+        {"readout": [*map(stored_algorithm, rules)], "client": job.clients, "layer": [*nets.layers(job.net)]},
         accuracy=("readout client", "float32", "test accuracy"),
         loss=("readout client", "float32", "mean test loss"),
         step=("readout client layer", "float32", "B of W + B (W' − W)"),

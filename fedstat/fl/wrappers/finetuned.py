@@ -200,7 +200,7 @@ def shrunken(
     return base._replace(name=f"{algorithm.name}-shrunken", choice=choice, settings=settings, about=about)
 
 
-def private_head(algorithm: Algorithm) -> Algorithm:
+def personal_head(algorithm: Algorithm) -> Algorithm:
     """Keep the output layer personal; the rest is as in ``algorithm``.
 
     Needed if clients number their classes differently, so that output layers cannot be averaged: Jeong and Hwang
@@ -216,8 +216,8 @@ def private_head(algorithm: Algorithm) -> Algorithm:
     Examples
     --------
     >>> from fedstat.fl.algorithms import fedprox
-    >>> private_head(fedprox(mu=0.1)).name
-    'fedprox-private-head'
+    >>> personal_head(fedprox(mu=0.1)).name
+    'fedprox-personal-head'
     """
 
     def mask_head(net: Net, shared: Mask) -> Mask:
@@ -248,7 +248,7 @@ def private_head(algorithm: Algorithm) -> Algorithm:
         return without_head(context.net, algorithm.on_download(context))  # type: ignore[misc]
 
     return algorithm._replace(
-        name=private_name(algorithm.name),
+        name=personal_head_name(algorithm.name),
         init_mask=init_mask,
         update_mask=update_mask if algorithm.update_mask else None,
         personal_params=personal_params if algorithm.personal_params else None,
@@ -256,7 +256,7 @@ def private_head(algorithm: Algorithm) -> Algorithm:
         encode=encode if algorithm.encode else None,
         on_download=on_download if algorithm.on_download else None,
         about=algorithm.about.citing("jeong2022")._replace(
-            title=f"{algorithm.about.title or algorithm.name}, private head",
+            title=f"{algorithm.about.title or algorithm.name}, personal head",
             personal="; ".join(filter(None, (algorithm.about.personal, "the output layer"))),
             new_clients=("local_train", "ensemble"),
         ),
@@ -267,17 +267,19 @@ def _head_parameters(net: Net) -> Sequence[str]:
     """Return the parameters of the output layers; raise ValueError if the network has no other layers."""
     heads = nets.head_layers(net)
     if len(heads) == len(nets.layers(net)):
-        raise ValueError(f"the network's only layer is {heads[0]!r}: a private head leaves none to share. Use local().")
+        raise ValueError(
+            f"the network's only layer is {heads[0]!r}: a personal head leaves no layer to share. Use local()."
+        )
     return nets.head_parameters(net)
 
 
-def private_name(method: str) -> str:
-    """Return the name of an algorithm with a private head; the suffix of its prediction rule stays last.
+def personal_head_name(method: str) -> str:
+    """Return the name of an algorithm with a personal head; the suffix of its prediction rule stays last.
 
     Examples
     --------
-    >>> private_name("fedavg"), private_name("fedavg+")
-    ('fedavg-private-head', 'fedavg-private-head+')
+    >>> personal_head_name("fedavg"), personal_head_name("fedavg+")
+    ('fedavg-personal-head', 'fedavg-personal-head+')
     """
     base, end = re.fullmatch(r"(.*?)(\+|-shrunken)?", method).groups(default="")  # type: ignore[union-attr]
-    return f"{base}-private-head{end}"
+    return f"{base}-personal-head{end}"

@@ -99,11 +99,11 @@ def pair_loss(inner: Loss, net: Net) -> Loss:
     return loss_of_part(inner, lambda out: out[..., -n:], gradient)
 
 
-share_global = masks.keep_layers(lambda net: [layer for layer in nets.layers(net) if is_own(layer)])
+share_global = masks.keep_layers(lambda net: [layer for layer in nets.layers(net) if is_personal(layer)])
 """Mask that shares only the global copy."""
 
 
-def is_own(name: str) -> bool:
+def is_personal(name: str) -> bool:
     """Return True for a parameter of the personal copy."""
     return name.startswith(OWN)
 

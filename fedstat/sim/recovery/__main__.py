@@ -61,7 +61,7 @@ def _work(args: argparse.Namespace) -> None:
     if args.plot is not None and args.plot == args.spectrum:
         raise ValueError(f"--plot and --spectrum must be different files, but both are {args.plot}. Rename one.")
     if args.out is not None:
-        _cli.claim(args, COMMAND)
+        _cli.require_available(args, COMMAND)
     names = ("p", "alpha", "kappa", "methods", "clients", "d", "m", "replicates", "seed")
     result = recover(**{name: getattr(args, name) for name in names}, progress=not args.quiet)
     if args.out is not None:

@@ -85,17 +85,17 @@ def count_factors(eigenvalues: Floats, kappa: list[float]) -> Integers:
 
 
 def communality(
-    r: Floats, estimator: str, pairs: tuple[Floats, Floats], counts: Integers, *, max_iter: int, tol: float
+    r: Floats, method: str, pairs: tuple[Floats, Floats], counts: Integers, *, max_iter: int, tol: float
 ) -> tuple[Floats, NDArray[np.bool_], Integers]:
-    """Compute ν (count, unit), converged and n_iter (count,) of one estimator for every number of factors."""
+    """Compute ν (count, unit), converged and n_iter (count,) of one method for every number of factors."""
     values, vectors = pairs
-    if estimator in ("pc", "leverage"):
-        weight, offset = (np.clip(values, 0, None), 0) if estimator == "pc" else (np.ones_like(values), 1)
+    if method in ("pc", "leverage"):
+        weight, offset = (np.clip(values, 0, None), 0) if method == "pc" else (np.ones_like(values), 1)
         cumulative = np.cumsum(vectors**2 * weight, axis=-1).T
         nu = np.concatenate([np.zeros((1, len(r))), cumulative])[counts - offset]
         return nu, np.ones(len(counts), bool), np.ones(len(counts), np.int64)
     distinct_counts, index = np.unique(counts, return_inverse=True)
-    fits = [factor.fit(r, n_factors=int(g), method=estimator, max_iter=max_iter, tol=tol) for g in distinct_counts]  # type: ignore[arg-type]
+    fits = [factor.fit(r, n_factors=int(g), method=method, max_iter=max_iter, tol=tol) for g in distinct_counts]  # type: ignore[arg-type]
     nu, converged, n_iter = (np.array([getattr(fit, name) for fit in fits])[index] for name in _FIELDS)
     return nu, converged, n_iter
 
@@ -266,11 +266,11 @@ _DIMS = {
 }
 
 
-def _decompose(model: Model8, kappa: list[float], estimator: str, *, max_iter: int, tol: float) -> dict[str, Any]:
+def _decompose(model: Model8, kappa: list[float], method: str, *, max_iter: int, tol: float) -> dict[str, Any]:
     r = correlation(model)
     values, vectors = eigen(r)
     counts = count_factors(values, kappa)
-    nu, _, _ = communality(r, estimator, (values, vectors), counts, max_iter=max_iter, tol=tol)
+    nu, _, _ = communality(r, method, (values, vectors), counts, max_iter=max_iter, tol=tol)
     cumulative = np.cumsum(np.clip(values, 0, None))
     return {
         "eigenvalue": values,
@@ -286,7 +286,7 @@ KAPPA = (*(k / 100 for k in range(5, 100, 5)), 0.99)
 """Default values of κ."""
 
 DEFAULT = ("pa", "pc", "leverage", ICC)
-"""Default estimators: of communality, and agreement."""
+"""Default methods: of communality, and agreement."""
 
 DIMS = ("p", "alpha", "kappa", "estimator", "replicate")
 

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 import fedstat
 from fedstat import store
 from fedstat.fl import algorithms, nets, train
-from fedstat.study import collect, report, summary
+from fedstat.study import collect, report, run_table
 from fedstat.study.collect import origin
 
 
@@ -24,14 +24,14 @@ def test_accuracies_are_weighted_by_test_samples(run):
     accuracy, n = run["metrics/accuracy"].to_numpy(), run["metrics/n_test"].to_numpy()
     by_round = [float(np.dot(a, n) / n.sum()) for a in accuracy]
     windows = [np.mean(by_round[i : i + 10]) for i in range(15)]
-    found = summary.row(run)
+    found = run_table.row(run)
     assert_allclose(found["best10"], max(windows))
     assert found["best10_round"] == int(np.argmax(windows)) + 10
     assert_allclose(found["last10"], np.mean(by_round[-10:]))
 
 
 def test_the_validated_round_is_chosen_without_test_data(run):
-    n, found = run["metrics/n_train"].to_numpy(), summary.row(run)
+    n, found = run["metrics/n_train"].to_numpy(), run_table.row(run)
     validation = run["metrics/validation_accuracy"].to_numpy() @ n / n.sum()
     assert found["validated_round"] == int(validation.argmax()) + 1
     assert_allclose(found["validation"], validation.max())
@@ -40,18 +40,18 @@ def test_the_validated_round_is_chosen_without_test_data(run):
 
 
 def test_optimism_is_what_choosing_ten_rounds_on_test_data_gains(run):
-    mean = summary.weighted(run["metrics/accuracy"].to_numpy(), run["metrics/n_test"].to_numpy())
-    validation = summary.weighted(run["metrics/validation_accuracy"].to_numpy(), run["metrics/n_train"].to_numpy())
+    mean = run_table.weighted(run["metrics/accuracy"].to_numpy(), run["metrics/n_test"].to_numpy())
+    validation = run_table.weighted(run["metrics/validation_accuracy"].to_numpy(), run["metrics/n_train"].to_numpy())
     windows = [slice(i, i + 10) for i in range(15)]
     chosen = max(windows, key=lambda w: validation[w].mean())
-    found = summary.row(run)["optimism"]
+    found = run_table.row(run)["optimism"]
     assert_allclose(found, max(mean[w].mean() for w in windows) - mean[chosen].mean(), atol=1e-12)
     assert found >= 0
 
 
 def test_clients_and_costs_are_summed_up(run):
     last = run["metrics/accuracy"].to_numpy()[-10:].mean(0)
-    found = summary.row(run)
+    found = run_table.row(run)
     expected = [last.mean(), last.std(ddof=1), np.quantile(last, 0.1)]
     assert_allclose([found[name] for name in ("unweighted", "spread", "q10")], expected)
     assert found["bytes_up"] == 24 * 1000
@@ -64,31 +64,31 @@ def test_clients_and_costs_are_summed_up(run):
 def test_a_curve_weighs_active_clients_by_their_training_samples(run):
     loss, n = run["metrics/train_loss"].to_numpy(), run["metrics/n_train"].to_numpy()
     on = np.isfinite(loss[3])
-    found = summary.curve(run)
+    found = run_table.curve(run)
     assert_allclose(found["train_loss"][3], np.average(loss[3][on], weights=n[on]))
 
 
 def test_rounds_that_were_not_evaluated_do_not_count(tmp_path):
     run = fedstat.open_run(write(tmp_path / "a.zarr", evaluate_every=5, rounds=25))
-    mean = summary.weighted(run["metrics/accuracy"].to_numpy(), run["metrics/n_test"].to_numpy())
+    mean = run_table.weighted(run["metrics/accuracy"].to_numpy(), run["metrics/n_test"].to_numpy())
     assert np.isfinite(mean).sum() == 5
     pairs = [(mean[i] + mean[i + 5]) / 2 for i in (4, 9, 14, 19)]
-    assert_allclose(summary.row(run)["best10"], max(pairs))
-    assert_allclose(summary.row(run)["last10"], pairs[-1])
+    assert_allclose(run_table.row(run)["best10"], max(pairs))
+    assert_allclose(run_table.row(run)["last10"], pairs[-1])
 
 
 def test_a_window_of_few_evaluations_is_not_picked():
     mean = np.full(30, 0.5)
     mean[:9], mean[9] = np.nan, 0.9
-    assert summary.best_window(mean)[0] == pytest.approx((0.9 + 8 * 0.5) / 9)  # nine of ten are enough, one is not
-    assert np.isnan(summary.best_window(np.full(3, np.nan))[0])
+    assert run_table.best_window(mean)[0] == pytest.approx((0.9 + 8 * 0.5) / 9)  # nine of ten are enough, one is not
+    assert np.isnan(run_table.best_window(np.full(3, np.nan))[0])
 
 
 @pytest.mark.parametrize("rounds", [1, 6, 9])
 def test_a_run_of_fewer_than_ten_rounds_is_judged_by_its_last_and_has_no_mean_of_ten(tmp_path, rounds):
     """The mean over all of its rounds holds the first ones, in which nothing is learned yet."""
     run = fedstat.open_run(write(tmp_path / "a.zarr", rounds=rounds))
-    found = summary.row(run)
+    found = run_table.row(run)
     assert np.isnan([found["best10"], found["last10"], found["optimism"]]).all()
     last = run["metrics/accuracy"].to_numpy()[-1]
     assert_allclose(found["final"], np.average(last, weights=run["metrics/n_test"]))
@@ -110,7 +110,7 @@ def test_the_report_says_how_many_of_ten_rounds_were_evaluated(tmp_path):
 
 
 def test_without_validation_data_the_validated_accuracy_is_unknown(tmp_path):
-    found = summary.row(fedstat.open_run(write(tmp_path / "a.zarr", validation=0.0)))
+    found = run_table.row(fedstat.open_run(write(tmp_path / "a.zarr", validation=0.0)))
     assert np.isnan([found["validated"], found["validation"], found["optimism"]]).all()
     assert np.isfinite(found["best10"])
 
@@ -167,10 +167,10 @@ def test_what_is_not_a_run_of_the_trainer_is_said(tmp_path):
 def test_of_equal_values_the_first_in_the_network_is_chosen():
     config = {"shapes": {"b.weight": [3, 2], "a.weight": [2, 3]}}
     rows = pd.DataFrame({"layers": ["a", "b", "b,a"], "tau": [0.5, 0.25, 0.75], "validation": [0.7, 0.7, 0.6]})
-    assert summary.chosen(rows, "layers", config) == "b"
-    assert summary.chosen(rows, "tau", config) == 0.25
+    assert run_table.chosen(rows, "layers", config) == "b"
+    assert run_table.chosen(rows, "tau", config) == 0.25
     with pytest.raises(ValueError, match="tau is chosen on validation data, but these runs have none"):
-        summary.chosen(rows.assign(validation=np.nan), "tau", config)
+        run_table.chosen(rows.assign(validation=np.nan), "tau", config)
 
 
 def test_a_damaged_run_is_named_by_a_table_of_many(tmp_path):

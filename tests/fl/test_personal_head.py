@@ -10,13 +10,13 @@ import trainer
 from algorithm_jobs import SIZES, assert_equal, job, models, run
 
 from fedstat.fl import algorithms, masks, nets
-from fedstat.fl.algorithms import named, private_head
+from fedstat.fl.algorithms import named, personal_head
 from fedstat.fl.probes import metrics
 from fedstat.stats import factor, split
 
 
-def test_fedavg_with_a_private_head_is_fedper_to_the_bit():
-    mine, theirs = job(private_head(algorithms.fedavg())), job(algorithms.fedper())
+def test_fedavg_with_a_personal_head_is_fedper_to_the_bit():
+    mine, theirs = job(personal_head(algorithms.fedavg())), job(algorithms.fedper())
     assert_equal(models(mine), models(theirs))
     assert (
         run(mine).client_params.saved().keys() == run(theirs).client_params.saved().keys() == {"fc2.weight", "fc2.bias"}
@@ -37,17 +37,17 @@ def half_square(now, anchor):
 
 
 PLAIN = {
-    "fedprox-private-head": (
+    "fedprox-personal-head": (
         {"mu": 0.7},
         lambda *_: of_layers(np.ones(10, bool)),
         {"phases": ({"penalty": half_square},)},
     ),
-    "fedfac-dynamic-private-head": ({"layers": ["fc1"], "kappa": 0.7, "warm_start": False}, analysed, {}),
+    "fedfac-dynamic-personal-head": ({"layers": ["fc1"], "kappa": 0.7, "warm_start": False}, analysed, {}),
 }
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_method_with_a_private_head_equals_the_plain_loop(name):
+def test_a_method_with_a_personal_head_equals_the_plain_loop(name):
     settings, shared, options = PLAIN[name]
     j = job(named(name, **settings), participation=0.7, client_chunk=4)
     assert j.algorithm.name == name
@@ -60,9 +60,9 @@ def test_a_method_with_a_private_head_equals_the_plain_loop(name):
 
 
 @pytest.mark.parametrize("components", [1, 2])
-def test_a_private_head_is_never_sent_and_of_a_mixture_no_components_is(components):
+def test_a_personal_head_is_never_sent_and_of_a_mixture_no_components_is(components):
     inner = algorithms.fedem(components=components) if components > 1 else algorithms.fedfac(["fc1"])
-    j = job(private_head(inner))
+    j = job(personal_head(inner))
     state = run(j)
     heads = [name for name in j.net.shapes if nets.layer_of(name) in nets.head_layers(j.net)]
     assert len(heads) == 2 * components
@@ -74,9 +74,9 @@ def test_a_private_head_is_never_sent_and_of_a_mixture_no_components_is(componen
     assert up == 4 * components * (10 * 6 + 10)
 
 
-def test_a_server_that_mixes_leaves_private_heads_alone():
+def test_a_server_that_mixes_leaves_personal_heads_alone():
     half = lambda up: torch.full((len(up.clients),) * 2, 1 / len(up.clients))  # noqa: E731
-    j = job(private_head(algorithms.fedavg()._replace(mixing_weights=half)))
+    j = job(personal_head(algorithms.fedavg()._replace(mixing_weights=half)))
     state = trainer.start(j)
     trained = trainer.run(j, state)[1]
     after = trainer.models(j, trainer.step(j, state), trained.cohort.local)
@@ -85,6 +85,6 @@ def test_a_server_that_mixes_leaves_private_heads_alone():
 
 
 def test_a_network_of_one_layer_has_no_head_to_keep():
-    with pytest.raises(ValueError, match=r"only layer is 'fc1': a private head leaves none to share"):
-        trainer.start(job(private_head(algorithms.fedavg()), net=nets.mlp([6, 3])))
+    with pytest.raises(ValueError, match=r"only layer is 'fc1': a personal head leaves no layer to share"):
+        trainer.start(job(personal_head(algorithms.fedavg()), net=nets.mlp([6, 3])))
     assert masks.last_layers(nets.mlp(SIZES), "personal_layers", 1) == nets.head_layers(nets.mlp(SIZES))

@@ -1,4 +1,4 @@
-"""Numbers that summarize a run, the rounds they are of, and tables of them."""
+"""Table of runs: the row of each run, the rules that choose its rounds, and curves and clients of single runs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def choose(table: pd.DataFrame, rule: str | None = None) -> str:
     ValueError
         If the rule averages ten rounds and a run has fewer.
     """
-    short = few(table)
+    short = short_runs(table)
     if rule is None:
         return "final" if short else "best10"
     check.choice("rule", rule, list(RULES))
@@ -86,7 +86,7 @@ def choose(table: pd.DataFrame, rule: str | None = None) -> str:
     return rule
 
 
-def few(table: pd.DataFrame) -> str:
+def short_runs(table: pd.DataFrame) -> str:
     """Name scenarios with runs of fewer than ten rounds, and their rounds; "" if there are none."""
     short = table[table["rounds"] < WINDOW].groupby("scenario", sort=False)["rounds"].min()
     return "; ".join(f"{scenario}: {rounds} rounds" for scenario, rounds in short.items())

@@ -1,4 +1,4 @@
-"""Settings and summaries of stored runs, as records that print as tables."""
+"""Settings and summary of one stored run, as records that print as tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from fedstat.fl.stored_names import from_stored
 from fedstat.fl.training import COMMAND
 from fedstat.results.base import TERMINAL
 from fedstat.results.tables import count, megabytes
-from fedstat.study import summary as _summary
+from fedstat.store.encoding import algorithm_of
+from fedstat.study import run_table
 from fedstat.study.collect import title_of
 
 
@@ -106,7 +107,7 @@ def settings(run: str | Path | xr.DataTree) -> Record:
     Settings of Simulation study on model (8)
     """
     if isinstance(run, xr.DataTree):
-        title = str(run.attrs.get("title") or run.name or "run")
+        title = algorithm_of(str(run.attrs.get("title") or run.name or "run"))
         return Record(f"Settings of {title}", _config(run))
     return Record(f"Settings of {run}", _by_todays_names(store.config_of(run), store.attributes(Path(run))))
 
@@ -154,7 +155,8 @@ def summary(run: str | Path | xr.DataTree) -> Record:
     config = _config(run)
     is_training = run.attrs.get("command") == COMMAND and "metrics" in run.children
     parts = _of_training(run, config) if is_training else _of_other(run)
-    return Record(str(run.attrs.get("title") or "run"), parts | {"size": f"{megabytes(run.nbytes)} in memory"})
+    title = algorithm_of(str(run.attrs.get("title") or "run"))
+    return Record(title, parts | {"size": f"{megabytes(run.nbytes)} in memory"})
 
 
 def _config(run: xr.DataTree) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def _by_todays_names(config: dict[str, Any], attrs: Mapping[Any, Any]) -> dict[s
 
 
 def _of_training(run: xr.DataTree, config: Mapping[str, Any]) -> dict[str, str]:
-    row, metrics = _summary.row(run), run["metrics"].to_dataset()
+    row, metrics = run_table.row(run), run["metrics"].to_dataset()
     samples = [
         f"{int(metrics[f'n_{name}'].sum()):,} {text}"
         for name, text in {"train": "training", "validation": "validation", "test": "test"}.items()
