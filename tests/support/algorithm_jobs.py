@@ -112,6 +112,11 @@ def models(j, rounds=3):
     return trainer.models(j, run(j, rounds))
 
 
+def distance(a, b):
+    """Euclidean distance of two sets of parameters."""
+    return float(torch.cat([(p.double() - b[name]).flatten() for name, p in a.items()]).norm())
+
+
 def assert_equal(a, b):
     assert a.keys() == b.keys()
     for name, p in a.items():
