@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 SCALE ?= quick
 SECONDS ?= 60
+# Mutants: their number, the seed of the draw, and parts of the package with commas between them.
+N ?= 300
+SEED ?= 0
+PARTS ?= readers,stores,masks,round,statistics
 EXTRAS ?= dev
 PAPER ?= fedfac
 # The commit whose runs the working tree must repeat to the bit.
@@ -15,15 +19,16 @@ READY := $(VENV)/.ready-$(EXTRAS)
 # What shows that old versions of the dependencies suffice.
 QUICK := tests/results tests/labelled tests/store tests/plot tests/data tests/stats tests/sim tests/fl/test_train.py tests/study/test_grid.py
 READY_FOR_DOCS := $(VENV)/.ready-docs
+READY_FOR_MUTANTS := $(VENV)/.ready-mutants
 SCRIPTS := $(sort $(patsubst %/,%,$(dir $(wildcard analysis/*.py analysis/*/*.py))))
 
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
 
-.PHONY: sim test test-slow test-minimum torture fuzz frozen check lint docs wheel-test bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
+.PHONY: sim test test-slow test-minimum torture fuzz mutants frozen check lint docs wheel-test bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
 .PRECIOUS: runs/%.zarr
 
-$(sort $(READY) $(READY_FOR_DOCS)): $(VENV)/.ready-%: pyproject.toml constraints.txt
+$(sort $(READY) $(READY_FOR_DOCS) $(READY_FOR_MUTANTS)): $(VENV)/.ready-%: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedstat needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Try make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch
@@ -54,6 +59,9 @@ torture: $(READY)  ## kills, power cuts, damage, full disks, hostile files, wron
 
 fuzz: $(READY)  ## sound files, changed at random, for every parser, for SECONDS
 	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/fuzz.py $(SECONDS)
+
+mutants: $(READY_FOR_MUTANTS)  ## changes of the package at N random places that no test notices; below 95 % noticed is an error
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation/mutants.py --n $(N) --seed $(SEED) --parts $(PARTS)
 
 frozen: $(READY)  ## small runs of all methods at BASE=COMMIT and in the working tree, equal to the bit
 	$(BIN)/python tests/frozen/compare_revisions.py --base $(BASE)

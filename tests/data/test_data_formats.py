@@ -2,6 +2,7 @@
 
 import gzip
 import pickle
+import pickletools
 import struct
 import warnings
 from pathlib import Path
@@ -183,12 +184,18 @@ def test_a_truncated_pickle_names_the_byte(tmp_path, cut):
 def test_every_flipped_byte_of_a_pickle_is_read_or_refused_cleanly(tmp_path):
     content = pickle.dumps({b"data": np.arange(6, dtype=np.uint8), b"labels": [1, 2]}, protocol=2)
     path = tmp_path / "flipped"
+    refused = set()
     for at in range(len(content)):
         path.write_bytes(content[:at] + bytes([content[at] ^ 0x15]) + content[at + 1 :])
         try:
             unpickle(path)
         except ValueError as error:
             assert "flipped is damaged at byte" in str(error)  # noqa: PT017
+            refused.add(at)
+    for operation, name, start in pickletools.genops(content):
+        if operation.name == "GLOBAL":
+            assert refused >= {*range(start, start + len(name) + 2)}, name
+    assert len(refused) > 0.75 * len(content)  # the others are values, names of columns and numbers of the memo
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def run(j, rounds=3):
 def assert_same_models(j, state, models, accuracy, tol=1e-5):
     mine = trainer.models(j, state)
     for c, model in enumerate(models):
+        assert set(model) == set(mine)
         for name, p in model.items():
             torch.testing.assert_close(mine[name][c], p, atol=tol, rtol=tol)
     np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)

@@ -53,6 +53,7 @@ def sgd(parameters):
 def assert_equal_models(j, state, theirs, accuracy):
     mine = trainer.models(j, state)
     for c, model in enumerate(theirs):
+        assert set(model) == set(mine)
         for parameter, p in model.items():
             torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
     np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)

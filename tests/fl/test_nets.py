@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from algorithm_jobs import job, models
+from algorithm_jobs import distance, job, models
 from stacked_nets import CLIENTS, SAMPLES, Block, gradients, images
 from torch import nn
 
@@ -212,11 +212,11 @@ def test_padded_batches_of_a_batch_normalised_network_train_in_bfloat16():
     net = nets.lenet((1, 16, 16), 3, norm="batch")
     x = images(1, 16, 12).float().flatten(0, 1)[:12]
     data = Rows(x, torch.arange(12) % 3, np.array([0, 9, 12]))
-    found = [
-        models(job(algorithms.fedavg(), net=net, data=data, sizes=[9, 3], batch_size=6, precision=precision), 1)
+    exact, rounded = (
+        job(algorithms.fedavg(), net=net, data=data, sizes=[9, 3], batch_size=6, precision=precision)
         for precision in ("float32", "bfloat16")
-    ]
-    torch.testing.assert_close(found[1], found[0], atol=0.1, rtol=0.1)
+    )
+    assert 0 < distance(models(exact, 1), models(rounded, 1)) < 0.05 * distance(models(exact, 1), models(exact, 0))
 
 
 @pytest.mark.parametrize("statistics", ["shared", "local"])
@@ -269,7 +269,7 @@ def test_start_is_that_of_torch():
         bound = 1 / np.sqrt(32 * 25)
         assert ours.abs().max() <= bound
         assert theirs.abs().max() <= bound + 1e-7
-        assert ours.std() == pytest.approx(bound / np.sqrt(3), rel=0.25)
+        assert ours.std() == pytest.approx(bound / np.sqrt(3), rel=4 * np.sqrt(0.2 / ours.numel()))
 
 
 @pytest.mark.parametrize("make", [

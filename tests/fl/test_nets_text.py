@@ -201,9 +201,9 @@ def test_starting_values_are_distributed_as_those_of_torch(case):
         if name == "embedding.weight" and kind is FastText:
             b = b[b != 0]  # torch's starts the padding at zero; here no text reads it
         assert abs(a.mean() - b.mean()) < 5 * (a.std() + b.std()) / len(a) ** 0.5 + 1e-12, name
-        assert a.std() == pytest.approx(float(b.std()), rel=0.1), name
+        assert a.std() == pytest.approx(float(b.std()), rel=4 / len(a) ** 0.5), name  # normal; of uniform values less
         if not name.startswith(("embedding.weight", "position")):
-            assert a.abs().max() == pytest.approx(float(b.abs().max()), rel=0.06), name
+            assert a.abs().max() == pytest.approx(float(b.abs().max()), rel=min(0.06, 5 / len(a) ** 0.5)), name
 
 
 def test_an_lstm_trained_by_the_engine_is_a_loop_of_torch_modules():

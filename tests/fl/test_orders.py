@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from measured_runs import TIES, measured_run, readouts
 from small_runs import near
 
-from fedstat.fl import evaluate, optim, split_halves
+from fedstat.fl import evaluate, nets, optim, split_halves
 from fedstat.fl.algorithms import ALGORITHMS
+from fedstat.fl.batches import Rows
 from fedstat.fl.cohort import of_all
 from fedstat.fl.local_training import train_chunk
 from fedstat.fl.state import Download
@@ -44,6 +45,19 @@ def test_halves_equal_a_loop_over_clients(name, sizes, batch_size):
         for layer, part in found.items():
             for mine, theirs in zip((part.between, part.within), plain[layer], strict=True):
                 np.testing.assert_allclose(mine[:, 0], theirs, rtol=2e-3, atol=1e-7, err_msg=f"{layer}, {chunk}")
+
+
+def test_halves_compare_trained_parameters_and_no_running_statistics():
+    net = nets.lenet((1, 16, 16), 3, norm="batch", width=0.5)
+    images = torch.randn(24, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    j = job(make("fedavg"), net=net, data=Rows(images, torch.arange(24) % 3, np.arange(0, 25, 6)), sizes=[6] * 4)
+    models, _ = split_halves.trained(j, Download(j, trainer.start(j)), of_all(j), j.phases)
+    assert not any("running" in name for name in models)
+    by_layer = dict.fromkeys(nets.layers(net), 0)
+    for name, p in models.items():
+        by_layer[nets.layer_of(name)] += p[0, 0].numel()
+    assert split_halves.n_weights(net) == list(by_layer.values())
+    assert by_layer["conv1"] == 3 * 25 + 2 * 3  # kernels; scale and shift
 
 
 CHOOSERS = [

@@ -14,20 +14,21 @@ from fedstat.fl.algorithms import ALGORITHMS
 
 # A unit's communality may pass the median of the others by rounding; a mask may pass its threshold.
 DECIDES = ("fedfac", "factorized-fl", "fedcac", "pfedgate", "clustered-fl")
+# Differences of gradients, and products of factors that begin near 0, have fewer digits.
+LOSES = {"per-fedavg-hf": 0.2, "feddecomp": 0.1}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_method_trains_as_in_float32_but_for_rounding(name):
-    a, b = (jobs.run(jobs.job(jobs.make(name), precision=precision), 1) for precision in ("float32", "bfloat16"))
-    for state in (a, b):
-        kept = [*state.global_params.values(), *state.client_params.saved().values()]
-        assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in kept)
-    own = {**b.global_params, **{f"own {n}": p for n, p in b.client_params.saved().items()}}
-    exact = {**a.global_params, **{f"own {n}": p for n, p in a.client_params.saved().items()}}
-    assert any(not torch.equal(p, own[n]) for n, p in exact.items())
+    exact, rounded = (jobs.job(jobs.make(name), precision=precision) for precision in ("float32", "bfloat16"))
+    start, a, b = (
+        {**state.global_params, **{f"own {n}": p for n, p in state.client_params.saved().items()}}
+        for state in (jobs.run(exact, 0), jobs.run(exact, 1), jobs.run(rounded, 1))
+    )
+    assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in (*a.values(), *b.values()))
+    assert jobs.distance(a, b) > 0
     if not name.startswith(DECIDES):
-        for parameter, p in exact.items():
-            torch.testing.assert_close(own[parameter], p, atol=0.06, rtol=0.06, msg=lambda m, n=parameter: f"{n}: {m}")
+        assert jobs.distance(a, b) < LOSES.get(name, 0.02) * jobs.distance(a, start)
 
 
 @pytest.mark.parametrize("wrap", [None, algorithms.feddecomp(rank_linear=0.3).wrap])

@@ -9,6 +9,7 @@ import torch
 import trainer
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, assert_near, dataset, job, rows, run
 from plain_seams import LR, descent, gradient
+from small_runs import same
 from toy_methods import HALF, MEASURES, REMEMBERS, by_loss, momentum, soft, toy
 
 from fedstat._utils import streams
@@ -233,13 +234,6 @@ def test_memory_lasts_and_decides_what_a_client_begins_with():
     for c in range(j.clients):
         assert_near({n: p[c] for n, p in mine.items()}, download(server, c, 4))
         assert_near({n: p[c] for n, p in state.algorithm_state.clients.saved().items()}, memory[c])
-
-
-def same(a, b):
-    for group in a.groups:
-        for name, values in a[group].data_vars.items():
-            if name != "seconds":
-                np.testing.assert_array_equal(values, b[group][name], err_msg=f"{group}/{name}")
 
 
 def test_a_killed_run_goes_on_with_its_memory_and_the_aggregators(tmp_path):

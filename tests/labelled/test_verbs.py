@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from layers import weights
 
 import fedstat
 from fedstat import labelled
 from fedstat.results import LayerResults
+from fedstat.stats import ranking, reml, resampling
+from fedstat.stats import variance_components as moments
+from fedstat.study import compare_runs
 
 LAYER = "layer=None, checkpoint=None, stage=None"
 FIT = "n_factors=None, init='pc', max_iter=None, tol=None, method='pa'"
@@ -128,3 +132,31 @@ def test_wrong_arguments_are_refused_before_weights_are_read(
 def test_an_option_that_fits_do_not_take_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"^bootstrap takes tau, n_boot, level, .* after the weights, but got nonsens"):
         fedstat.bootstrap(tmp_path / "no such file", nonsense=np.ones(3))
+
+
+RNG = np.random.default_rng(0)
+TWICE = RNG.normal(size=(5, 2, 3, 4))
+OF_LEVEL: dict[str, Callable[[float], Any]] = {
+    "icc": lambda level: fedstat.icc(W, level=level),
+    "bootstrap": lambda level: fedstat.bootstrap(W, level=level),
+    "variance_components": lambda level: fedstat.variance_components(TWICE, level=level),
+    "by moments": lambda level: moments.components(moments.parts(TWICE), level=level),
+    "by REML": lambda level: reml.components(reml.gram(TWICE), level=level),
+    "client_clusters": lambda level: fedstat.client_clusters(W, n_clusters=2, level=level),
+    "effective_rank": lambda level: fedstat.effective_rank(W, level=level),
+    "knn_entropy": lambda level: fedstat.knn_entropy(RNG.normal(size=(9, 2)), level=level),
+    "compare": lambda level: fedstat.compare(
+        pd.DataFrame({"method": list("aabb"), "seed": [0, 1, 0, 1], "accuracy": [0.1, 0.2, 0.3, 0.5]}),
+        reference="a", level=level,
+    ),
+    "compare_runs": lambda level: compare_runs([], level=level),
+    "critical_difference": lambda level: ranking.critical_difference(3, 5, level=level),
+    "a mean": lambda level: resampling.mean([1.0, 2.0, 4.0], level=level),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0])
+@pytest.mark.parametrize("name", OF_LEVEL)
+def test_a_level_lies_between_0_and_1(name: str, level: float) -> None:
+    with pytest.raises(ValueError, match=r"^level must be a finite number"):
+        OF_LEVEL[name](level)

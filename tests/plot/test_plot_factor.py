@@ -108,7 +108,12 @@ def test_the_forest_names_every_unit_beside_its_interval_and_the_layer_below(wei
     assert names == [*table["unit"], "layer"]
     segments = np.array(ax.collections[0].get_segments())
     np.testing.assert_allclose(segments[:, :, 0], table[["conf_low", "conf_high"]])
-    np.testing.assert_allclose(np.asarray(ax.collections[1].get_offsets())[:, 0], table["icc"])
+    np.testing.assert_allclose(ax.collections[1].get_offsets(), np.c_[table["icc"], np.arange(23)])
+    layer, bottom = result.layer.query("type == 'ICC2'").iloc[0], ax.get_yticks()[-1]
+    np.testing.assert_allclose(
+        ax.collections[2].get_segments(), [[[x, bottom] for x in layer[["conf_low", "conf_high"]]]]
+    )
+    np.testing.assert_allclose(ax.collections[3].get_offsets(), [[layer["icc"], bottom]])
     assert ax.get_title() == "undefined units left out: 1"
     plt.close("all")
     ax = forest(fs.icc(named, n_boot=10), units=5, type="ICC3")

@@ -45,6 +45,23 @@ OF_LAYERS = (*OF_FACTORS, "IccResult", "ComponentsResult", "ClientClustersResult
 OTHERS = {"by_setting", "caption", "motivation_origin", "one_legend", "origin", "study_dataset", "style_of"}
 
 
+def require_same_drawing(drawn, expected):
+    """Lines, points, areas, bars and pixels of axes are equal, and there are some."""
+    first, second = contents(drawn), contents(expected)
+    assert first
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def contents(ax):
+    arrays = [line.get_xydata() for line in ax.lines]
+    arrays += [image.get_array() for image in ax.images]
+    arrays += [points.get_offsets() for points in ax.collections]
+    arrays += [path.vertices for areas in ax.collections for path in areas.get_paths()]
+    arrays += [bar.get_patch_transform().transform(bar.get_path().vertices) for bar in ax.patches]
+    return [np.ma.filled(array, np.nan) for array in arrays if np.size(array)]
+
+
 @pytest.fixture(autouse=True)
 def _closed():
     mpl.use("Agg")
@@ -82,8 +99,7 @@ def test_a_figure_draws_the_result_of_the_only_layer(figure):
         only = fedstat.results.LayerResults({"fc1": made(name)})
         drawn, expected = getattr(plot, figure)(only), getattr(plot, figure)(made(name))
         assert drawn.get_xlabel() == expected.get_xlabel()
-        for one, other in zip(drawn.lines, expected.lines, strict=True):
-            np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
+        require_same_drawing(drawn, expected)
 
 
 def test_no_figure_draws_on_the_current_axes():
@@ -140,8 +156,7 @@ def test_a_study_is_drawn_without_taking_it_apart():
     for draw in (plot.accuracy, plot.stability):
         ax, expected = draw(run), draw(plot.study_dataset(run))
         assert ax.get_title() == expected.get_title()
-        for one, other in zip(ax.lines, expected.lines, strict=True):
-            np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
+        require_same_drawing(ax, expected)
     with pytest.raises(TypeError, match=r"plot.stability takes a run of fedstat.sim.study"):
         plot.stability(run["metrics"])
 
@@ -242,8 +257,7 @@ def test_the_path_of_a_run_is_drawn_as_the_run(trained, tmp_path, figure):
     for path in paths:
         drawn = draw(path)
         assert drawn.get_ylabel() == expected.get_ylabel()
-        for one, other in zip(drawn.lines, expected.lines, strict=True):
-            np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
+        require_same_drawing(drawn, expected)
 
 
 def test_the_heat_map_of_weights_is_that_of_a_loop_over_clients_and_units():

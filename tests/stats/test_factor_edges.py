@@ -194,11 +194,31 @@ def test_a_batch_equals_a_loop(method: factor.Method) -> None:
     r = correlation(moments(z))
     batch = factor.fit(r, kappa=0.6, method=method)
     assert batch.communality.shape == (3, 2, 8)
+    assert np.ptp(batch.n_factors) > 0
     for i in np.ndindex(3, 2):
-        one = factor.fit(r[i], kappa=0.6, method=method)
-        for field in factor.Fit._fields:
-            if field != "loadings":  # signs of eigenvectors are free
-                np.testing.assert_allclose(getattr(batch, field)[i], getattr(one, field), atol=1e-10, err_msg=field)
+        require_alone(batch, i, factor.fit(r[i], kappa=0.6, method=method), atol=1e-10)
+
+
+def require_alone(batch: factor.Fit, i: Any, alone: factor.Fit, atol: float) -> None:
+    """A matrix of the batch has the fit that it has alone, but for signs of eigenvectors and columns of zeros."""
+    for field in factor.Fit._fields:
+        one, other = getattr(batch, field)[i], getattr(alone, field)
+        if field == "loadings":
+            assert not one[:, alone.n_factors :].any()
+            one, other = np.abs(one[:, : alone.n_factors]), np.abs(other)
+        np.testing.assert_allclose(one, other, atol=atol, err_msg=field)
+
+
+def test_a_batch_has_the_leading_eigenpairs_that_its_largest_number_of_factors_needs() -> None:
+    """Layers so wide that a part of the eigenpairs is computed, one of 2 factors and one of 10."""
+    rng = np.random.default_rng(0)
+    z = [rng.normal(size=(400, g)) @ rng.normal(size=(g, 110)) + 0.2 * rng.normal(size=(400, 110)) for g in (2, 14)]
+    r = correlation(moments(np.stack(z)))
+    batch = factor.fit(r, kappa=0.8)
+    assert batch.n_factors[0] == 2
+    assert batch.n_factors[1] >= 10
+    for i in range(2):
+        require_alone(batch, i, factor.fit(r[i], kappa=0.8), atol=1e-6)
 
 
 @pytest.mark.parametrize("offset", [1e5, 1e7])

@@ -6,13 +6,12 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import xarray as xr
+from equality import require_equal
 from joblib.externals import loky
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -67,16 +66,6 @@ def test_replicates_are_the_same_to_the_bit_whatever_the_executor(kind: str, pla
     with EXECUTORS[kind]() as executor:
         for name, verb in VERBS.items():
             require_equal(plain[name], verb(executor))
-
-
-def require_equal(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    for field in fields(one):
-        a, b = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(a, np.ndarray):
-            np.testing.assert_array_equal(a, b)
-        elif isinstance(a, xr.Dataset):
-            xr.testing.assert_identical(a, b)
 
 
 def test_replicates_do_not_depend_on_the_callers_blas_threads() -> None:

@@ -41,7 +41,9 @@ METHODS = ("true", "dynamic", "random-redrawn")
 
 def require_equal(one, other):
     """All values of two runs but wall times."""
+    assert {*one.groups} == {*other.groups}
     for node in one.subtree:
+        assert node.data_vars.keys() == other[node.path].data_vars.keys(), node.path
         for name, values in node.data_vars.items():
             if name != "seconds":
                 np.testing.assert_array_equal(values, other[f"{node.path}/{name}"], err_msg=f"{node.path}/{name}")

@@ -112,11 +112,18 @@ def models(j, rounds=3):
     return trainer.models(j, run(j, rounds))
 
 
+def distance(a, b):
+    """Euclidean distance of two sets of parameters."""
+    return float(torch.cat([(p.double() - b[name]).flatten() for name, p in a.items()]).norm())
+
+
 def assert_equal(a, b):
+    assert a.keys() == b.keys()
     for name, p in a.items():
         assert torch.equal(p, b[name]), name
 
 
 def assert_near(mine, theirs, atol=2e-5):
+    assert mine.keys() == theirs.keys()
     for name, p in theirs.items():
         torch.testing.assert_close(mine[name], p, atol=atol, rtol=2e-5)

@@ -29,7 +29,9 @@ def three_splits():
 
 
 def same(a, b):
+    assert {*a.groups} == {*b.groups}
     for group in a.groups:
+        assert a[group].data_vars.keys() == b[group].data_vars.keys(), group
         for name, values in a[group].data_vars.items():
             if name != "seconds":
                 np.testing.assert_array_equal(values, b[group][name], err_msg=f"{group}/{name}")
@@ -39,6 +41,7 @@ def near(found, expected, *, rtol=2e-4, atol=2e-5):
     """Every array but times, up to the rounding of float32."""
     assert set(found.groups) == set(expected.groups)
     for group in expected.groups:
+        assert found[group].data_vars.keys() == expected[group].data_vars.keys(), group
         for name, values in expected[group].data_vars.items():
             if name != "seconds":
                 other, where = found[group][name].values, f"{group}/{name}"

@@ -58,15 +58,13 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_room(name, size, disk, whole
     folder, resize = disk
     resize(size)
     path = folder / "run.zarr"
-    try:
+    with pytest.raises(OSError, match="No space left") as caught:
         jobs.quietly(jobs.STREAMED[name], path)
-    except OSError as error:
-        assert "No space left" in str(error)  # noqa: PT017
-        assert str(path) in str(error)  # noqa: PT017
-        if path.exists():
-            store.open_run(path)
-        else:
-            assert not list(folder.iterdir())
+    assert str(path) in str(caught.value)
+    if path.exists():
+        store.open_run(path)
+    else:
+        assert not list(folder.iterdir())
     resize(20_000)
     assert not jobs.quietly(jobs.STREAMED[name], path)
     jobs.require_same(path, whole[name])
