@@ -232,7 +232,7 @@ def page(address: str) -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": 900})
+        page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="null")  # JupyterLab's theme
         page.set_default_timeout(1000 * SECONDS)
         page.goto(address)
         page.locator(".jp-Notebook .jp-Cell").nth(len(CELLS) - 1).wait_for()
@@ -339,3 +339,6 @@ def test_a_report_stands_in_its_frame(notebook: Notebook, theme: str) -> None:
     notebook.page.wait_for_timeout(1000)  # the frame is drawn after it has scrolled into view
     notebook.shot(f"{theme.split()[-1]}-report-frame")
     assert frame.locator("html").evaluate("node => node.scrollWidth <= node.clientWidth")
+    assert frame.locator("body").evaluate_all(LOOK)["pale"] == []
+    page = frame.locator("body").evaluate("node => getComputedStyle(node).backgroundColor")
+    assert page == ("rgb(20, 24, 29)" if theme == "JupyterLab Dark" else "rgb(255, 255, 255)")
