@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_runs import NET, SETTINGS, dense
+from tqdm import tqdm
 
 import fedstat
 from fedstat import fl, study
@@ -252,7 +253,7 @@ def test_a_bar_ends_with_its_loop_also_after_an_error(monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="NaN") as raised:
         fedstat.bootstrap(wrong, kappa=0.5, n_boot=3, layer="*", progress=True)
     assert raised.tb, "its frames are alive, and with them the loop over layers"
-    assert not progress._class()._instances
+    assert not tqdm._instances
 
 
 def test_every_call_that_can_take_long_has_the_argument() -> None:
