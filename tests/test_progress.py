@@ -203,8 +203,10 @@ VERBS: dict[str, tuple[Callable[..., Any], list[str]]] = {
         counted(2, "fit"),
     ),
     "client_clusters": (
-        lambda **options: fedstat.client_clusters(ONE.reshape(5, -1), n_clusters=2, n_subsamples=5, **options),
-        counted(5, "subsample"),
+        lambda **options: fedstat.client_clusters(
+            ONE.reshape(5, -1), n_clusters=2, n_subsamples=5, groups=[0, 0, 0, 1, 1], **options
+        ),
+        [*counted(5, "subsample"), "10 of 10 permutations"],
     ),
     "read_weights": (lambda **options: fedstat.read_weights(LAYERS.values(), **options), counted(5, "client")),
     "fl.train": (
