@@ -31,12 +31,17 @@ from fedstat.results import (
     SplitResult,
 )
 from fedstat.stats import resampling
-from fedstat.store import open_run
+from fedstat.store import is_store, open_run, results
 from fedstat.study import summary
 from fedstat.study.collect import METHODS
 
 SHARED, PERSONAL, DEAD = "#1f4e8c", "#f0a43a", "#d9d9d9"
 """Dark and light, so that they differ in grayscale, too."""
+
+RunOrPath = xr.DataTree | str | PathLike[str]
+"""A run, or the path of its store."""
+ResultPath = str | PathLike[str]
+"""Path of a saved result, or of the store of a study."""
 
 _LONGEST = 28
 _LEGIBLE = 5.0  # points
@@ -151,9 +156,20 @@ def sole(result: Any) -> Any:
     return next(iter(result.values())) if isinstance(result, LayerResults) and len(result) == 1 else result
 
 
-def as_run(data: Any) -> Any:
-    """Return the run stored at a path; return everything else unchanged."""
-    return open_run(Path(data)) if isinstance(data, str | PathLike) else data
+def opened(data: Any, *, or_weights: bool = False) -> Any:
+    """Return the run, or the saved result, at a path; return everything else unchanged.
+
+    With ``or_weights``, paths of other files, such as those of clients' weights, are unchanged, too.
+    """
+    if not isinstance(data, str | PathLike):
+        return data
+    path = Path(data)
+    if path.suffix.lower() == ".json":
+        return results.load(path)
+    if or_weights and not is_store(path):
+        return data
+    run = open_run(path)
+    return results.load(path) if run.attrs.get("command") in (results.COMMAND, results.DECOMPOSE) else run
 
 
 def split_behind(result: object) -> SplitResult | None:
@@ -199,10 +215,10 @@ def concat_runs(data: Any, table: Callable[[xr.DataTree], pd.DataFrame]) -> pd.D
     """Concatenate the tables of one run or path, a list or a dict of them, with method and seed; else return None."""
     runs: list[tuple[str | None, Any]]
     if isinstance(data, Mapping) and not isinstance(data, xr.DataTree | pd.DataFrame | xr.Dataset):
-        runs = [(str(name), as_run(run)) for name, run in data.items()]
+        runs = [(str(name), opened(run)) for name, run in data.items()]
     else:
         is_list = isinstance(data, Sequence) and not isinstance(data, str)
-        runs = [(None, as_run(run)) for run in (data if is_list else [data])]
+        runs = [(None, opened(run)) for run in (data if is_list else [data])]
     if not runs or not all(isinstance(run, xr.DataTree) for _, run in runs):
         return None
     parts = []

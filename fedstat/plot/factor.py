@@ -20,9 +20,9 @@ from fedstat.plot._figure import (
     DEAD,
     PERSONAL,
     SHARED,
-    as_run,
     get_axes,
     name_rows,
+    opened,
     plain,
     refusal,
     sole,
@@ -77,7 +77,7 @@ def scree(result: Any, *, ax: Axes | None = None, most: int = 60) -> Axes:
     ValueError
         If the split is by agreement, which has no eigenvalues.
     """
-    if isinstance(result := sole(result), NFactorsResult):
+    if isinstance(result := sole(opened(result)), NFactorsResult):
         values, marks = result.curves["eigenvalues"], result.numbers
     else:
         fit = _factors(result, "scree", "NFactorsResult, ")
@@ -142,7 +142,7 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
     ValueError
         If a run has no split, or has several split layers and ``layer`` is None.
     """
-    result = sole(result)
+    result = sole(opened(result))
     units = _units(result, layer)
     ax = get_axes(ax)
     table = units.table.dropna(subset="value")
@@ -217,7 +217,6 @@ def _draw_above(ax: Axes, table: pd.DataFrame) -> None:
 
 def _units(result: object, layer: str | None) -> _Units:
     """Return the units of a result, or of the last split of a run."""
-    result = as_run(result)
     if isinstance(result, xr.DataTree | xr.Dataset):
         return _last_split(result, layer)
     if isinstance(result, FactorResult | IccResult):
@@ -344,7 +343,7 @@ def _splits_by_round(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_],
     """Return splits (round, unit) and the numbers of the rounds."""
     if isinstance(shared, Result | LayerResults):
         raise refusal("rounds", "splits (round, unit) of bool, or a run with such splits", shared)
-    shared = labels.labelled(as_run(shared), ("round", "unit"))
+    shared = labels.labelled(opened(shared), ("round", "unit"))
     if isinstance(shared, xr.DataTree):
         shared = split_of_run(shared, layer)
     if isinstance(shared, xr.Dataset) and "shared" in shared:
@@ -362,7 +361,7 @@ def _splits_by_round(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_],
 
 def _factors(result: object, figure: str, also: str = "") -> FactorResult:
     """Return the factor analysis of a result or of its split; ``also`` names further types that the figure takes."""
-    result = sole(result)
+    result = sole(opened(result))
     if isinstance(result, FactorResult):
         return result
     split = split_behind(result)
@@ -404,7 +403,7 @@ def split_map(result: Any, *, ax: Axes | None = None, **options: Any) -> Axes:
     TypeError
         If ``result`` is another result or one of several layers, or a result comes with options.
     """
-    if not isinstance(result := sole(result), SplitMapResult):
+    if not isinstance(result := sole(opened(result, or_weights=True)), SplitMapResult):
         if not isinstance(result, Result | pd.DataFrame | LayerResults):
             result = sole(_split_map(result, **options))
         if not isinstance(result, SplitMapResult):
@@ -462,7 +461,7 @@ def sensitivity(result: SensitivityResult, *, ax: Axes | None = None) -> Axes:
     TypeError
         If ``result`` is something else.
     """
-    if not isinstance(result := sole(result), SensitivityResult):
+    if not isinstance(result := sole(opened(result)), SensitivityResult):
         raise refusal("sensitivity", "the result of fedstat.sensitivity", result)
     table = result.tidy()
     new = (table["varied"] != table["varied"].shift()).to_numpy()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat.ntk.results import ExtremeEigenvalues
-from fedstat.plot._figure import get_axes, literal, name_rows, refusal, sole
+from fedstat.plot._figure import get_axes, literal, name_rows, opened, refusal, sole
 from fedstat.results import (
     BootstrapResult,
     ComparisonResult,
@@ -243,7 +243,7 @@ def forest(
 
     Parameters
     ----------
-    result : result with intervals, or DataFrame
+    result : result with intervals, path of a saved one, or DataFrame
         One of these:
 
         - the result of :func:`fedstat.icc` (with bootstrap samples, the intervals are those of the bootstrap),
@@ -275,7 +275,7 @@ def forest(
     TypeError
         If the result has no intervals, such as a split by factor analysis.
     """
-    forest_rows = rows(sole(result), check.choice("type", type, TYPES))
+    forest_rows = rows(sole(opened(result)), check.choice("type", type, TYPES))
     check.integer("units", units)
     table, y, notes = _select_rows(forest_rows, units)
     bottom = (y[-1] if len(y) else 0.0) + 1.5

@@ -10,13 +10,25 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedstat._utils import check
-from fedstat.plot._figure import concat_runs, get_axes, interval, literal, ordered, refusal, styles_of
+from fedstat.plot._figure import (
+    ResultPath,
+    RunOrPath,
+    concat_runs,
+    get_axes,
+    interval,
+    literal,
+    opened,
+    ordered,
+    refusal,
+    styles_of,
+)
 from fedstat.results import ComparisonResult
 from fedstat.results.leakage import LeakageResult
 from fedstat.study import summary
@@ -156,13 +168,17 @@ def _require_columns(data: pd.DataFrame, *columns: str) -> None:
 
 
 def differences(
-    data: pd.DataFrame | ComparisonResult, *, methods: Sequence[str] = (), margin: float = 0.0, ax: Axes | None = None
+    data: pd.DataFrame | ComparisonResult | ResultPath,
+    *,
+    methods: Sequence[str] = (),
+    margin: float = 0.0,
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw differences of accuracy from a reference in several scenarios, with their intervals.
 
     Parameters
     ----------
-    data : DataFrame or ComparisonResult
+    data : DataFrame, ComparisonResult, or path of a saved one
         ``scenario``, ``method``, ``difference``, ``low``, ``high``, one row per scenario and method; scenarios keep
         their order. NaN limits draw no interval. A comparison is drawn with its simultaneous CIs.
     methods : sequence of str
@@ -177,7 +193,7 @@ def differences(
     matplotlib Axes
         Methods of one scenario stand side by side.
     """
-    if isinstance(data, ComparisonResult):
+    if isinstance(data := opened(data), ComparisonResult):
         columns = {"term": "method", "estimate": "difference", "sim_conf_low": "low", "sim_conf_high": "high"}
         data = data.tidy().rename(columns=columns).assign(scenario=f"minus {data.reference}")
     if not isinstance(data, pd.DataFrame):
@@ -254,12 +270,12 @@ def _name_scenarios(ax: Axes, scenarios: list[str]) -> None:
     ax.set_xlim(-0.5, len(scenarios) - 0.5)
 
 
-def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None = None) -> Axes:
+def leakage(result: LeakageResult | RunOrPath, *, labels: str | None = None, ax: Axes | None = None) -> Axes:
     """Draw the PSNR of recovered images by round, with intervals over clients, and that of the class-mean image.
 
     Parameters
     ----------
-    result : LeakageResult
+    result : LeakageResult, or a stored one as a DataTree or path
     labels : {"given", "inferred"}, optional
         "given" if the attacker knows the labels, "inferred" if it infers them; by default the first in the result.
     ax : matplotlib Axes, optional
@@ -271,7 +287,8 @@ def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None
         One line per run. The dashed line is the PSNR of the class-mean image, which needs no gradient; it has the color
         of the run, or is gray if it is equal in all runs.
     """
-    mode = _label_mode(result, labels, "leakage")
+    result = _leakage(result, "leakage")
+    mode = _label_mode(result, labels)
     ax = get_axes(ax)
     table = result.tidy()
     runs = list(dict.fromkeys(table["run"]))
@@ -301,9 +318,10 @@ def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None
     return ax
 
 
-def leakage_grid(result: LeakageResult, *, labels: str | None = None) -> Figure:
+def leakage_grid(result: LeakageResult | RunOrPath, *, labels: str | None = None) -> Figure:
     """Draw original and recovered images of the best and the median case of each run, and the PSNR by round."""
-    mode, runs = _label_mode(result, labels, "leakage_grid"), list(result.data["run"].values)
+    result = _leakage(result, "leakage_grid")
+    mode, runs = _label_mode(result, labels), list(result.data["run"].values)
     figure = plt.figure(figsize=(11, max(4.0, 1.7 * len(runs) + 0.6)), layout="constrained")
     halves = figure.subfigures(1, 2, width_ratios=(1, 1.15), squeeze=False)
     images, curves = halves[0]
@@ -323,10 +341,17 @@ def leakage_grid(result: LeakageResult, *, labels: str | None = None) -> Figure:
     return figure
 
 
-def _label_mode(result: LeakageResult, labels: str | None, figure: str) -> str:
-    """Return "given" or "inferred": the argument, or by default the first in the result."""
+def _leakage(result: object, figure: str) -> LeakageResult:
+    """Return the result, from itself or from its store."""
+    if isinstance(result := opened(result), xr.DataTree) and "leakage" in result.children:
+        return LeakageResult.from_datatree(result)
     if not isinstance(result, LeakageResult):
-        raise refusal(figure, "the result of fedstat.attack.leakage", result)
+        raise refusal(figure, "the result of fedstat.attack.leakage, or a store of it", result)
+    return result
+
+
+def _label_mode(result: LeakageResult, labels: str | None) -> str:
+    """Return "given" or "inferred": the argument, or by default the first in the result."""
     modes = [str(mode) for mode in result.data["labels"].values]
     if labels is not None and labels not in modes:
         raise ValueError(f"labels must be one of {modes}, but got {labels!r}.")

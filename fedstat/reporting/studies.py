@@ -116,20 +116,17 @@ def of_ntk(stored: Stored) -> Part:
 def of_attack(stored: Stored) -> Part:
     """Images recovered from what clients send."""
 
-    def result(run: xr.DataTree) -> LeakageResult:
-        leakage = run["leakage"].to_dataset().load()
-        return LeakageResult(leakage.rename({"guess": "class_mean_psnr"} if "guess" in leakage else {}))
-
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         caption = "Original and recovered images, best and median case, and PSNR by round with intervals over clients."
-        yield document.image(leakage_grid(result(run)), caption, wide=True)
+        yield document.image(leakage_grid(run), caption, wide=True)
 
     methods = (
         "Training images were recovered from what clients send after one local step, by deep leakage from gradients "
         f"({prose.cited('zhu2019')}); PSNR is compared with that of the mean training image, with Student's t "
         "intervals over clients."
     )
-    words = (lambda run: result(run).summary()), drawn, (lambda run: result(run).cautions())
+    read = LeakageResult.from_datatree
+    words = (lambda run: read(run).summary()), drawn, (lambda run: read(run).cautions())
     return _study(stored, *words, (methods, ["zhu2019"]), ("runs",))
 
 
