@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
@@ -50,6 +51,25 @@ _LEGIBLE = 5.0  # points
 def get_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
     """Return the axes; without any, create a figure of this width and height in inches."""
     return plt.figure(figsize=size, layout="constrained").subplots() if ax is None else ax
+
+
+def gray(level: float) -> tuple[float, float, float]:
+    """Return a gray of the current style: 0 is the color of its text, 1 that of the background of its axes.
+
+    Examples
+    --------
+    >>> import matplotlib.pyplot as plt
+    >>> with plt.style.context("default"):
+    ...     light = gray(0.9)
+    >>> with plt.style.context("dark_background"):
+    ...     dark = gray(0.9)
+    >>> round(light[0], 3), round(dark[0], 3)
+    (0.9, 0.1)
+    """
+    page = plt.rcParams["axes.facecolor"]
+    text, page = to_rgb(plt.rcParams["text.color"]), to_rgb("white" if page == "none" else page)
+    red, green, blue = ((1 - level) * a + level * b for a, b in zip(text, page, strict=True))
+    return red, green, blue
 
 
 def name_rows(ax: Axes, positions: Sequence[float], names: Iterable[object], *, height: float) -> None:
@@ -110,7 +130,7 @@ def caption(figure: Figure, *notes: str) -> None:
     """
     width = int(_LETTERS * figure.get_figwidth())
     lines = [line for note in notes if note for line in textwrap.wrap(note, width)]
-    figure.supxlabel("\n".join(lines), fontsize="x-small", color="0.35", linespacing=1.3)
+    figure.supxlabel("\n".join(lines), fontsize="x-small", color=gray(0.35), linespacing=1.3)
 
 
 def interval(values: ArrayLike) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from fedstat._utils import check
 from fedstat._utils.labels import classes as classes_of
 from fedstat.labelled.arrays import group_blocks, labels, numpy_of
 from fedstat.labelled.inputs import layers_of, open_if_run
-from fedstat.plot._figure import get_axes, literal, measure_of_run, name_rows, opened, plain, refusal, sole
+from fedstat.plot._figure import get_axes, gray, literal, measure_of_run, name_rows, opened, plain, refusal, sole
 from fedstat.results import ComponentsResult, LayerResults
 from fedstat.results.base import Result
 from fedstat.results.between_clients import ClientClustersResult
@@ -186,13 +186,13 @@ def client_lines(measure: xr.DataArray | xr.DataTree, *, ax: Axes | None = None)
     ax, colour = get_axes(ax), sns.color_palette("colorblind")[0]
     for by_round in values.T:
         is_finite = np.isfinite(by_round)
-        ax.plot(rounds[is_finite], by_round[is_finite], color="0.75", linewidth=0.6, zorder=1)
+        ax.plot(rounds[is_finite], by_round[is_finite], color=gray(0.75), linewidth=0.6, zorder=1)
     low, median, high = np.nanquantile(values[has_value], [0.25, 0.5, 0.75], axis=1)
     ax.fill_between(
         rounds[has_value], low, high, color=colour, alpha=0.25, linewidth=0, label="middle half of clients"
     )  # fmt: skip
     ax.plot(rounds[has_value], median, color=colour, linewidth=1.8, label="median client")
-    ax.plot([], [], color="0.75", linewidth=0.8, label="clients")
+    ax.plot([], [], color=gray(0.75), linewidth=0.8, label="clients")
     ax.set(xlabel="round", ylabel=_label(measure))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(frameon=False, fontsize="small")
@@ -329,7 +329,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
         ax.vlines(x, low, high, color=colour, linewidth=1.2, alpha=0.7)
         ax.plot(x, rows["reliability"], "o-", color=colour, markersize=4, linewidth=1.2, label=literal(layer))
     for y, style in ((0, "-"), (0.5, ":")):
-        ax.axhline(y, color="0.4", linestyle=style, linewidth=0.9, zorder=0)
+        ax.axhline(y, color=gray(0.4), linestyle=style, linewidth=0.9, zorder=0)
     ax.set_ylim(max(_LOWEST, min(-0.05, table["conf_low"].min() - 0.05)), 1.02)
     ax.set_ylabel("reliability of client differences, 95% CI")
     if over_rounds:

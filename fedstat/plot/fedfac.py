@@ -23,6 +23,7 @@ from fedstat.plot._figure import (
     RunOrPath,
     caption,
     get_axes,
+    gray,
     interval,
     one_legend,
     opened,
@@ -137,7 +138,7 @@ def entropies(entropy: xr.Dataset | EntropyResult | RunOrPath, *, outputs: str =
     names = [CASE.get(c, c) for c in cases]
     data["case"] = data["case"].map(lambda c: CASE.get(c, c))
     ax = get_axes(ax)
-    colours = [_COLOUR.get(c, "0.4") for c in cases]
+    colours = [_COLOUR.get(c, gray(0.4)) for c in cases]
     sns.histplot(
         data, x="entropy", hue="case", hue_order=names, palette=colours, binwidth=0.1, element="step", alpha=0.3, ax=ax
     )
@@ -153,9 +154,9 @@ def entropies(entropy: xr.Dataset | EntropyResult | RunOrPath, *, outputs: str =
     error = "; bar: median ± median standard error" if data["std_error"].notna().any() else ""
     label = f"entropy (nats){error}" if is_result else "entropy over clients (nats)"
     ax.set(xlabel=label, ylabel="series" if is_result else "units", ylim=(0, top * (1.06 + 0.05 * len(cases))))
-    ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    ax.axvline(0, color=gray(0.6), linewidth=0.8, zorder=0)
     words = "median ± standard error of one unit's entropy"
-    bar = Line2D([], [], color="0.3", marker="|", markersize=8)
+    bar = Line2D([], [], color=gray(0.3), marker="|", markersize=8)
     drawn = legend.legend_handles if (legend := ax.get_legend()) is not None else []
     handles = [*(handle for handle in drawn if handle is not None), bar]
     if not is_result:
@@ -213,7 +214,7 @@ def relation(run: RunOrPath, *, case: str, outputs: str = "own", on: str = "weig
     data["estimator"] = data["estimator"].map(names)
     sns.scatterplot(
         data.dropna(), x="entropy", y="rank", hue="estimator", style="estimator", s=18, linewidth=0, alpha=0.7,
-        palette={name: _ESTIMATOR.get(str(e), "0.4") for e, name in names.items()}, ax=ax,
+        palette={name: _ESTIMATOR.get(str(e), gray(0.4)) for e, name in names.items()}, ax=ax,
     )  # fmt: skip
     ax.set(xlabel="entropy over clients (nats)", ylabel=rf"rank of communality $\nu$ of the {on}", title=CASE[case])
     ax.legend(frameon=False, fontsize="small", title=None, loc="upper center", bbox_to_anchor=(0.5, -0.16))
@@ -408,8 +409,8 @@ def convergence(result: ConvergenceResult | RunOrPath, *, width: int | None = No
             sns.lineplot(rows, x="round", y="bound", color=color, linestyle="--", errorbar=None, ax=ax)
     ax.set(yscale="log", xlabel="round t", ylabel="‖y − h(t)‖² / ‖y − h(0)‖²")
     handles, labels = ax.get_legend_handles_labels()
-    key: dict[str, Line2D | Patch] = {"bound of Theorem 1": Line2D([], [], color="0.4", linestyle="--")}
-    key |= {"range over replicates": Patch(color="0.6", alpha=0.4)} if is_replicated else {}
+    key: dict[str, Line2D | Patch] = {"bound of Theorem 1": Line2D([], [], color=gray(0.4), linestyle="--")}
+    key |= {"range over replicates": Patch(color=gray(0.6), alpha=0.4)} if is_replicated else {}
     ax.legend(
         [*handles, *key.values()], [*labels, *key], loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2,
         frameon=False, fontsize="small",
@@ -485,10 +486,10 @@ def generalization(result: GeneralizationResult | RunOrPath, *, x: str = "client
     low, high = np.transpose([interval(values) if np.isfinite(values).all() else (np.nan, np.nan) for values in tests])
     ax.vlines(table[x], low, high, color=ax.get_lines()[list(names).index("test")].get_color(), linewidth=2, alpha=0.5)
     bottom, top = ax.get_ylim()
-    ax.axhspan(1, top, color="0.94", linewidth=0, zorder=0)
+    ax.axhspan(1, top, color=gray(0.94), linewidth=0, zorder=0)
     ax.set_ylim(bottom, top)
     ax.text(0.98, 1.06, "bound > 1: vacuous", transform=ax.get_yaxis_transform(), ha="right", va="bottom",
-            fontsize="small", color="0.35")  # fmt: skip
+            fontsize="small", color=gray(0.35))  # fmt: skip
     ax.set(xlabel=label, ylabel="loss min(|h − y|, 1), and its bound")
     return ax
 

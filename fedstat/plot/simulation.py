@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 from fedstat._utils import check
 from fedstat.plot._figure import PERSONAL as _PERSONAL
 from fedstat.plot._figure import SHARED as _SHARED
-from fedstat.plot._figure import RunOrPath, get_axes, interval, opened, ordered, refusal, style_of, styles_of
+from fedstat.plot._figure import RunOrPath, get_axes, gray, interval, opened, ordered, refusal, style_of, styles_of
 from fedstat.sim import experiment
 
 SYMBOL = {"p": "$p$", "alpha": r"$\alpha$", "kappa": r"$\kappa$"}
@@ -71,8 +71,10 @@ def recovery(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes:
         auc = result["auc"].sel(estimator=_AGREEMENT).isel(kappa=0)
         mean, n = float(auc.mean()), auc.size
         se = float(auc.std(ddof=1)) / n**0.5 if n > 1 else 0.0
-        ax.axhspan(mean - se, mean + se, color="0.85", linewidth=0, zorder=0)
-        ax.axhline(mean, color="0.1", linestyle=(0, (7, 2, 1, 2)), linewidth=1.2, zorder=1, label=r"icc (no $\kappa$)")
+        ax.axhspan(mean - se, mean + se, color=gray(0.85), linewidth=0, zorder=0)
+        ax.axhline(
+            mean, color=gray(0.1), linestyle=(0, (7, 2, 1, 2)), linewidth=1.2, zorder=1, label=r"icc (no $\kappa$)"
+        )
     ax.set(xlabel=SYMBOL["kappa"], ylabel="AUC for shared units", title=setting, xlim=(0, 1.02), ylim=(-0.03, 1.03))
     ax.legend(title="estimator", frameon=False)
     return ax

@@ -21,6 +21,7 @@ from fedstat.plot._figure import (
     Style,
     caption,
     get_axes,
+    gray,
     interval,
     literal,
     one_legend,
@@ -237,24 +238,24 @@ def critical_difference(
     names, k = [str(data.columns[i]) for i in order], len(order)
     ax, styles = get_axes(ax, (7.0, 1.4 + _ROW * k)), styles_of(names)
     for y, (i, name) in enumerate(zip(order, names, strict=True)):
-        colour = styles[name].colour if name in highlight else "0.45"
+        colour = styles[name].colour if name in highlight else gray(0.45)
         ax.plot(ranks.ranks[:, i], np.full(len(data), y), "|", color=_GREY, markersize=6, zorder=1)
         ax.plot(ranks.mean_ranks[i], y, styles[name].marker, color=colour, markersize=6, zorder=3)
     bars = ranking.groups(ranks.mean_ranks, critical)
     row_of = {int(i): y for y, i in enumerate(order)}
     for i, group in enumerate(bars):
         x = k + 1.2 + 0.6 * i
-        ax.plot([x, x], [row_of[group[0]] - 0.3, row_of[group[-1]] + 0.3], color="0.2", linewidth=2.2)
-    ax.plot([1, 1 + critical], [-1.6, -1.6], color="0.1", linewidth=1.6, marker="|", markersize=7)
+        ax.plot([x, x], [row_of[group[0]] - 0.3, row_of[group[-1]] + 0.3], color=gray(0.2), linewidth=2.2)
+    ax.plot([1, 1 + critical], [-1.6, -1.6], color=gray(0.1), linewidth=1.6, marker="|", markersize=7)
     words = f"critical difference {critical:.1f}"
     ax.annotate(words, (1 + critical, -1.6), (5, 0), textcoords="offset points", va="center")
     ax.set_yticks(range(k), [literal(title_of(name)) for name in names])
     for label, name in zip(ax.get_yticklabels(), names, strict=True):
-        label.set_color(styles[name].colour if name in highlight else "0.2")
+        label.set_color(styles[name].colour if name in highlight else gray(0.2))
     ax.set(xlabel=f"rank by accuracy in {len(data)} scenarios, 1 is best", ylim=(k - 0.4, -2.4))
     ax.set_xlim(0.3, max(k + 1.2 + 0.6 * len(bars), 1.3 + 1.6 * critical))
     ax.set_xticks([tick for tick in MaxNLocator(8, integer=True).tick_values(1, k) if 1 <= tick <= k])
-    ax.grid(axis="y", color="0.94", linewidth=0.6)
+    ax.grid(axis="y", color=gray(0.94), linewidth=0.6)
     ax.set_axisbelow(True)
     return ax
 

@@ -22,6 +22,7 @@ from fedstat.plot._figure import (
     RunOrPath,
     concat_runs,
     get_axes,
+    gray,
     interval,
     literal,
     opened,
@@ -67,20 +68,20 @@ def client_boxplot(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = N
         ax.boxplot(
             rows["accuracy"].to_numpy(), positions=[y], orientation="horizontal", widths=0.62, patch_artist=True,
             boxprops={"facecolor": to_rgba(colour, 0.9 if m == highlight else 0.35), "edgecolor": colour},
-            medianprops={"color": "0.1"}, whiskerprops={"color": colour}, capprops={"color": colour},
+            medianprops={"color": gray(0.1)}, whiskerprops={"color": colour}, capprops={"color": colour},
             flierprops={"marker": ".", "markersize": 3, "markerfacecolor": colour, "markeredgecolor": "none"},
         )  # fmt: skip
         low, high = interval(rows.groupby("seed")["accuracy"].mean()) if "seed" in rows else (np.nan, np.nan)
         mean = rows["accuracy"].mean()
         ax.errorbar(
-            mean, y, xerr=[[mean - low], [high - mean]], color="0.1", marker="o", markerfacecolor="white",
+            mean, y, xerr=[[mean - low], [high - mean]], color=gray(0.1), marker="o", markerfacecolor=gray(1),
             markersize=4, elinewidth=1.4, zorder=4,
         )  # fmt: skip
     ax.set_yticks(range(len(order)), [literal(about(m).title) for m in order])
     ax.set(xlabel="test accuracy of a client", ylim=(len(order) - 0.5, -0.5))
     span = data["accuracy"].agg(["min", "max"])
     ax.set_xlim(span["min"] - 0.03 * np.ptp(span), span["max"] + 0.03 * np.ptp(span))
-    ax.grid(axis="x", color="0.9", linewidth=0.6)
+    ax.grid(axis="x", color=gray(0.9), linewidth=0.6)
     ax.set_axisbelow(True)
     return ax
 
@@ -208,8 +209,8 @@ def differences(
         title = literal(about(method).title)
         _draw_points(rows, x, "difference", ax, label=title, color=style.colour, marker=style.marker)
     if margin:
-        ax.axhspan(-margin, margin, color="0.9", zorder=0)
-    ax.axhline(0, color="0.4", linewidth=0.8)
+        ax.axhspan(-margin, margin, color=gray(0.9), zorder=0)
+    ax.axhline(0, color=gray(0.4), linewidth=0.8)
     _name_scenarios(ax, scenarios)
     ax.set_ylabel("difference in test accuracy")
     ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(drawn), columnspacing=1)
@@ -248,7 +249,7 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             colour = shades(i / max(1, len(layers) - 1))
             _draw_points(row, pd.Series([x], index=row.index), "reliability", ax, color=colour, marker="o")
             ax.text(x, 1.03, literal(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=colour)
-    ax.axhline(0.5, color="0.4", linewidth=0.8, linestyle="--", zorder=0)
+    ax.axhline(0.5, color=gray(0.4), linewidth=0.8, linestyle="--", zorder=0)
     _name_scenarios(ax, scenarios)
     ax.set(ylabel="reliability", yticks=np.arange(0, 1.01, 0.25))
     ax.set_ylim(min(0.0, data["reliability"].min()) - 0.03, 1.25)
@@ -266,7 +267,7 @@ def _name_scenarios(ax: Axes, scenarios: list[str]) -> None:
     ax.set_xticks(range(len(scenarios)), [literal(scenario) for scenario in scenarios])
     plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     for edge in range(1, len(scenarios)):
-        ax.axvline(edge - 0.5, color="0.92", linewidth=0.8, zorder=0)
+        ax.axvline(edge - 0.5, color=gray(0.92), linewidth=0.8, zorder=0)
     ax.set_xlim(-0.5, len(scenarios) - 0.5)
 
 
@@ -309,7 +310,7 @@ def leakage(result: LeakageResult | RunOrPath, *, labels: str | None = None, ax:
         if not is_common:
             ax.plot(x, rows["class_mean_psnr"], color=line.get_color(), linestyle="--", linewidth=1)
     ax.plot(
-        rounds if is_common else [], class_mean if is_common else [], color="0.3", linestyle="--", linewidth=1,
+        rounds if is_common else [], class_mean if is_common else [], color=gray(0.3), linestyle="--", linewidth=1,
         label="class-mean image (no gradients)",
     )  # fmt: skip
     ax.set_xticks(rounds)

@@ -159,6 +159,19 @@ def test_the_forest_of_a_bootstrap_has_its_intervals_and_the_threshold():
     assert (faces < 0.5).tolist() == (table["group"] == "shared").tolist()
 
 
+def test_a_dark_style_draws_text_and_points_light_on_dark():
+    result = made("BootstrapResult")
+    shared = (result.tidy().sort_values("estimate", ascending=False)["group"] == "shared").tolist()
+    for style, page in (("default", 1.0), ("dark_background", 0.0)):
+        with plt.style.context(style):
+            ax = plot.forest(result)
+        faces = ax.collections[1].get_facecolors()[:, 0]
+        assert (abs(faces - page) > 0.5).tolist() == shared, "filled is what differs from the background"
+        assert abs(ax.collections[1].get_edgecolors()[:, 0] - page).min() > 0.5
+        lines = [mpl.colors.to_rgb(line.get_color())[0] for line in ax.lines]
+        assert all(abs(line - page) > 0.25 for line in lines)
+
+
 def test_the_forest_of_a_comparison_has_the_simultaneous_intervals_in_the_order_of_the_methods():
     result = fedstat.compare(TABLE, reference="a")
     ax, table = plot.forest(result), result.tidy()
