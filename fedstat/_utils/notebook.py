@@ -1,4 +1,4 @@
-"""What IPython and Jupyter show of objects that other packages define."""
+"""Displays in IPython and Jupyter of objects that other packages define."""
 
 from __future__ import annotations
 
