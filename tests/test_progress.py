@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_runs import NET, SETTINGS, dense
+from tqdm import tqdm
 
 import fedstat
 from fedstat import fl, study
@@ -202,8 +203,10 @@ VERBS: dict[str, tuple[Callable[..., Any], list[str]]] = {
         counted(2, "fit"),
     ),
     "client_clusters": (
-        lambda **options: fedstat.client_clusters(ONE.reshape(5, -1), n_clusters=2, n_subsamples=5, **options),
-        counted(5, "subsample"),
+        lambda **options: fedstat.client_clusters(
+            ONE.reshape(5, -1), n_clusters=2, n_subsamples=5, groups=[0, 0, 0, 1, 1], **options
+        ),
+        [*counted(5, "subsample"), "10 of 10 permutations"],
     ),
     "read_weights": (lambda **options: fedstat.read_weights(LAYERS.values(), **options), counted(5, "client")),
     "fl.train": (
@@ -252,7 +255,7 @@ def test_a_bar_ends_with_its_loop_also_after_an_error(monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="NaN") as raised:
         fedstat.bootstrap(wrong, kappa=0.5, n_boot=3, layer="*", progress=True)
     assert raised.tb, "its frames are alive, and with them the loop over layers"
-    assert not progress._class()._instances
+    assert not tqdm._instances
 
 
 def test_every_call_that_can_take_long_has_the_argument() -> None:

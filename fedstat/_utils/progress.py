@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 Item = TypeVar("Item")
@@ -145,18 +143,15 @@ class _Silent:
 
 
 class _Tqdm:
-    """Bar of tqdm: a widget in notebooks with ipywidgets, a line of text elsewhere."""
+    """Bar of tqdm, a line of text: widgets would leave broken icons in a notebook whose kernel is gone."""
 
     def __init__(self, total: int, unit: str, label: str, *, delay: float, resumed: bool, notebook: bool) -> None:
-        tqdm = _class()
-        self._line: _NotebookLine | None = None
-        options: dict[str, Any] = {"total": total, "unit": unit, "desc": label or f"{unit}s", "delay": delay}
-        if not notebook:
-            options |= _screen()
-        elif not _is_widget(tqdm):
-            self._line = _NotebookLine()
-            options |= _CELL | {"file": self._line}
-        self._bar, self._delay, self._resumed = tqdm(**options), delay, resumed
+        from tqdm import tqdm
+
+        self._line = _NotebookLine() if notebook else None
+        place: dict[str, Any] = _screen() if self._line is None else _CELL | {"file": self._line}
+        self._bar = tqdm(total=total, unit=unit, desc=label or f"{unit}s", delay=delay, **place)
+        self._delay, self._resumed = delay, resumed
         self._bar.leave = not self._bar.pos
 
     def update(self, n: int = 1) -> None:
@@ -189,15 +184,6 @@ class _Tqdm:
             self._line.close(is_inner=not self._bar.leave)
 
 
-@cache
-def _class() -> Any:
-    """Return tqdm's class for this process; without ipywidgets, its import warns in notebooks."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from tqdm.auto import tqdm
-    return tqdm
-
-
 def _screen() -> dict[str, int]:
     """Return the size of the terminal; in a terminal of unknown size, tqdm would show nothing."""
     with suppress(OSError, ValueError, AttributeError):
@@ -209,12 +195,6 @@ def _screen() -> dict[str, int]:
 def _is_shown(bar: Any) -> bool:
     """Return True if a bar of tqdm was shown, after its delay."""
     return bool(bar.last_print_t >= bar.start_t + bar.delay)
-
-
-def _is_widget(tqdm: type) -> bool:
-    from tqdm.notebook import tqdm_notebook
-
-    return issubclass(tqdm, tqdm_notebook)
 
 
 class _NotebookLine:

@@ -84,131 +84,57 @@ def train(
     Parameters
     ----------
     data : Dataset
-        Samples of all clients: dense, x (client, sample, ...) and y (client, sample), or sample-major with a coordinate
-        ``client``. The coordinate ``split`` (sample) names the subset of a sample: "train", "test" or, optionally,
-        "validation". A coordinate ``y_true`` marks clients that number their classes differently, as
-        :func:`fedstat.data.partition.permute_labels` and ``domains`` add it. Then no method may share the output layer:
-        wrap the algorithm in ``algorithms.personal_head``.
-    net : Net
-        For example ``fedstat.fl.nets.mlp([100, 200, 1])``.
-    algorithm : Algorithm
-        For example ``fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.85, tau=0.5)``.
-    rounds : int
-        Number of communication rounds T.
-    participation : float or (float, float), default 1
-        Participation rate: fraction of clients selected per round, or the range from which it is drawn in every round.
-    sampling : {"fixed", "poisson"}, default "fixed"
-        "fixed" selects the same number of clients in every round. "poisson" selects each client independently, with
-        the participation rate as its probability. A round may then select no client; it changes nothing but adds the
-        noise of a private aggregator.
-    local_epochs : int, default 5
-        Epochs G of local training in a round.
-    batch_size : int or None, default 32
-        Samples per batch B; None takes all samples of a client as one batch.
-    optimizer : {"sgd", "adam"} or Optimizer, default "sgd"
-        Local optimizer.
-    lr : float, default 0.1
-        Local learning rate η_l of an optimizer passed by name.
-    server_lr : float, default 1
-        Server learning rate η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
-    aggregator : str or Aggregator, default "mean"
-        Combines the uploads of each parameter: a name of ``fedstat.fl.prepare.AGGREGATORS``, such as "median" or
-        "trimmed-mean:0.1", or an aggregator, such as the differentially private :func:`~fedstat.fl.aggregate.private`.
-        "mean" weights clients by their numbers of training samples.
-    optimizer_state : {"reset", "keep"}, default "reset"
-        "reset" clears a client's momentum or Adam moments in every round.
-    seed : int, default 0
+        x (client, sample, ...) and y (client, sample), or sample-major with a coordinate ``client``. The coordinate
+        ``split`` (sample) says "train", "test" or "validation"; ``y_true``, if clients number classes differently.
+    net, algorithm : Net, Algorithm
+        Such as ``fedstat.fl.nets.mlp([100, 200, 1])`` and ``fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.85)``.
+    rounds, local_epochs, batch_size : int
+        Communication rounds T; epochs of local training G; samples per batch B, or None for one batch per client.
+    participation, sampling : float or (float, float), {"fixed", "poisson"}
+        Fraction of clients selected per round, or its range. "poisson" selects each client independently.
+    optimizer, lr, optimizer_state : {"sgd", "adam"} or Optimizer, float, {"reset", "keep"}
+        Local optimizer; its learning rate η_l, if it is a name; "reset" clears its moments in every round.
+    server_lr, aggregator : float, str or Aggregator
+        η_g in W ← W + η_g Σ n_k Δ_k / Σ n_k, with the "mean" of updates Δ; or "median", "trimmed-mean:0.1", ...
+    seed : int
         Every draw comes from a stream keyed by seed, purpose, client and round.
-    device : str, default "cpu"
-        Name of a PyTorch device: the CPU or a CUDA device.
-    client_chunk : int, optional
-        Number of clients trained as one tensor; by default chosen from the size of their models and samples.
-    threads : int, optional
-        Number of chunks trained in parallel on the CPU; by default the number of cores.
-    precision : {"float32", "tf32", "bfloat16"}, default "float32"
-        Precision of matrix products in training and evaluation; parameters and updates are float32. "tf32" needs CUDA.
-        "bfloat16" is faster on GPUs and on CPUs with AVX-512-BF16 or AMX, for convolutions and batches of 50 samples or
-        more.
-    memory_budget : str or int, optional
-        Memory budget: "2GiB", "500MB" or a number of bytes, of the process or, on a GPU, of the GPU. Beyond it, client
-        rows (personal entries, optimizer states, algorithm states) are kept in files in the store. Samples in a zarr
-        store or a memory map are then not loaded. Both are read and written for selected clients only. The results do
-        not change.
-    out : path, optional
-        Store to write, a zarr folder; without it the run stays in memory.
-    resume : bool
-        If True, continue the run at ``out``, if there is one, with the results of an uninterrupted run. The run may be
-        extended by more ``rounds`` and by ``checkpoints`` in them, with all other settings equal; see
-        :func:`record.extend`.
-    checkpoints : sequence of int
-        Rounds after which the weights of clients are stored, in addition to the last round.
-    keep_weights : sequence of str, optional
-        Layers whose weights are stored; all by default.
-    evaluate_every : int, default 1
-        Number of rounds between evaluations; the last round is always evaluated.
-    new : Dataset, optional
-        Unseen clients, which never train, with subsets "train" and "test"; evaluated after the last round.
-    ablation : int, default 0
-        Number of draws of random values, which replace the parameters of shared or of personal units after the last
-        round.
+    device, client_chunk, threads, precision, memory_budget : str, int, int, {"float32", "tf32", "bfloat16"}, str or int
+        Computation: device of PyTorch, clients trained as one tensor, parallel chunks, precision of matrix products,
+        and bytes of memory ("2GiB"), beyond which client rows are kept in the store.
+    out, resume : path, bool
+        Store to write; continue the run there, also with more ``rounds`` and ``checkpoints``.
+    checkpoints, keep_weights : sequence of int, sequence of str
+        Rounds after which weights are stored, besides the last; layers whose weights are stored.
+    evaluate_every, new, ablation : int, Dataset, int
+        Rounds between evaluations; unseen clients, evaluated after training; draws of values that replace units.
     probe : {"split-half", "drift", "trained-weights", "parameters"} or sequence of these, optional
-        Measurements that do not change training. "split-half": training of the selected clients on each half of
-        their samples before every evaluated round, for the reliability of client differences
-        (:func:`fedstat.fl.profile`). "drift": distance of the shared entries of clients, before aggregation, from the
-        global model, in every round. "trained-weights": weights before aggregation, at the checkpoints. "parameters":
-        factors of composed weights, before and after aggregation, at the checkpoints.
+        Measurements that do not change training.
     prediction_rules : mapping from str to callable (Algorithm) -> Algorithm, optional
-        Other prediction rules for the final models, such as ``{"fedavg+": algorithms.finetuned}``. Their scores equal
-        the scores of a run of that algorithm.
+        Further rules for the final models, such as ``{"fedavg+": algorithms.finetuned}``.
     progress : bool, None or callable (int)
-        True shows a progress bar in a terminal or notebook, and a line per update elsewhere, on stderr. None shows a
-        bar in a terminal or notebook if training takes longer than two seconds. False shows nothing. A callable gets
-        the number of rounds done by an earlier call, then 1 after each round.
+        True shows a bar in a terminal or notebook, and lines on stderr elsewhere; None shows a bar after two seconds;
+        False shows nothing. A callable gets the rounds that were done before, then 1 after each round.
     about : mapping, optional
-        Further settings to store in the run, such as the names of the data set and the partition.
+        Further settings to store in the run.
 
     Returns
     -------
     DataTree
-        ``/metrics``: accuracy, loss (round, client) of client models on test samples after aggregation, and
-        validation_accuracy, validation_loss, NaN in rounds without evaluation; accuracy_before, train_loss
-        (round, client) of the selected clients; bytes_up, bytes_down, seconds (round); epsilon (round) if the
-        aggregator is private;
-        ``/clients``: n_train (client, class); label (client, class), domain (client), see
-        :func:`fedstat.fl.prepare.group`;
-        ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
-        ``/split/<layer>``: shared, communality, icc and, for a test, decided (round, unit); n_factors, n_iter,
-        converged (round);
-        ``/new``: accuracy (rule, client), see :func:`fedstat.fl.probes.variants.accuracy`;
-        ``/ablation``: accuracy (part, draw, client), see :func:`fedstat.fl.probes.variants.ablated_accuracy`;
-        ``/choice``: step, finetuning (round, ...) that the method selected, see :class:`fedstat.fl.evaluate.Chosen`;
-        ``/probe``: between, within (round, client, layer), see :func:`fedstat.fl.split_halves.parts`;
-        ``/drift``: distance (round, client, layer), see :func:`fedstat.fl.probes.measures.drift_probe`;
-        ``/uploads/<layer>``: w, b as in ``/weights``, before aggregation; NaN for clients that were not selected;
-        ``/parameters/<layer>``: parameters of a composed network by name (``weight`` as w), with dims (checkpoint,
-        stage, client, ...) and the stages "trained" (before aggregation; NaN for clients that were not selected) and
-        "aggregated". ``/weights`` and ``/uploads`` hold the weights composed of them. Other networks have no such
-        group. :func:`fedstat.fl.client_weights` reads all three groups;
-        ``/measures``: measurements of the algorithm; ``/mixing``: weight (round, client, other), if its server mixes;
-        ``/readouts``: accuracy, loss (readout, client), step (readout, client, layer).
+        ``/metrics``: accuracy (round, client), ...; ``/weights/<layer>``: w (checkpoint, client, unit, weight), b;
+        ``/split/<layer>``: shared (round, unit), .... All groups: :doc:`/howto/train`.
 
     Raises
     ------
     ValueError
-        If a setting is out of range, if clients that number their classes differently share an output layer, or if
-        ``resume`` finds a run that has other settings or cannot continue.
+        If a setting is out of range, or ``resume`` finds a run with other settings.
     FloatingPointError
         If a client diverges; earlier rounds stay in the store.
 
     Examples
     --------
-    >>> import numpy as np, xarray as xr
+    >>> import fedstat
     >>> from fedstat.fl import algorithms, nets
-    >>> x = np.random.default_rng(0).normal(size=(4, 30, 5))
-    >>> data = xr.Dataset(
-    ...     {"x": (("client", "sample", "feature"), x), "y": (("client", "sample"), (x[..., 0] > 0).astype(int))},
-    ...     coords={"split": ("sample", ["train"] * 20 + ["test"] * 10)},
-    ... )
+    >>> data = fedstat.sim.generate(clients=4, d=5, m=8, n_train=20, n_test=10)
     >>> run = train(data, nets.mlp([5, 8, 1]), algorithms.fedfac(["fc1"]), rounds=3, batch_size=5)
     >>> run["split/fc1/shared"].sum("unit").values
     array([4, 4, 4])

@@ -195,7 +195,7 @@ def client_clusters(
     layer, checkpoint, stage
         Layers and round to analyze, if there are several: as in :func:`fedstat.split`.
     progress : bool or None
-        Show how many layers and subsamples are done; see :func:`fedstat.fl.train`.
+        Show how many layers, subsamples and permutations are done; see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -240,7 +240,9 @@ def client_clusters(
     options: dict[str, Any] = {"share": _FRACTION_OMITTED, "draws": n_subsamples, "seed": seed}
     with progress_bar(n_subsamples, "subsample", progress) as bar:
         subsamples = clustering.left_out(similarity, cluster, group, n_clusters=n_clusters, **options, tick=bar.update)
-    tests = {} if group is None else _agreement(similarity, cluster, group, subsamples, n_permutations, level, seed)
+    tests = {}
+    if group is not None:
+        tests = _agreement(similarity, cluster, group, subsamples, n_permutations, level, seed, progress)
     subsample_ari = float(subsamples.subsample_ari.mean())
     about = (x.shape[1], subsample_ari, subsamples.left_out, n_subsamples, group_names)
     return ClientClustersResult(
@@ -256,11 +258,14 @@ def _agreement(
     n_permutations: int,
     level: float,
     seed: int,
+    progress: bool | None,
 ) -> dict[str, Any]:
     """Compute the fields of the result that need groups."""
     rand = float(adjusted_rand(cluster, groups))
     contrast = float(clustering.contrast(similarity, groups))
-    permuted = clustering.permuted(similarity, cluster, groups, permutations=n_permutations, seed=seed)
+    options: dict[str, Any] = {"permutations": n_permutations, "seed": seed}
+    with progress_bar(min(n_permutations, clustering.arrangements(groups)), "permutation", progress) as bar:
+        permuted = clustering.permuted(similarity, cluster, groups, **options, tick=bar.update)
     error = clustering.jackknife_error(subsamples.rand, rand, n=len(groups), n_left_out=subsamples.left_out)
     # If the index is equal in all subsamples, its error is unknown, not 0.
     half = float(scipy.special.ndtri((1 + level) / 2)) * error if error > 0 else math.nan

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
@@ -31,12 +32,17 @@ from fedstat.results import (
     SplitResult,
 )
 from fedstat.stats import resampling
-from fedstat.store import open_run
+from fedstat.store import is_store, open_run, results
 from fedstat.study import run_table
 from fedstat.study.collect import METHODS
 
 SHARED, PERSONAL, DEAD = "#1f4e8c", "#f0a43a", "#d9d9d9"
 """Dark and light, so that they differ in grayscale, too."""
+
+RunOrPath = xr.DataTree | str | PathLike[str]
+"""A run, or the path of its store."""
+ResultPath = str | PathLike[str]
+"""Path of a saved result, or of the store of a study."""
 
 _LONGEST = 28
 _LEGIBLE = 5.0  # points
@@ -45,6 +51,25 @@ _LEGIBLE = 5.0  # points
 def get_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
     """Return the axes; without any, create a figure of this width and height in inches."""
     return plt.figure(figsize=size, layout="constrained").subplots() if ax is None else ax
+
+
+def gray(level: float) -> tuple[float, float, float]:
+    """Return a gray of the current style: 0 is the color of its text, 1 that of the background of its axes.
+
+    Examples
+    --------
+    >>> import matplotlib.pyplot as plt
+    >>> with plt.style.context("default"):
+    ...     light = gray(0.9)
+    >>> with plt.style.context("dark_background"):
+    ...     dark = gray(0.9)
+    >>> round(light[0], 3), round(dark[0], 3)
+    (0.9, 0.1)
+    """
+    page = plt.rcParams["axes.facecolor"]
+    text, page = to_rgb(plt.rcParams["text.color"]), to_rgb("white" if page == "none" else page)
+    red, green, blue = ((1 - level) * a + level * b for a, b in zip(text, page, strict=True))
+    return red, green, blue
 
 
 def name_rows(ax: Axes, positions: Sequence[float], names: Iterable[object], *, height: float) -> None:
@@ -105,7 +130,7 @@ def caption(figure: Figure, *notes: str) -> None:
     """
     width = int(_LETTERS * figure.get_figwidth())
     lines = [line for note in notes if note for line in textwrap.wrap(note, width)]
-    figure.supxlabel("\n".join(lines), fontsize="x-small", color="0.35", linespacing=1.3)
+    figure.supxlabel("\n".join(lines), fontsize="x-small", color=gray(0.35), linespacing=1.3)
 
 
 def interval(values: ArrayLike) -> tuple[float, float]:
@@ -151,9 +176,20 @@ def sole(result: Any) -> Any:
     return next(iter(result.values())) if isinstance(result, LayerResults) and len(result) == 1 else result
 
 
-def as_run(data: Any) -> Any:
-    """Return the run stored at a path; return everything else unchanged."""
-    return open_run(Path(data)) if isinstance(data, str | PathLike) else data
+def opened(data: Any, *, or_weights: bool = False) -> Any:
+    """Return the run, or the saved result, at a path; return everything else unchanged.
+
+    With ``or_weights``, paths of other files, such as those of clients' weights, are unchanged, too.
+    """
+    if not isinstance(data, str | PathLike):
+        return data
+    path = Path(data)
+    if path.suffix.lower() == ".json":
+        return results.load(path)
+    if or_weights and not is_store(path):
+        return data
+    run = open_run(path)
+    return results.load(path) if run.attrs.get("command") in (results.COMMAND, results.DECOMPOSE) else run
 
 
 def split_behind(result: object) -> SplitResult | None:
@@ -199,10 +235,10 @@ def concat_runs(data: Any, table: Callable[[xr.DataTree], pd.DataFrame]) -> pd.D
     """Concatenate the tables of one run or path, a list or a dict of them, with method and seed; else return None."""
     runs: list[tuple[str | None, Any]]
     if isinstance(data, Mapping) and not isinstance(data, xr.DataTree | pd.DataFrame | xr.Dataset):
-        runs = [(str(name), as_run(run)) for name, run in data.items()]
+        runs = [(str(name), opened(run)) for name, run in data.items()]
     else:
         is_list = isinstance(data, Sequence) and not isinstance(data, str)
-        runs = [(None, as_run(run)) for run in (data if is_list else [data])]
+        runs = [(None, opened(run)) for run in (data if is_list else [data])]
     if not runs or not all(isinstance(run, xr.DataTree) for _, run in runs):
         return None
     parts = []

@@ -23,7 +23,7 @@ from fedstat._utils import check
 from fedstat._utils.labels import classes as classes_of
 from fedstat.labelled.arrays import group_blocks, labels, numpy_of
 from fedstat.labelled.inputs import layers_of, open_if_run
-from fedstat.plot._figure import as_run, get_axes, literal, measure_of_run, name_rows, plain, refusal, sole
+from fedstat.plot._figure import get_axes, gray, literal, measure_of_run, name_rows, opened, plain, refusal, sole
 from fedstat.results import ComponentsResult, LayerResults
 from fedstat.results.base import Result
 from fedstat.results.between_clients import ClientClustersResult
@@ -48,7 +48,7 @@ def client_similarity(result: ClientClustersResult, *, ax: Axes | None = None) -
         Frames mark the clusters, a strip on the left the known groups. The colors span the similarities of different
         clients; the diagonal, which is 1, is white.
     """
-    if not isinstance(result := sole(result), ClientClustersResult):
+    if not isinstance(result := sole(opened(result)), ClientClustersResult):
         raise refusal("client_similarity", "the result of client_clusters", result)
     ax, order = get_axes(ax), result.order
     n = len(order)
@@ -111,7 +111,7 @@ def similarity_over_rounds(
     ValueError
         If the dims differ, no round has a value, a round is missing, or ``order`` is no permutation of the clients.
     """
-    if isinstance(similarity := as_run(similarity), xr.DataTree):
+    if isinstance(similarity := opened(similarity), xr.DataTree):
         similarity = measure_of_run(similarity, {"round", "client", "other"})
     if not isinstance(similarity, xr.DataArray):
         raise refusal("similarity_over_rounds", "a DataArray (round, client, other) or a run", similarity)
@@ -171,7 +171,7 @@ def client_lines(measure: xr.DataArray | xr.DataTree, *, ax: Axes | None = None)
     ValueError
         If the dims differ, or all values are NaN.
     """
-    measure = as_run(measure)
+    measure = opened(measure)
     if isinstance(measure, xr.DataTree) and "metrics" in measure.children and "accuracy" in measure["metrics"]:
         measure = measure["metrics/accuracy"].assign_attrs(long_name="test accuracy of a client")
     if not isinstance(measure, xr.DataArray):
@@ -186,13 +186,13 @@ def client_lines(measure: xr.DataArray | xr.DataTree, *, ax: Axes | None = None)
     ax, colour = get_axes(ax), sns.color_palette("colorblind")[0]
     for by_round in values.T:
         is_finite = np.isfinite(by_round)
-        ax.plot(rounds[is_finite], by_round[is_finite], color="0.75", linewidth=0.6, zorder=1)
+        ax.plot(rounds[is_finite], by_round[is_finite], color=gray(0.75), linewidth=0.6, zorder=1)
     low, median, high = np.nanquantile(values[has_value], [0.25, 0.5, 0.75], axis=1)
     ax.fill_between(
         rounds[has_value], low, high, color=colour, alpha=0.25, linewidth=0, label="middle half of clients"
     )  # fmt: skip
     ax.plot(rounds[has_value], median, color=colour, linewidth=1.8, label="median client")
-    ax.plot([], [], color="0.75", linewidth=0.8, label="clients")
+    ax.plot([], [], color=gray(0.75), linewidth=0.8, label="clients")
     ax.set(xlabel="round", ylabel=_label(measure))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(frameon=False, fontsize="small")
@@ -307,7 +307,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
     ValueError
         If the table lacks a column.
     """
-    if isinstance(table := as_run(table), xr.DataTree):
+    if isinstance(table := opened(table), xr.DataTree):
         table = fl.profile(table)
     elif isinstance(table, Mapping) and all(isinstance(result, ComponentsResult) for result in table.values()):
         table = pd.concat([result.layer.assign(layer=name, round=0) for name, result in table.items()])
@@ -329,7 +329,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
         ax.vlines(x, low, high, color=colour, linewidth=1.2, alpha=0.7)
         ax.plot(x, rows["reliability"], "o-", color=colour, markersize=4, linewidth=1.2, label=literal(layer))
     for y, style in ((0, "-"), (0.5, ":")):
-        ax.axhline(y, color="0.4", linestyle=style, linewidth=0.9, zorder=0)
+        ax.axhline(y, color=gray(0.4), linestyle=style, linewidth=0.9, zorder=0)
     ax.set_ylim(max(_LOWEST, min(-0.05, table["conf_low"].min() - 0.05)), 1.02)
     ax.set_ylabel("reliability of client differences, 95% CI")
     if over_rounds:
@@ -372,7 +372,7 @@ def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Ax
     >>> partition(fed).get_ylabel()
     'client'
     """
-    clients, classes, count = _count_samples(as_run(fed), split)
+    clients, classes, count = _count_samples(opened(fed), split)
     cells = np.flatnonzero(count)
     ax = get_axes(ax, (min(max(4.0, 0.15 * len(classes)), 20.0), min(max(4.0, 0.15 * len(clients)), 20.0)))
     # The largest dot fills its cell, so that dots never hide one another.

@@ -20,9 +20,10 @@ from fedstat.plot._figure import (
     DEAD,
     PERSONAL,
     SHARED,
-    as_run,
     get_axes,
+    gray,
     name_rows,
+    opened,
     plain,
     refusal,
     sole,
@@ -77,7 +78,7 @@ def scree(result: Any, *, ax: Axes | None = None, most: int = 60) -> Axes:
     ValueError
         If the split is by agreement, which has no eigenvalues.
     """
-    if isinstance(result := sole(result), NFactorsResult):
+    if isinstance(result := sole(opened(result)), NFactorsResult):
         values, marks = result.curves["eigenvalues"], result.numbers
     else:
         fit = _factors(result, "scree", "NFactorsResult, ")
@@ -86,11 +87,11 @@ def scree(result: Any, *, ax: Axes | None = None, most: int = 60) -> Axes:
     ax = get_axes(ax)
     shown = min(len(values), max(most, 2 + max(marks.values())))
     rank = np.arange(1, shown + 1)
-    ax.plot(rank, values[:shown], color="0.2", marker=".", linewidth=1, label="eigenvalues of R")
+    ax.plot(rank, values[:shown], color=gray(0.2), marker=".", linewidth=1, label="eigenvalues of R")
     if isinstance(result, NFactorsResult):
         noise = result.curves["noise_pc"][:shown]
-        ax.plot(rank, noise, color="0.5", linestyle="--", linewidth=1, label="random data")
-    ax.axhline(1, color="0.7", linewidth=0.8, zorder=0)
+        ax.plot(rank, noise, color=gray(0.5), linestyle="--", linewidth=1, label="random data")
+    ax.axhline(1, color=gray(0.7), linewidth=0.8, zorder=0)
     by_number: dict[int, list[str]] = {}
     for rule, g in marks.items():
         by_number.setdefault(g, []).append(rule)
@@ -142,7 +143,7 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
     ValueError
         If a run has no split, or has several split layers and ``layer`` is None.
     """
-    result = sole(result)
+    result = sole(opened(result))
     units = _units(result, layer)
     ax = get_axes(ax)
     table = units.table.dropna(subset="value")
@@ -153,13 +154,13 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
     if groups:  # else all units are constant
         sns.histplot(
             table, x="value", hue="group", hue_order=groups, bins=edges.tolist(), multiple="stack", ax=ax, alpha=1,
-            palette=[_COLOURS[g] for g in groups], edgecolor="white", linewidth=0.3, legend=groups != ["units"],
+            palette=[_COLOURS[g] for g in groups], edgecolor=gray(1), linewidth=0.3, legend=groups != ["units"],
         )  # fmt: skip
     if legend := ax.get_legend():
         legend.set(title=None, frame_on=False)
     if null is not None:
         expected = np.histogram(null, edges)[0] * len(table) / len(null)
-        outline = ax.stairs(expected, edges, color="black", linewidth=1.2)
+        outline = ax.stairs(expected, edges, color=gray(0), linewidth=1.2)
         handles = [*(h for h in (legend.legend_handles if legend else []) if h is not None), outline]
         names = [*(t.get_text() for t in legend.get_texts())] if legend else []
         ax.legend(
@@ -167,7 +168,7 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
             bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=3, columnspacing=1,
         )  # fmt: skip
     if np.isfinite(units.threshold):
-        ax.axvline(units.threshold, color="black", linestyle="--", linewidth=1)
+        ax.axvline(units.threshold, color=gray(0), linestyle="--", linewidth=1)
         ax.annotate(
             " threshold", (units.threshold, 0.99), xycoords=("data", "axes fraction"), va="top", annotation_clip=False
         )
@@ -209,15 +210,14 @@ def _draw_above(ax: Axes, table: pd.DataFrame) -> None:
     table = table.query("group != 'constant'").sort_values("estimate")
     base = ax.get_ylim()[1]
     height = base * (1.05 + 0.6 * np.arange(len(table)) / len(table))
-    ax.hlines(height, table["conf_low"], table["conf_high"], color="0.6", linewidth=0.6)
-    ax.plot(table["estimate"], height, ".", color="black", markersize=2)
+    ax.hlines(height, table["conf_low"], table["conf_high"], color=gray(0.6), linewidth=0.6)
+    ax.plot(table["estimate"], height, ".", color=gray(0), markersize=2)
     ax.set_ylim(0, 1.7 * base)
     ax.set_yticks([t for t in ax.get_yticks() if 0 <= t <= base])
 
 
 def _units(result: object, layer: str | None) -> _Units:
     """Return the units of a result, or of the last split of a run."""
-    result = as_run(result)
     if isinstance(result, xr.DataTree | xr.Dataset):
         return _last_split(result, layer)
     if isinstance(result, FactorResult | IccResult):
@@ -329,9 +329,9 @@ def rounds(shared: Any, *, ax: Axes | None = None, layer: str | None = None) -> 
     ax = get_axes(ax)
     unchanged = _split.prop_unchanged(splits[1:], splits[:-1])
     ari = _split.adjusted_rand(splits[1:], np.broadcast_to(splits[-1], splits[1:].shape))
-    ax.plot(numbers[1:], unchanged, color="0.2", marker=".", label="proportion of units in the same group")
+    ax.plot(numbers[1:], unchanged, color=gray(0.2), marker=".", label="proportion of units in the same group")
     ax.plot(
-        numbers[1:], ari, color="0.5", linestyle="--", marker="^", markersize=3,
+        numbers[1:], ari, color=gray(0.5), linestyle="--", marker="^", markersize=3,
         label="adjusted Rand index with the last split",
     )  # fmt: skip
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -344,7 +344,7 @@ def _splits_by_round(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_],
     """Return splits (round, unit) and the numbers of the rounds."""
     if isinstance(shared, Result | LayerResults):
         raise refusal("rounds", "splits (round, unit) of bool, or a run with such splits", shared)
-    shared = labels.labelled(as_run(shared), ("round", "unit"))
+    shared = labels.labelled(opened(shared), ("round", "unit"))
     if isinstance(shared, xr.DataTree):
         shared = split_of_run(shared, layer)
     if isinstance(shared, xr.Dataset) and "shared" in shared:
@@ -362,7 +362,7 @@ def _splits_by_round(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_],
 
 def _factors(result: object, figure: str, also: str = "") -> FactorResult:
     """Return the factor analysis of a result or of its split; ``also`` names further types that the figure takes."""
-    result = sole(result)
+    result = sole(opened(result))
     if isinstance(result, FactorResult):
         return result
     split = split_behind(result)
@@ -404,7 +404,7 @@ def split_map(result: Any, *, ax: Axes | None = None, **options: Any) -> Axes:
     TypeError
         If ``result`` is another result or one of several layers, or a result comes with options.
     """
-    if not isinstance(result := sole(result), SplitMapResult):
+    if not isinstance(result := sole(opened(result, or_weights=True)), SplitMapResult):
         if not isinstance(result, Result | pd.DataFrame | LayerResults):
             result = sole(_split_map(result, **options))
         if not isinstance(result, SplitMapResult):
@@ -462,17 +462,17 @@ def sensitivity(result: SensitivityResult, *, ax: Axes | None = None) -> Axes:
     TypeError
         If ``result`` is something else.
     """
-    if not isinstance(result := sole(result), SensitivityResult):
+    if not isinstance(result := sole(opened(result)), SensitivityResult):
         raise refusal("sensitivity", "the result of fedstat.sensitivity", result)
     table = result.tidy()
     new = (table["varied"] != table["varied"].shift()).to_numpy()
     y = np.arange(len(table)) + 0.6 * (np.cumsum(new) - 1)
     ax = get_axes(ax, (6.4, 1.5 + 0.22 * (y[-1] + 1)))
     for x in (0, 1):
-        ax.axvline(x, color="0.7", linewidth=0.8, zorder=0)
-    ax.hlines(y, table[["ari", "prop_unchanged"]].min(axis=1), 1, color="0.88", linewidth=1, zorder=1)
+        ax.axvline(x, color=gray(0.7), linewidth=0.8, zorder=0)
+    ax.hlines(y, table[["ari", "prop_unchanged"]].min(axis=1), 1, color=gray(0.88), linewidth=1, zorder=1)
     ax.scatter(
-        table["prop_unchanged"], y, s=34, marker="D", facecolor="white", edgecolor=PERSONAL, linewidth=1.6, zorder=3,
+        table["prop_unchanged"], y, s=34, marker="D", facecolor=gray(1), edgecolor=PERSONAL, linewidth=1.6, zorder=3,
         label="proportion of units in the same group",
     )  # fmt: skip
     ax.scatter(table["ari"], y, s=22, color=SHARED, zorder=4, label="adjusted Rand index")

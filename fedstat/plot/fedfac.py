@@ -19,7 +19,18 @@ from sklearn.cluster import KMeans
 
 from fedstat._utils import check
 from fedstat.ntk.results import ConvergenceResult, GeneralizationResult
-from fedstat.plot._figure import caption, get_axes, interval, one_legend, ordered, refusal, styles_of
+from fedstat.plot._figure import (
+    RunOrPath,
+    caption,
+    get_axes,
+    gray,
+    interval,
+    one_legend,
+    opened,
+    ordered,
+    refusal,
+    styles_of,
+)
 from fedstat.results import EntropyResult
 from fedstat.study.collect import title_of
 
@@ -102,14 +113,12 @@ def heatmap(
     return ax
 
 
-def entropies(
-    entropy: xr.Dataset | xr.DataTree | EntropyResult, *, outputs: str = "own", ax: Axes | None = None
-) -> Axes:
+def entropies(entropy: xr.Dataset | EntropyResult | RunOrPath, *, outputs: str = "own", ax: Axes | None = None) -> Axes:
     """Draw a histogram of the units' entropies for each case (FedFac Fig. 2), with the error of a single entropy.
 
     Parameters
     ----------
-    entropy : Dataset, run of fedstat.motivation.study, or EntropyResult
+    entropy : Dataset, run of fedstat.motivation.study, EntropyResult, or path
         ``entropy`` and ``std_error`` (case, unit) for one kind of output. An EntropyResult is drawn as one histogram of
         all its series.
     outputs : {"own", "common"}
@@ -123,13 +132,13 @@ def entropies(
         Bars above the histograms are the median ± the median standard error of one unit's entropy: estimation error
         widens the histograms by about this amount.
     """
-    is_result = isinstance(entropy, EntropyResult)
+    is_result = isinstance(entropy := opened(entropy), EntropyResult)
     data = _entropies(entropy, outputs).dropna(subset="entropy")
     cases = list(dict.fromkeys(map(str, data["case"])))
     names = [CASE.get(c, c) for c in cases]
     data["case"] = data["case"].map(lambda c: CASE.get(c, c))
     ax = get_axes(ax)
-    colours = [_COLOUR.get(c, "0.4") for c in cases]
+    colours = [_COLOUR.get(c, gray(0.4)) for c in cases]
     sns.histplot(
         data, x="entropy", hue="case", hue_order=names, palette=colours, binwidth=0.1, element="step", alpha=0.3, ax=ax
     )
@@ -145,9 +154,9 @@ def entropies(
     error = "; bar: median ± median standard error" if data["std_error"].notna().any() else ""
     label = f"entropy (nats){error}" if is_result else "entropy over clients (nats)"
     ax.set(xlabel=label, ylabel="series" if is_result else "units", ylim=(0, top * (1.06 + 0.05 * len(cases))))
-    ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    ax.axvline(0, color=gray(0.6), linewidth=0.8, zorder=0)
     words = "median ± standard error of one unit's entropy"
-    bar = Line2D([], [], color="0.3", marker="|", markersize=8)
+    bar = Line2D([], [], color=gray(0.3), marker="|", markersize=8)
     drawn = legend.legend_handles if (legend := ax.get_legend()) is not None else []
     handles = [*(handle for handle in drawn if handle is not None), bar]
     if not is_result:
@@ -170,12 +179,12 @@ def _entropies(entropy: object, outputs: str) -> pd.DataFrame:
     return entropy[["entropy", "std_error"]].to_dataframe().reset_index()
 
 
-def relation(run: xr.DataTree, *, case: str, outputs: str = "own", on: str = "weights", ax: Axes | None = None) -> Axes:
+def relation(run: RunOrPath, *, case: str, outputs: str = "own", on: str = "weights", ax: Axes | None = None) -> Axes:
     """Draw the rank of each unit's communality against its entropy, one color per method, with Spearman correlations.
 
     Parameters
     ----------
-    run : DataTree
+    run : DataTree or path
         Run of :func:`fedstat.motivation.study`.
     case : str
         Partition of the data.
@@ -190,7 +199,7 @@ def relation(run: xr.DataTree, *, case: str, outputs: str = "own", on: str = "we
     -------
     matplotlib Axes
     """
-    _require_run(run, "relation")
+    run = _study(run, "relation")
     entropy, nu, rho = (run[name].to_dataset() for name in ("dispersion", "split", "relation"))
     check.choice("case", case, entropy["case"].to_numpy().tolist())
     check.choice("outputs", outputs, entropy["outputs"].to_numpy().tolist())
@@ -205,19 +214,19 @@ def relation(run: xr.DataTree, *, case: str, outputs: str = "own", on: str = "we
     data["estimator"] = data["estimator"].map(names)
     sns.scatterplot(
         data.dropna(), x="entropy", y="rank", hue="estimator", style="estimator", s=18, linewidth=0, alpha=0.7,
-        palette={name: _ESTIMATOR.get(str(e), "0.4") for e, name in names.items()}, ax=ax,
+        palette={name: _ESTIMATOR.get(str(e), gray(0.4)) for e, name in names.items()}, ax=ax,
     )  # fmt: skip
     ax.set(xlabel="entropy over clients (nats)", ylabel=rf"rank of communality $\nu$ of the {on}", title=CASE[case])
     ax.legend(frameon=False, fontsize="small", title=None, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     return ax
 
 
-def fig1(run: xr.DataTree, *, outputs: str = "own") -> Figure:
+def fig1(run: RunOrPath, *, outputs: str = "own") -> Figure:
     """Draw the heat maps of all cases side by side with one color scale and a caption (FedFac Fig. 1).
 
     Parameters
     ----------
-    run : DataTree
+    run : DataTree or path
         Run of :func:`fedstat.motivation.study`.
     outputs : {"own", "common"}
         Outputs over the samples of each client, or over samples that all clients share.
@@ -226,7 +235,7 @@ def fig1(run: xr.DataTree, *, outputs: str = "own") -> Figure:
     -------
     matplotlib Figure
     """
-    _require_run(run, "fig1")
+    run = _study(run, "fig1")
     data = run["outputs"].to_dataset().sel(outputs=check.choice("outputs", outputs, ("own", "common")))
     n = data.sizes["case"]
     figure, axes = plt.subplots(1, n, figsize=(5 * n, 5), squeeze=False, layout="constrained")
@@ -245,12 +254,12 @@ def fig1(run: xr.DataTree, *, outputs: str = "own") -> Figure:
     return figure
 
 
-def fig2(run: xr.DataTree) -> Figure:
+def fig2(run: RunOrPath) -> Figure:
     """Draw histograms of entropies for outputs over client samples and common samples, with a caption (FedFac Fig. 2).
 
     Parameters
     ----------
-    run : DataTree
+    run : DataTree or path
         Run of :func:`fedstat.motivation.study`.
 
     Returns
@@ -259,7 +268,7 @@ def fig2(run: xr.DataTree) -> Figure:
         Left, as in the paper, a unit's output is its mean over the client's samples; right, over a common evaluation
         set.
     """
-    _require_run(run, "fig2")
+    run = _study(run, "fig2")
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), sharey=True, layout="constrained")
     titles = {"own": "the client's samples", "common": "a common evaluation set"}
     for ax, (outputs, title) in zip(axes, titles.items(), strict=True):
@@ -276,12 +285,12 @@ def fig2(run: xr.DataTree) -> Figure:
     return figure
 
 
-def motivation_grid(run: xr.DataTree, *, outputs: str = "own") -> Figure:
+def motivation_grid(run: RunOrPath, *, outputs: str = "own") -> Figure:
     """Draw heat maps, histograms of entropies, and communality against entropy in one figure.
 
     Parameters
     ----------
-    run : DataTree
+    run : DataTree or path
         Run of :func:`fedstat.motivation.study`.
     outputs : {"own", "common"}
         Outputs over the samples of each client, or over samples that all clients share.
@@ -290,7 +299,7 @@ def motivation_grid(run: xr.DataTree, *, outputs: str = "own") -> Figure:
     -------
     matplotlib Figure
     """
-    _require_run(run, "motivation_grid")
+    run = _study(run, "motivation_grid")
     data = run["outputs"].to_dataset().sel(outputs=check.choice("outputs", outputs, ("own", "common")))
     cases = data["case"].values
     figure, axes = plt.subplots(
@@ -307,12 +316,12 @@ def motivation_grid(run: xr.DataTree, *, outputs: str = "own") -> Figure:
     return figure
 
 
-def motivation_origin(run: xr.DataTree) -> str:
+def motivation_origin(run: RunOrPath) -> str:
     """Return the sizes and the origin of a study in one line, as a caption."""
-    config: dict[str, Any] = json.loads(run.attrs["config"])
+    attrs = opened(run).attrs
+    config: dict[str, Any] = json.loads(attrs["config"])
     scale = f"{config['data']}, C = {config['clients']}, {config['hidden']} hidden units"
     training = f"{config['local_epochs']} epochs, batch {config['batch_size']}, Adam {config['lr']:g}"
-    attrs = run.attrs
     return f"{scale}; {training}, seed {config['seed']}; {attrs['source']} {attrs['revision']}".strip()
 
 
@@ -321,9 +330,12 @@ def _vmax(data: xr.Dataset) -> float:
     return float(np.quantile(data["mean_output"], 0.995))
 
 
-def _require_run(run: object, figure: str) -> None:
+def _study(run: object, figure: str) -> xr.DataTree:
+    """Return the study, opened if it is a path; raise an error for anything else."""
+    run = opened(run)
     if not isinstance(run, xr.DataTree) or not {"outputs", "dispersion"} <= set(run.children):
         raise refusal(figure, "a run of fedstat.motivation", run)
+    return run
 
 
 _NAMES = {"fedavg-matched": "FedAvg, kernel of equal trace", "dynamic": "dynamic FedFac"}  # methods of the theory only
@@ -353,12 +365,12 @@ def _lines(table: pd.DataFrame, names: Mapping[str, str], x: str, *, ax: Axes) -
     )
 
 
-def convergence(result: ConvergenceResult | xr.DataTree, *, width: int | None = None, ax: Axes | None = None) -> Axes:
+def convergence(result: ConvergenceResult | RunOrPath, *, width: int | None = None, ax: Axes | None = None) -> Axes:
     """Draw ‖y − h(t)‖² / ‖y − h(0)‖² by round: mean and range over replicates, and Theorem 1's bound.
 
     Parameters
     ----------
-    result : ConvergenceResult, or a stored one as a DataTree
+    result : ConvergenceResult, or a stored one as a DataTree or path
     width : int, optional
         Width of the hidden layers; by default the largest of each method.
     ax : matplotlib Axes, optional
@@ -397,8 +409,8 @@ def convergence(result: ConvergenceResult | xr.DataTree, *, width: int | None = 
             sns.lineplot(rows, x="round", y="bound", color=color, linestyle="--", errorbar=None, ax=ax)
     ax.set(yscale="log", xlabel="round t", ylabel="‖y − h(t)‖² / ‖y − h(0)‖²")
     handles, labels = ax.get_legend_handles_labels()
-    key: dict[str, Line2D | Patch] = {"bound of Theorem 1": Line2D([], [], color="0.4", linestyle="--")}
-    key |= {"range over replicates": Patch(color="0.6", alpha=0.4)} if is_replicated else {}
+    key: dict[str, Line2D | Patch] = {"bound of Theorem 1": Line2D([], [], color=gray(0.4), linestyle="--")}
+    key |= {"range over replicates": Patch(color=gray(0.6), alpha=0.4)} if is_replicated else {}
     ax.legend(
         [*handles, *key.values()], [*labels, *key], loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2,
         frameon=False, fontsize="small",
@@ -406,12 +418,12 @@ def convergence(result: ConvergenceResult | xr.DataTree, *, width: int | None = 
     return ax
 
 
-def freezing(result: ConvergenceResult | xr.DataTree, *, ax: Axes | None = None) -> Axes:
+def freezing(result: ConvergenceResult | RunOrPath, *, ax: Axes | None = None) -> Axes:
     """Draw the relative changes of FedSplit's kernels and activation patterns by width.
 
     Parameters
     ----------
-    result : ConvergenceResult, or a stored one as a DataTree
+    result : ConvergenceResult, or a stored one as a DataTree or path
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
 
@@ -434,12 +446,12 @@ def freezing(result: ConvergenceResult | xr.DataTree, *, ax: Axes | None = None)
     return ax
 
 
-def generalization(result: GeneralizationResult | xr.DataTree, *, x: str = "clients", ax: Axes | None = None) -> Axes:
+def generalization(result: GeneralizationResult | RunOrPath, *, x: str = "clients", ax: Axes | None = None) -> Axes:
     """Draw the bound of Theorem 2, its complexity term and the observed test loss; above 1 (gray) a bound is vacuous.
 
     Parameters
     ----------
-    result : GeneralizationResult, or a stored one as a DataTree
+    result : GeneralizationResult, or a stored one as a DataTree or path
     x : {"clients", "n"}
         Number of clients or of samples per client.
     ax : matplotlib Axes, optional
@@ -456,7 +468,7 @@ def generalization(result: GeneralizationResult | xr.DataTree, *, x: str = "clie
         If ``x`` is another name.
     """
     label = {"clients": "clients C", "n": "samples per client n"}[check.choice("x", x, ("clients", "n"))]
-    if isinstance(result, xr.DataTree):
+    if isinstance(result := opened(result), xr.DataTree):
         result = GeneralizationResult.from_datatree(result)
     if not isinstance(result, GeneralizationResult):
         raise refusal("generalization", "the result of fedstat.ntk.generalization, or a store of it", result)
@@ -474,16 +486,17 @@ def generalization(result: GeneralizationResult | xr.DataTree, *, x: str = "clie
     low, high = np.transpose([interval(values) if np.isfinite(values).all() else (np.nan, np.nan) for values in tests])
     ax.vlines(table[x], low, high, color=ax.get_lines()[list(names).index("test")].get_color(), linewidth=2, alpha=0.5)
     bottom, top = ax.get_ylim()
-    ax.axhspan(1, top, color="0.94", linewidth=0, zorder=0)
+    ax.axhspan(1, top, color=gray(0.94), linewidth=0, zorder=0)
     ax.set_ylim(bottom, top)
     ax.text(0.98, 1.06, "bound > 1: vacuous", transform=ax.get_yaxis_transform(), ha="right", va="bottom",
-            fontsize="small", color="0.35")  # fmt: skip
+            fontsize="small", color=gray(0.35))  # fmt: skip
     ax.set(xlabel=label, ylabel="loss min(|h − y|, 1), and its bound")
     return ax
 
 
 def _convergence(result: object, figure: str) -> ConvergenceResult:
     """Return the result, from itself or from its store."""
+    result = opened(result)
     if isinstance(result, xr.DataTree):
         return ConvergenceResult.from_datatree(result)
     if not isinstance(result, ConvergenceResult):

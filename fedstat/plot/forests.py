@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat.ntk.results import ExtremeEigenvalues
-from fedstat.plot._figure import get_axes, literal, name_rows, refusal, sole
+from fedstat.plot._figure import get_axes, gray, literal, name_rows, opened, refusal, sole
 from fedstat.results import (
     BootstrapResult,
     ComparisonResult,
@@ -243,7 +243,7 @@ def forest(
 
     Parameters
     ----------
-    result : result with intervals, or DataFrame
+    result : result with intervals, path of a saved one, or DataFrame
         One of these:
 
         - the result of :func:`fedstat.icc` (with bootstrap samples, the intervals are those of the bootstrap),
@@ -275,25 +275,25 @@ def forest(
     TypeError
         If the result has no intervals, such as a split by factor analysis.
     """
-    forest_rows = rows(sole(result), check.choice("type", type, TYPES))
+    forest_rows = rows(sole(opened(result)), check.choice("type", type, TYPES))
     check.integer("units", units)
     table, y, notes = _select_rows(forest_rows, units)
     bottom = (y[-1] if len(y) else 0.0) + 1.5
     ax = get_axes(ax, (6.4, 1.3 + _ROW * (bottom + 1.6)))
     for x in forest_rows.lines:
-        ax.axvline(x, color="0.7", linewidth=0.8, zorder=0)
-    ax.hlines(y, table["low"], table["high"], color="0.5", linewidth=1)
-    color = np.where(table["filled"].to_numpy(dtype=bool), "0.1", "white")
-    ax.scatter(table["value"], y, s=16, color=color, edgecolor="0.1", linewidth=0.8, zorder=3)
+        ax.axvline(x, color=gray(0.7), linewidth=0.8, zorder=0)
+    ax.hlines(y, table["low"], table["high"], color=gray(0.5), linewidth=1)
+    color = [gray(0.1) if is_filled else gray(1) for is_filled in table["filled"]]
+    ax.scatter(table["value"], y, s=16, color=color, edgecolor=gray(0.1), linewidth=0.8, zorder=3)
     names, positions, layer = list(table["name"]), list(y), forest_rows.layer
     if layer is not None:
-        ax.hlines(bottom, layer["low"], layer["high"], color="0.1", linewidth=1.6)
-        ax.scatter(layer["value"], [bottom], s=36, marker="D", color="0.1", zorder=3)
+        ax.hlines(bottom, layer["low"], layer["high"], color=gray(0.1), linewidth=1.6)
+        ax.scatter(layer["value"], [bottom], s=36, marker="D", color=gray(0.1), zorder=3)
         names, positions = [*names, "layer"], [*positions, bottom]
     else:
         bottom -= 1.5
     if len(gaps := np.flatnonzero(np.diff(y) > 1.5)):
-        ax.axhline(y[gaps[0]] + 1, color="0.8", linewidth=0.8, linestyle=":")
+        ax.axhline(y[gaps[0]] + 1, color=gray(0.8), linewidth=0.8, linestyle=":")
     gap = "\n" if len(forest_rows.filled + forest_rows.empty) > _LINE else "   "
     key = f"\n● {forest_rows.filled}{gap}○ {forest_rows.empty}" if forest_rows.filled else ""
     ax.set(xlabel=forest_rows.label + key, ylabel=forest_rows.kind, ylim=(bottom + 0.8, -0.8))

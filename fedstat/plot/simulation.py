@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 from fedstat._utils import check
 from fedstat.plot._figure import PERSONAL as _PERSONAL
 from fedstat.plot._figure import SHARED as _SHARED
-from fedstat.plot._figure import get_axes, interval, ordered, refusal, style_of, styles_of
+from fedstat.plot._figure import RunOrPath, get_axes, gray, interval, opened, ordered, refusal, style_of, styles_of
 from fedstat.sim import experiment
 
 SYMBOL = {"p": "$p$", "alpha": r"$\alpha$", "kappa": r"$\kappa$"}
@@ -33,7 +33,7 @@ _AGREEMENT = "icc"
 _REFERENCE: dict[str, Any] = {"color": "0.6", "linewidth": 0.8, "zorder": 0}
 
 
-def recovery(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+def recovery(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes:
     """Draw the AUC of communality for shared units against κ, one line per method.
 
     Agreement of clients (``"icc"``), which has no κ, is a horizontal line. Bars and the band are ± one standard error
@@ -56,7 +56,7 @@ def recovery(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ValueError
         If the result has more than one p or alpha.
     """
-    require(result, "recovery", "auc", "fedstat.sim.recover")
+    result = require(result, "recovery", "auc", "fedstat.sim.recover")
     setting, ax = one_setting(result, "p", "alpha"), get_axes(ax)
     of_nu = result["auc"].sel(estimator=result["estimator"] != _AGREEMENT)
     names, data = list(of_nu["estimator"].values), _long(of_nu)
@@ -71,26 +71,28 @@ def recovery(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         auc = result["auc"].sel(estimator=_AGREEMENT).isel(kappa=0)
         mean, n = float(auc.mean()), auc.size
         se = float(auc.std(ddof=1)) / n**0.5 if n > 1 else 0.0
-        ax.axhspan(mean - se, mean + se, color="0.85", linewidth=0, zorder=0)
-        ax.axhline(mean, color="0.1", linestyle=(0, (7, 2, 1, 2)), linewidth=1.2, zorder=1, label=r"icc (no $\kappa$)")
+        ax.axhspan(mean - se, mean + se, color=gray(0.85), linewidth=0, zorder=0)
+        ax.axhline(
+            mean, color=gray(0.1), linestyle=(0, (7, 2, 1, 2)), linewidth=1.2, zorder=1, label=r"icc (no $\kappa$)"
+        )
     ax.set(xlabel=SYMBOL["kappa"], ylabel="AUC for shared units", title=setting, xlim=(0, 1.02), ylim=(-0.03, 1.03))
     ax.legend(title="estimator", frameon=False)
     return ax
 
 
-def recovery_grid(result: xr.Dataset) -> Figure:
+def recovery_grid(result: xr.Dataset | RunOrPath) -> Figure:
     """Draw :func:`recovery` for every p (columns) and alpha (rows), with one legend.
 
     Parameters
     ----------
-    result : xarray.Dataset
+    result : xarray.Dataset, or path of its store
         Result of :func:`fedstat.sim.recover`.
 
     Returns
     -------
     matplotlib Figure
     """
-    require(result, "recovery_grid", "auc", "fedstat.sim.recover")
+    result = require(result, "recovery_grid", "auc", "fedstat.sim.recover")
     rows, columns = result.sizes["alpha"], result.sizes["p"]
     figure, axes = plt.subplots(
         rows, columns, figsize=(3.6 * columns + 0.6, 3.2 * rows), sharex=True, sharey=True, squeeze=False,
@@ -105,12 +107,12 @@ def recovery_grid(result: xr.Dataset) -> Figure:
     return figure
 
 
-def accuracy(result: xr.Dataset | xr.DataTree, *, relative_to: str | None = None, ax: Axes | None = None) -> Axes:
+def accuracy(result: xr.Dataset | RunOrPath, *, relative_to: str | None = None, ax: Axes | None = None) -> Axes:
     """Draw the test accuracy under each splitting rule, side by side for every p or α (FedFac Fig. 6).
 
     Parameters
     ----------
-    result : xarray.Dataset, or a run of fedstat.sim.study
+    result : xarray.Dataset, or a run of fedstat.sim.study, or its path
         ``accuracy`` (p, alpha, method, replicate), where p or alpha has length 1; the other is on the x axis.
     relative_to : str, optional
         Reference method, for example "true": draw the differences from it within replicates. Accuracy varies more
@@ -153,12 +155,12 @@ def accuracy(result: xr.Dataset | xr.DataTree, *, relative_to: str | None = None
     return ax
 
 
-def stability(result: xr.Dataset | xr.DataTree, *, ax: Axes | None = None) -> Axes:
+def stability(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes:
     """Draw the proportion of units whose group is unchanged one round later, under dynamic FedFac (FedFac Fig. 7).
 
     Parameters
     ----------
-    result : xarray.Dataset, or a run of fedstat.sim.study
+    result : xarray.Dataset, or a run of fedstat.sim.study, or its path
         ``prop_unchanged`` (p, alpha, replicate, round): one line per p and alpha.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
@@ -199,16 +201,18 @@ def stability(result: xr.Dataset | xr.DataTree, *, ax: Axes | None = None) -> Ax
     return ax
 
 
-def study_dataset(run: xr.DataTree) -> xr.Dataset:
+def study_dataset(run: RunOrPath) -> xr.Dataset:
     """Return the accuracy (p, alpha, method, replicate) of a study and, for dynamic FedFac, its prop_unchanged."""
-    result = xr.Dataset({"accuracy": experiment.accuracy(run)})
+    study = opened(run)
+    result = xr.Dataset({"accuracy": experiment.accuracy(study)})
     if "dynamic" in result["method"].values:
-        result["prop_unchanged"] = experiment.prop_unchanged(run).sel({"method": "dynamic"}, drop=True)
+        result["prop_unchanged"] = experiment.prop_unchanged(study).sel({"method": "dynamic"}, drop=True)
     return result
 
 
 def _of_study(result: object, figure: str, name: str) -> xr.Dataset:
     """Return the Dataset of :func:`study_dataset`, from itself or from a run; raise an error without ``name``."""
+    result = opened(result)
     if isinstance(result, xr.DataTree) and is_study(result):
         result = study_dataset(result)
     if not isinstance(result, xr.Dataset):
@@ -224,7 +228,10 @@ def is_study(run: object) -> bool:
 
 
 def require(result: object, figure: str, name: str, source: str) -> xr.Dataset:
-    """Return the Dataset; raise an error that names its source if it is of another type or lacks the variable."""
+    """Return the Dataset, or that of a store; raise an error that names its source if it lacks the variable."""
+    result = opened(result)
+    if isinstance(result, xr.DataTree) and name in result.data_vars:
+        result = result.to_dataset()
     if not isinstance(result, xr.Dataset):
         raise refusal(figure, f"the result of {source}", result)
     if name not in result:
@@ -312,7 +319,7 @@ def spectrum(result: xr.Dataset, *, cuts: Sequence[float] = CUTS, ax: Axes | Non
     ValueError
         If the result has more than one p or alpha.
     """
-    require(result, "spectrum", "eigenvalue", "fedstat.sim.spectrum")
+    result = require(result, "spectrum", "eigenvalue", "fedstat.sim.spectrum")
     title, ax, result = one_setting(result, "p", "alpha"), get_axes(ax), _squeeze(result)
     gamma, on_shared, end = (result[name].values for name in ("eigenvalue", "shared_share", "cumulative_share"))
     width = np.diff(end, prepend=0.0)
@@ -358,7 +365,7 @@ def kappa_window(result: xr.Dataset, *, cuts: Sequence[float] = CUTS, ax: Axes |
     ValueError
         If the result has more than one p or alpha.
     """
-    require(result, "kappa_window", "eigenvalue", "fedstat.sim.spectrum")
+    result = require(result, "kappa_window", "eigenvalue", "fedstat.sim.spectrum")
     one_setting(result, "p", "alpha")
     ax, result = get_axes(ax), _squeeze(result)
     kappa, auc, shared = result["kappa"].values, result["auc"].values, result["unit_shared"].values
@@ -386,7 +393,7 @@ def spectrum_grid(result: xr.Dataset, *, cuts: Sequence[float] = CUTS) -> Figure
     -------
     matplotlib Figure
     """
-    require(result, "spectrum_grid", "eigenvalue", "fedstat.sim.spectrum")
+    result = require(result, "spectrum_grid", "eigenvalue", "fedstat.sim.spectrum")
     settings = [(i, j) for i in range(result.sizes["p"]) for j in range(result.sizes["alpha"])]
     figure, axes = plt.subplots(
         2, len(settings), figsize=(max(4.1 * len(settings), 9.5), 6.6), sharex=True, sharey="row", squeeze=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,20 @@ from matplotlib.gridspec import SubplotSpec
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedstat._utils import check
-from fedstat.plot._figure import Style, caption, get_axes, interval, literal, one_legend, ordered, refusal, styles_of
+from fedstat.plot._figure import (
+    RunOrPath,
+    Style,
+    caption,
+    get_axes,
+    gray,
+    interval,
+    literal,
+    one_legend,
+    opened,
+    ordered,
+    refusal,
+    styles_of,
+)
 from fedstat.plot.simulation import accuracy, is_study, one_setting, stability, study_dataset
 from fedstat.stats import ranking
 from fedstat.study.collect import title_of
@@ -29,12 +42,12 @@ _DIFFERENCES = (
 )
 
 
-def accuracy_grid(*runs: xr.DataTree) -> Figure:
+def accuracy_grid(*runs: RunOrPath) -> Figure:
     """Draw the accuracy and the paired differences from ``true`` of every run, as FedFac Fig. 6 does.
 
     Parameters
     ----------
-    *runs : DataTree
+    *runs : DataTree or path
         Runs of :func:`fedstat.sim.study`. A run where both p and α vary has a row for every α.
 
     Returns
@@ -46,12 +59,12 @@ def accuracy_grid(*runs: xr.DataTree) -> Figure:
     return _grid(runs, with_stability=False)
 
 
-def study_grid(run: xr.DataTree) -> Figure:
+def study_grid(run: RunOrPath) -> Figure:
     """Draw the accuracy, the paired differences from ``true`` and the stability of dynamic FedFac, one row per α.
 
     Parameters
     ----------
-    run : DataTree
+    run : DataTree or path
         Run of :func:`fedstat.sim.study`. If only α varies, it is on the x axis of a single row.
 
     Returns
@@ -61,12 +74,12 @@ def study_grid(run: xr.DataTree) -> Figure:
     return _grid([run], with_stability=True)
 
 
-def stability_grid(*runs: xr.DataTree) -> Figure:
+def stability_grid(*runs: RunOrPath) -> Figure:
     """Draw the stability of dynamic FedFac, one panel for every p and α (FedFac Fig. 7).
 
     Parameters
     ----------
-    *runs : DataTree
+    *runs : DataTree or path
         Runs of :func:`fedstat.sim.study` with dynamic FedFac among the methods.
 
     Returns
@@ -78,10 +91,8 @@ def stability_grid(*runs: xr.DataTree) -> Figure:
     ValueError
         If dynamic FedFac was not run.
     """
-    for run in runs:
-        if not is_study(run):
-            raise refusal("stability_grid", "runs of fedstat.sim.study", run)
-    results = [study_dataset(run) for run in runs]
+    studies = _studies(runs, "stability_grid")
+    results = [study_dataset(run) for run in studies]
     if not all("prop_unchanged" in result for result in results):
         raise ValueError("stability needs dynamic FedFac, which the study did not run: add `dynamic` to its methods.")
     rows = [row for result in results for row in _rows(result)]
@@ -99,31 +110,40 @@ def stability_grid(*runs: xr.DataTree) -> Figure:
         for ax in line[len(parts) :]:
             ax.remove()
     lowest = min(float(ax.dataLim.y0) for ax in figure.axes if np.isfinite(ax.dataLim.y0))
-    axes[0, 0].set_ylim(lowest, 1 + 0.03 * (1 - lowest))
+    if lowest < 1:
+        axes[0, 0].set_ylim(lowest, 1 + 0.03 * (1 - lowest))
     caption(
         figure,
-        *dict.fromkeys(map(origin, runs)),
+        *dict.fromkeys(map(origin, studies)),
         "Unchanged: proportion of units in the same group as one round before. Bands are cut off at 1, the largest "
         "proportion.",
     )
     return figure
 
 
-def origin(run: xr.DataTree) -> str:
+def origin(run: RunOrPath) -> str:
     """Return the sizes and the origin of a study in one line, as a caption."""
-    config, attrs = json.loads(run.attrs["config"]), run.attrs
+    attrs = opened(run).attrs
+    config = json.loads(attrs["config"])
     scale = f"C = {config['clients']}, d = {config['d']}, m = {config['m']}, n = {config['n_train']} per client"
     replicates = f"{config['replicates']} replicate" + "s" * (config["replicates"] > 1)
     runs = f"{config['rounds']} rounds, {replicates}, seed {config['seed']}"
     return f"{_BARS}; {scale}; {runs}; {attrs['source']} {attrs['revision']}".strip()
 
 
-def _grid(runs: Sequence[xr.DataTree], *, with_stability: bool) -> Figure:
+def _studies(runs: Iterable[RunOrPath], figure: str) -> list[xr.DataTree]:
+    """Return the studies, opened where they are paths; raise an error for anything else."""
+    studies = [opened(run) for run in runs]
+    for study in studies:
+        if not is_study(study):
+            raise refusal(figure, "runs of fedstat.sim.study", study)
+    return studies
+
+
+def _grid(runs: Sequence[RunOrPath], *, with_stability: bool) -> Figure:
     """Draw rows of panels, with one legend above and one caption below."""
-    for run in runs:
-        if not is_study(run):
-            raise refusal("study_grid" if with_stability else "accuracy_grid", "runs of fedstat.sim.study", run)
-    rows = [row for run in runs for row in _rows(study_dataset(run))]
+    studies = _studies(runs, "study_grid" if with_stability else "accuracy_grid")
+    rows = [row for run in studies for row in _rows(study_dataset(run))]
     is_paired = any(_REFERENCE in row["method"].values for row in rows)
     with_stability = with_stability and any("prop_unchanged" in row for row in rows)
     columns = 1 + is_paired + with_stability
@@ -136,7 +156,7 @@ def _grid(runs: Sequence[xr.DataTree], *, with_stability: bool) -> Figure:
         if with_stability and "prop_unchanged" in row:
             stability(row, ax=figure.add_subplot(grid[i, columns - 1]))
     one_legend(figure, panels)
-    caption(figure, _DIFFERENCES * is_paired, *dict.fromkeys(map(origin, runs)))
+    caption(figure, _DIFFERENCES * is_paired, *dict.fromkeys(map(origin, studies)))
     return figure
 
 
@@ -218,24 +238,24 @@ def critical_difference(
     names, k = [str(data.columns[i]) for i in order], len(order)
     ax, styles = get_axes(ax, (7.0, 1.4 + _ROW * k)), styles_of(names)
     for y, (i, name) in enumerate(zip(order, names, strict=True)):
-        colour = styles[name].colour if name in highlight else "0.45"
+        colour = styles[name].colour if name in highlight else gray(0.45)
         ax.plot(ranks.ranks[:, i], np.full(len(data), y), "|", color=_GREY, markersize=6, zorder=1)
         ax.plot(ranks.mean_ranks[i], y, styles[name].marker, color=colour, markersize=6, zorder=3)
     bars = ranking.groups(ranks.mean_ranks, critical)
     row_of = {int(i): y for y, i in enumerate(order)}
     for i, group in enumerate(bars):
         x = k + 1.2 + 0.6 * i
-        ax.plot([x, x], [row_of[group[0]] - 0.3, row_of[group[-1]] + 0.3], color="0.2", linewidth=2.2)
-    ax.plot([1, 1 + critical], [-1.6, -1.6], color="0.1", linewidth=1.6, marker="|", markersize=7)
+        ax.plot([x, x], [row_of[group[0]] - 0.3, row_of[group[-1]] + 0.3], color=gray(0.2), linewidth=2.2)
+    ax.plot([1, 1 + critical], [-1.6, -1.6], color=gray(0.1), linewidth=1.6, marker="|", markersize=7)
     words = f"critical difference {critical:.1f}"
     ax.annotate(words, (1 + critical, -1.6), (5, 0), textcoords="offset points", va="center")
     ax.set_yticks(range(k), [literal(title_of(name)) for name in names])
     for label, name in zip(ax.get_yticklabels(), names, strict=True):
-        label.set_color(styles[name].colour if name in highlight else "0.2")
+        label.set_color(styles[name].colour if name in highlight else gray(0.2))
     ax.set(xlabel=f"rank by accuracy in {len(data)} scenarios, 1 is best", ylim=(k - 0.4, -2.4))
     ax.set_xlim(0.3, max(k + 1.2 + 0.6 * len(bars), 1.3 + 1.6 * critical))
     ax.set_xticks([tick for tick in MaxNLocator(8, integer=True).tick_values(1, k) if 1 <= tick <= k])
-    ax.grid(axis="y", color="0.94", linewidth=0.6)
+    ax.grid(axis="y", color=gray(0.94), linewidth=0.6)
     ax.set_axisbelow(True)
     return ax
 

@@ -10,15 +10,29 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedstat._utils import check
-from fedstat.plot._figure import concat_runs, get_axes, interval, literal, ordered, refusal, styles_of
+from fedstat.plot._figure import (
+    ResultPath,
+    RunOrPath,
+    concat_runs,
+    get_axes,
+    gray,
+    interval,
+    literal,
+    opened,
+    ordered,
+    refusal,
+    styles_of,
+)
 from fedstat.results import ComparisonResult
 from fedstat.results.leakage import LeakageResult
+from fedstat.store import results
 from fedstat.study import run_table
 from fedstat.study.collect import about
 
@@ -55,20 +69,20 @@ def client_boxplot(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = N
         ax.boxplot(
             rows["accuracy"].to_numpy(), positions=[y], orientation="horizontal", widths=0.62, patch_artist=True,
             boxprops={"facecolor": to_rgba(colour, 0.9 if m == highlight else 0.35), "edgecolor": colour},
-            medianprops={"color": "0.1"}, whiskerprops={"color": colour}, capprops={"color": colour},
+            medianprops={"color": gray(0.1)}, whiskerprops={"color": colour}, capprops={"color": colour},
             flierprops={"marker": ".", "markersize": 3, "markerfacecolor": colour, "markeredgecolor": "none"},
         )  # fmt: skip
         low, high = interval(rows.groupby("seed")["accuracy"].mean()) if "seed" in rows else (np.nan, np.nan)
         mean = rows["accuracy"].mean()
         ax.errorbar(
-            mean, y, xerr=[[mean - low], [high - mean]], color="0.1", marker="o", markerfacecolor="white",
+            mean, y, xerr=[[mean - low], [high - mean]], color=gray(0.1), marker="o", markerfacecolor=gray(1),
             markersize=4, elinewidth=1.4, zorder=4,
         )  # fmt: skip
     ax.set_yticks(range(len(order)), [literal(about(m).title) for m in order])
     ax.set(xlabel="test accuracy of a client", ylim=(len(order) - 0.5, -0.5))
     span = data["accuracy"].agg(["min", "max"])
     ax.set_xlim(span["min"] - 0.03 * np.ptp(span), span["max"] + 0.03 * np.ptp(span))
-    ax.grid(axis="x", color="0.9", linewidth=0.6)
+    ax.grid(axis="x", color=gray(0.9), linewidth=0.6)
     ax.set_axisbelow(True)
     return ax
 
@@ -156,13 +170,17 @@ def _require_columns(data: pd.DataFrame, *columns: str) -> None:
 
 
 def differences(
-    data: pd.DataFrame | ComparisonResult, *, methods: Sequence[str] = (), margin: float = 0.0, ax: Axes | None = None
+    data: pd.DataFrame | ComparisonResult | ResultPath,
+    *,
+    methods: Sequence[str] = (),
+    margin: float = 0.0,
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw differences of accuracy from a reference in several scenarios, with their intervals.
 
     Parameters
     ----------
-    data : DataFrame or ComparisonResult
+    data : DataFrame, ComparisonResult, or path of a saved one
         ``scenario``, ``method``, ``difference``, ``low``, ``high``, one row per scenario and method; scenarios keep
         their order. NaN limits draw no interval. A comparison is drawn with its simultaneous CIs.
     methods : sequence of str
@@ -177,7 +195,7 @@ def differences(
     matplotlib Axes
         Methods of one scenario stand side by side.
     """
-    if isinstance(data, ComparisonResult):
+    if isinstance(data := opened(data), ComparisonResult):
         columns = {"term": "method", "estimate": "difference", "sim_conf_low": "low", "sim_conf_high": "high"}
         data = data.tidy().rename(columns=columns).assign(scenario=f"minus {data.reference}")
     if not isinstance(data, pd.DataFrame):
@@ -192,8 +210,8 @@ def differences(
         title = literal(about(method).title)
         _draw_points(rows, x, "difference", ax, label=title, color=style.colour, marker=style.marker)
     if margin:
-        ax.axhspan(-margin, margin, color="0.9", zorder=0)
-    ax.axhline(0, color="0.4", linewidth=0.8)
+        ax.axhspan(-margin, margin, color=gray(0.9), zorder=0)
+    ax.axhline(0, color=gray(0.4), linewidth=0.8)
     _name_scenarios(ax, scenarios)
     ax.set_ylabel("difference in test accuracy")
     ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(drawn), columnspacing=1)
@@ -232,7 +250,7 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             colour = shades(i / max(1, len(layers) - 1))
             _draw_points(row, pd.Series([x], index=row.index), "reliability", ax, color=colour, marker="o")
             ax.text(x, 1.03, literal(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=colour)
-    ax.axhline(0.5, color="0.4", linewidth=0.8, linestyle="--", zorder=0)
+    ax.axhline(0.5, color=gray(0.4), linewidth=0.8, linestyle="--", zorder=0)
     _name_scenarios(ax, scenarios)
     ax.set(ylabel="reliability", yticks=np.arange(0, 1.01, 0.25))
     ax.set_ylim(min(0.0, data["reliability"].min()) - 0.03, 1.25)
@@ -250,16 +268,16 @@ def _name_scenarios(ax: Axes, scenarios: list[str]) -> None:
     ax.set_xticks(range(len(scenarios)), [literal(scenario) for scenario in scenarios])
     plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     for edge in range(1, len(scenarios)):
-        ax.axvline(edge - 0.5, color="0.92", linewidth=0.8, zorder=0)
+        ax.axvline(edge - 0.5, color=gray(0.92), linewidth=0.8, zorder=0)
     ax.set_xlim(-0.5, len(scenarios) - 0.5)
 
 
-def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None = None) -> Axes:
+def leakage(result: LeakageResult | RunOrPath, *, labels: str | None = None, ax: Axes | None = None) -> Axes:
     """Draw the PSNR of recovered images by round, with intervals over clients, and that of the class-mean image.
 
     Parameters
     ----------
-    result : LeakageResult
+    result : LeakageResult, or a stored one as a DataTree or path
     labels : {"given", "inferred"}, optional
         "given" if the attacker knows the labels, "inferred" if it infers them; by default the first in the result.
     ax : matplotlib Axes, optional
@@ -271,7 +289,8 @@ def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None
         One line per run. The dashed line is the PSNR of the class-mean image, which needs no gradient; it has the color
         of the run, or is gray if it is equal in all runs.
     """
-    mode = _label_mode(result, labels, "leakage")
+    result = _leakage(result, "leakage")
+    mode = _label_mode(result, labels)
     ax = get_axes(ax)
     table = result.tidy()
     runs = list(dict.fromkeys(table["run"]))
@@ -292,7 +311,7 @@ def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None
         if not is_common:
             ax.plot(x, rows["class_mean_psnr"], color=line.get_color(), linestyle="--", linewidth=1)
     ax.plot(
-        rounds if is_common else [], class_mean if is_common else [], color="0.3", linestyle="--", linewidth=1,
+        rounds if is_common else [], class_mean if is_common else [], color=gray(0.3), linestyle="--", linewidth=1,
         label="class-mean image (no gradients)",
     )  # fmt: skip
     ax.set_xticks(rounds)
@@ -301,9 +320,10 @@ def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None
     return ax
 
 
-def leakage_grid(result: LeakageResult, *, labels: str | None = None) -> Figure:
+def leakage_grid(result: LeakageResult | RunOrPath, *, labels: str | None = None) -> Figure:
     """Draw original and recovered images of the best and the median case of each run, and the PSNR by round."""
-    mode, runs = _label_mode(result, labels, "leakage_grid"), list(result.data["run"].values)
+    result = _leakage(result, "leakage_grid")
+    mode, runs = _label_mode(result, labels), list(result.data["run"].values)
     figure = plt.figure(figsize=(11, max(4.0, 1.7 * len(runs) + 0.6)), layout="constrained")
     halves = figure.subfigures(1, 2, width_ratios=(1, 1.15), squeeze=False)
     images, curves = halves[0]
@@ -323,10 +343,17 @@ def leakage_grid(result: LeakageResult, *, labels: str | None = None) -> Figure:
     return figure
 
 
-def _label_mode(result: LeakageResult, labels: str | None, figure: str) -> str:
-    """Return "given" or "inferred": the argument, or by default the first in the result."""
+def _leakage(result: object, figure: str) -> LeakageResult:
+    """Return the result, from itself or from its store."""
+    if isinstance(result := opened(result), xr.DataTree) and "leakage" in result.children:
+        return results.leakage(result)
     if not isinstance(result, LeakageResult):
-        raise refusal(figure, "the result of fedstat.attack.leakage", result)
+        raise refusal(figure, "the result of fedstat.attack.leakage, or a store of it", result)
+    return result
+
+
+def _label_mode(result: LeakageResult, labels: str | None) -> str:
+    """Return "given" or "inferred": the argument, or by default the first in the result."""
     modes = [str(mode) for mode in result.data["labels"].values]
     if labels is not None and labels not in modes:
         raise ValueError(f"labels must be one of {modes}, but got {labels!r}.")

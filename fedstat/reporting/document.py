@@ -120,6 +120,14 @@ def _rounds(ax: Axes, label: str) -> None:
 MARK = b'<meta name="generator" content="fedstat"'
 """Bytes by which a file is known as a report that fedstat made."""
 
+# Browsers take the color scheme of a frame for what the page in it prefers. Themes of JupyterLab, VS Code, and Sphinx.
+_DARK = """body[data-jp-theme-light="false"], body.vscode-dark, html[data-theme="dark"], body[data-theme="dark"]"""
+_LIGHT = """body[data-jp-theme-light="true"], body.vscode-light, html[data-theme="light"], body[data-theme="light"]"""
+_FRAME = f""".fedstat-report {{ color-scheme: light dark; box-sizing: border-box; width: 100%; height: 42rem;
+  border: 1px solid var(--jp-border-color1, #8888); }}
+:is({_DARK}) .fedstat-report {{ color-scheme: dark; }}
+:is({_LIGHT}) .fedstat-report {{ color-scheme: light; }}"""
+
 _MOST = 300  # characters of one cell or name: what is longer is a mistake or an attack
 COMMAND, PARAGRAPH, PRINTED = 3000, 8000, 100_000
 """Characters of a command, of a methods paragraph, and of a print that are shown."""
@@ -270,9 +278,9 @@ class Report:
         return path
 
     def _repr_html_(self) -> str:
-        """Return the page in a sandboxed frame, in which no script runs."""
-        look = "box-sizing:border-box;width:100%;height:42rem;border:1px solid #ddd"
-        return f'<iframe sandbox="" style="{look}" srcdoc="{html.escape(self.html)}"></iframe>'
+        """Return the page in a sandboxed frame, in which no script runs, in the theme of the notebook."""
+        page = html.escape(self.html)
+        return f'<style>{_FRAME}</style><iframe class="fedstat-report" sandbox="" srcdoc="{page}"></iframe>'
 
     def __repr__(self) -> str:
         n_severe = sum(caution.severe for caution in self.cautions)

@@ -20,13 +20,12 @@ from fedstat.reporting import document, prose, training
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, Block, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble
-from fedstat.results import LeakageResult
 from fedstat.results.base import Caution, few
 from fedstat.sim import experiment as printing
 from fedstat.sim import recovery as sim_recovery
 from fedstat.sim.experiment import LAYER
 from fedstat.sim.recovery.accuracy import report as print_recovery
-from fedstat.store.encoding import rename_algorithms
+from fedstat.store import results
 
 
 def _study(
@@ -117,21 +116,16 @@ def of_ntk(stored: Stored) -> Part:
 def of_attack(stored: Stored) -> Part:
     """Images recovered from what clients send."""
 
-    def result(run: xr.DataTree) -> LeakageResult:
-        leakage = run["leakage"].to_dataset().load()
-        leakage = leakage.rename({"guess": "class_mean_psnr"} if "guess" in leakage else {})
-        return LeakageResult(rename_algorithms(leakage))
-
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         caption = "Original and recovered images, best and median case, and PSNR by round with intervals over clients."
-        yield document.image(leakage_grid(result(run)), caption, wide=True)
+        yield document.image(leakage_grid(run), caption, wide=True)
 
     methods = (
         "Training images were recovered from what clients send after one local step, by deep leakage from gradients "
         f"({prose.cited('zhu2019')}); PSNR is compared with that of the mean training image, with Student's t "
         "intervals over clients."
     )
-    words = (lambda run: result(run).summary()), drawn, (lambda run: result(run).cautions())
+    words = (lambda run: results.leakage(run).summary()), drawn, (lambda run: results.leakage(run).cautions())
     return _study(stored, *words, (methods, ["zhu2019"]), ("runs",))
 
 

@@ -262,12 +262,16 @@ def folded_html(main: pd.DataFrame, table: pd.DataFrame, *, by: str | None = Non
     return f"{text}<details>{summary}{_SCROLL.format(ends_html(table, by=by))}</details>"
 
 
-_PRINT = "margin: 0 0 0.5em; font-size: var(--jp-code-font-size, inherit); white-space: pre-wrap; word-break: normal"
+_PRINT = (
+    "margin: 0 0 0.5em; padding: 0; white-space: pre; word-break: normal; overflow-x: auto; "
+    "font-size: clamp(9px, 2.05cqi, var(--jp-code-font-size, 1em))"
+)
+"""80 columns of a monospaced font, each about 0.6 of its size, take the width of the cell; no letter is under 9 px."""
 
 
 def print_html(text: str) -> str:
-    """Format a print as HTML whose long lines break between words; JupyterLab would break them within words."""
-    return f'<pre style="{_PRINT}">{html.escape(text)}</pre>'
+    """Format a print as HTML whose lines do not break: in a narrow cell, its letters are smaller."""
+    return f'<div style="container-type: inline-size"><pre style="{_PRINT}">{html.escape(text)}</pre></div>'
 
 
 _SCROLL = '<div style="overflow-x: auto; color: var(--jp-content-font-color1, inherit)">{}</div>'

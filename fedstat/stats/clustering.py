@@ -15,7 +15,7 @@ from fedstat.stats.split import adjusted_rand
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_MAX_NUMBERS = 2**22  # largest number of values of permuted groups in memory
+_MAX_NUMBERS = 2**18  # largest number of values of permuted groups in a block, which fits the cache
 _MIN_RATIO = 5  # smallest ratio of distances between separate groups
 _EQUAL = 1e-6  # largest distance of objects that are equal up to rounding of float32
 
@@ -159,7 +159,15 @@ def arrangements(groups: Ints) -> int:
     return math.factorial(len(groups)) // math.prod(math.factorial(int(n)) for n in sizes)
 
 
-def permuted(similarity: Floats, clusters: Ints, groups: Ints, *, permutations: int, seed: int) -> Permuted:
+def permuted(
+    similarity: Floats,
+    clusters: Ints,
+    groups: Ints,
+    *,
+    permutations: int,
+    seed: int,
+    tick: Callable[[int], object] = lambda _: None,
+) -> Permuted:
     """Compute both statistics of :class:`Permuted` under permutations of the groups' labels over objects.
 
     Parameters
@@ -170,6 +178,8 @@ def permuted(similarity: Floats, clusters: Ints, groups: Ints, *, permutations: 
     permutations : int
         Number of random permutations. All distinct arrangements are enumerated if they are at most as many.
     seed : int
+    tick : callable (int)
+        Called after each block with its number of permutations.
     """
     exact = arrangements(groups) <= permutations
     rng = generator(seed, "permutations of groups")
@@ -178,6 +188,7 @@ def permuted(similarity: Floats, clusters: Ints, groups: Ints, *, permutations: 
     for block in _enumerate(groups, step) if exact else _draw(groups, permutations, step, rng):
         rands.append(adjusted_rand(np.broadcast_to(clusters, block.shape), block))
         contrasts.append(contrast(similarity, block))
+        tick(len(block))
     return Permuted(np.concatenate(rands), np.concatenate(contrasts), exact)
 
 

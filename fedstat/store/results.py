@@ -17,6 +17,7 @@ from fedstat._utils import check, guard
 from fedstat._utils.drafts import replace_file
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import LayerResults, Result
+from fedstat.results.leakage import LeakageResult
 from fedstat.store import encoding, origin, read, write
 from fedstat.store.encoding import FORMAT, as_dataset, from_dataset
 from fedstat.store.journal import DamageError
@@ -217,6 +218,11 @@ Kind = Literal["split", "bootstrap", "permutation", "sensitivity"]
 KINDS: tuple[Kind, ...] = ("split", "bootstrap", "permutation", "sensitivity")
 _STORED_KINDS = {"sensitivity": "stability"}
 """Names of earlier versions."""
+
+
+def leakage(run: xr.DataTree) -> LeakageResult:
+    """Return the result in a store of ``python -m fedstat.attack``, with today's names of algorithms."""
+    return LeakageResult(encoding.rename_algorithms(LeakageResult.from_datatree(run).data))
 
 
 def result_groups(results_by_kind: Mapping[str, LayerResults[Any]]) -> dict[str, xr.Dataset]:

@@ -6,6 +6,7 @@ import html
 import math
 import textwrap
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,15 @@ def summary(run: str | Path | xr.DataTree) -> Record:
     parts = _of_training(run, config) if is_training else _of_other(run)
     title = algorithm_of(str(run.attrs.get("title") or "run"))
     return Record(title, parts | {"size": f"{megabytes(run.nbytes)} in memory"})
+
+
+def tree_html(tree: xr.DataTree) -> str:
+    """Return what notebooks show of a DataTree: of a run of fedstat, first its :func:`summary`."""
+    html_parts = [tree._repr_html_()]
+    if str(tree.attrs.get("command", "")).startswith("fedstat"):
+        with suppress(Exception):  # of a damaged run, show what xarray shows
+            html_parts.insert(0, summary(tree)._repr_html_())
+    return "".join(html_parts)
 
 
 def _config(run: xr.DataTree) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 It needs JupyterLab, Playwright's Python package (without its browsers) and Chromium: `pip install jupyterlab
 playwright` and `apt-get install chromium`. With FEDSTAT_BROWSER=require a missing one is an error; otherwise the tests
-are skipped. If ipywidgets is installed, bars are widgets.
+are skipped. Bars are lines of text, also if ipywidgets is installed.
 """
 
 from __future__ import annotations
@@ -40,22 +40,31 @@ import fedstat
 from fedstat.fl import algorithms, nets
 
 data = fedstat.sim.generate(clients=12, d=30, m=24, seed=1)"""
+ANALYSIS = 'run, layer="fc1", stage="trained", kappa=0.5'
 CELLS = {
-    "setup": SETUP,
+    "setup": SETUP + '\nprint("fedstat", fedstat.__version__)',
     "train": TRAIN.format(rounds=5000, options=""),
     "resume": TRAIN.format(rounds=5000, options=", resume=True"),
     "finish": 'run = fedstat.fl.finish("run.zarr")\nn_rounds = run["metrics"].sizes["round"]\nprint(n_rounds)',
     "extend": TRAIN.format(rounds="n_rounds + 5", options=", resume=True, progress=True"),
+    "opened": 'run = fedstat.open_run("run.zarr")\nrun',
     "settings": "fedstat.settings(run)",
     "summary": "fedstat.summary(run)",
     "stored": "fedstat.split(run)",
-    "split": 'split = fedstat.split(run, layer="fc1", stage="trained", kappa=0.5)\nsplit',
-    "bootstrap": 'fedstat.bootstrap(run, layer="fc1", stage="trained", kappa=0.5, n_boot=20, progress=True)',
+    "split": f"split = fedstat.split({ANALYSIS})\nsplit",
+    "fa": f"fedstat.fa({ANALYSIS})",
+    "bootstrap": f"fedstat.bootstrap({ANALYSIS}, n_boot=20, progress=True)",
+    "jackknife": f"fedstat.jackknife({ANALYSIS}, progress=True)",
+    "permutation": f"fedstat.permutation_test({ANALYSIS}, n_permutations=19, progress=True)",
+    "clusters": """fedstat.client_clusters(
+    run, layer="fc1", stage="trained", n_clusters=2, groups=6 * ["a", "b"], progress=True,
+)""",
     "icc": 'agreement = fedstat.icc(run, stage="trained", layer="fc1")\nagreement',
     "save": 'split.save("split.zarr")\nagreement.save("agreement.json")',
     "load": SETUP + '\nsplit, agreement = fedstat.load("split.zarr"), fedstat.load("agreement.json")\nprint(split)',
     "forest": "fedstat.plot.forest(agreement)\nplt.show()",
     "weights": 'fedstat.plot.weights("run.zarr", layer="fc1")\nplt.show()',
+    "curves": 'fedstat.plot.accuracy_curves(["run.zarr"])\nplt.show()',
     "communality": "split.plot()\nplt.show()",
     "report": 'fedstat.report(fedstat.open_run("run.zarr"))',
     "help": "fedstat.split?",
@@ -63,11 +72,14 @@ CELLS = {
 }
 RESTART = "load"
 """Cell before which the kernel restarts."""
-TABLES = ("settings", "summary", "stored", "split", "bootstrap", "icc")
-PICTURES = ("forest", "weights", "communality")
+TABLES = (
+    "opened", "settings", "summary", "stored", "split", "fa", "bootstrap", "jackknife", "permutation", "clusters", "icc"
+)  # fmt: skip
+PICTURES = ("forest", "weights", "curves", "communality")
+BARS = {"bootstrap": "20/20 [", "jackknife": "12/12 [", "permutation": "19/19 [", "clusters": "924/924 ["}
 
 # Lists of faults in outputs: text below the contrast of WCAG AA, outputs and tables that are wider than their place but
-# do not scroll, prints whose lines break within words. Besides, the number of boxes in which a table scrolls.
+# do not scroll, prints whose lines break or are cut. Besides, the number of boxes in which a table scrolls.
 LOOK = """outputs => {
   const light = ([r, g, b]) => {
     const f = c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
@@ -92,9 +104,10 @@ LOOK = """outputs => {
       faults.boxes += scrolls && isWide(box);
       if (!scrolls && isWide(box)) faults.cut.push(table.innerText.slice(0, 60));
     }
-    for (const pre of output.querySelectorAll(".jp-RenderedHTMLCommon pre")) {
+    for (const pre of output.querySelectorAll("[style*=container-type] > pre")) {
       const style = getComputedStyle(pre);
-      if (style.wordBreak !== "normal" || style.marginLeft !== "0px") faults.broken.push(pre.innerText.slice(0, 60));
+      const isWhole = style.whiteSpace === "pre" && !isWide(pre);
+      if (!isWhole || style.marginLeft !== "0px") faults.broken.push(pre.innerText.slice(0, 60));
     }
     if (isWide(output)) faults.wide.push("opened: " + output.innerText.slice(0, 60));
     for (const node of output.querySelectorAll("pre, td, th, p, h4, summary")) {
@@ -206,7 +219,7 @@ class Notebook:
         """Wait until a bar counts some rounds; the count."""
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            count = re.search(r"(\d+)/5000\s\[", self.output(name))
+            count = re.search(r"(\d+)/5000 \[", self.output(name))
             if count and int(count[1]) >= at_least:
                 self.shot(f"{name}-bar")
                 return int(count[1])
@@ -232,7 +245,7 @@ def page(address: str) -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": 900})
+        page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="null")  # JupyterLab's theme
         page.set_default_timeout(1000 * SECONDS)
         page.goto(address)
         page.locator(".jp-Notebook .jp-Cell").nth(len(CELLS) - 1).wait_for()
@@ -264,16 +277,16 @@ def notebook(page: Any, tmp_path_factory: pytest.TempPathFactory) -> Notebook:
 
 
 def _rounds(output: str) -> int:
-    return int(re.findall(r"(\d+)/\d+\s\[", output)[-1])
+    return int(re.findall(r"(\d+)/\d+ \[", output)[-1])
 
 
 def test_a_bar_counts_rounds_and_an_interrupt_says_how_to_resume(notebook: Notebook) -> None:
     for name in ("train", "resume"):
         text = re.sub(r"\s", " ", notebook.texts[name])
-        assert re.search(r"fedfac[\w-]*, seed 0: +\d+%(\|.*\|)? +\d+/5000 \[\d\d:\d\d<[\d:]+, +[\d.]+", text)
+        assert re.search(r"fedfac[\w-]*, seed 0: +\d+%\|.*\| +\d+/5000 \[\d\d:\d\d<[\d:]+, +[\d.]+", text)
         assert "KeyboardInterrupt" in notebook.texts[name]
         assert "To resume, repeat the call with resume=True." in notebook.texts[name].replace("\n", " ")
-        for bar in notebook.cell(name).locator("pre", has_text="/5000 [").all():  # no widgets
+        for bar in notebook.cell(name).locator("pre", has_text="/5000 [").all():
             line = bar.evaluate("node => parseFloat(getComputedStyle(node).lineHeight)")
             assert bar.bounding_box()["height"] < 1.5 * line
     assert _rounds(notebook.texts["resume"]) > _rounds(notebook.texts["train"]) >= 3
@@ -282,8 +295,15 @@ def test_a_bar_counts_rounds_and_an_interrupt_says_how_to_resume(notebook: Noteb
 def test_an_interrupted_run_is_finished_and_extended(notebook: Notebook) -> None:
     done = int(notebook.texts["finish"])
     assert done >= _rounds(notebook.texts["resume"])
-    assert re.search(rf"100%(\|█+\| |\n\s){done + 5}/{done + 5}\s\[", notebook.texts["extend"])
+    assert re.search(rf"100%\|█+\| {done + 5}/{done + 5} \[", notebook.texts["extend"])
     assert f"{done + 5}, finished" in notebook.texts["summary"]
+
+
+def test_analyses_show_their_bars_and_a_run_first_what_it_is(notebook: Notebook) -> None:
+    assert {name for name, bar in BARS.items() if bar not in notebook.texts[name]} == set()
+    lines = notebook.texts["opened"].splitlines()
+    assert lines[0] == notebook.texts["summary"].splitlines()[0]
+    assert "FedFac dynamic, seed 0" in notebook.texts["opened"].partition("xarray.DataTree")[0]
 
 
 def test_nothing_but_an_interrupt_is_red(notebook: Notebook) -> None:
@@ -304,13 +324,15 @@ def test_tab_offers_options_and_a_question_mark_the_help(notebook: Notebook) -> 
     page = notebook.page
     notebook.cell("scratch").locator(".cm-content").click()
     page.keyboard.type("fedstat.split(split, ma")
-    page.keyboard.press("Tab")
     offered = page.locator(".jp-Completer:not(.lm-mod-hidden)")
-    page.wait_for_timeout(3000)
-    text = offered.inner_text() if offered.count() else notebook.cell("scratch").inner_text()
+    end = time.monotonic() + SECONDS
+    while offered.count() == 0 and time.monotonic() < end:  # JupyterLab waits a second for the kernel's answer
+        page.keyboard.press("Tab")
+        page.wait_for_timeout(2000)
+    offered.get_by_text("margin=").wait_for()
+    offered.get_by_text("max_iter=").wait_for()
     notebook.shot("tab")
     page.keyboard.press("Escape")
-    assert "margin=" in text
     assert "Signature:" in notebook.texts["help"]
     assert "Parameters" in notebook.texts["help"]
 
@@ -339,3 +361,6 @@ def test_a_report_stands_in_its_frame(notebook: Notebook, theme: str) -> None:
     notebook.page.wait_for_timeout(1000)  # the frame is drawn after it has scrolled into view
     notebook.shot(f"{theme.split()[-1]}-report-frame")
     assert frame.locator("html").evaluate("node => node.scrollWidth <= node.clientWidth")
+    assert frame.locator("body").evaluate_all(LOOK)["pale"] == []
+    page = frame.locator("body").evaluate("node => getComputedStyle(node).backgroundColor")
+    assert page == ("rgb(20, 24, 29)" if theme == "JupyterLab Dark" else "rgb(255, 255, 255)")

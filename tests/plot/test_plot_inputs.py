@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from itertools import pairwise
 
 import matplotlib as mpl
@@ -14,7 +15,7 @@ from made_results import MADE, TABLE, W, made
 from matplotlib import pyplot as plt
 
 import fedstat
-from fedstat import plot, sim
+from fedstat import plot, sim, store
 from fedstat.results import BootstrapResult
 from fedstat.study import run_table
 
@@ -173,6 +174,19 @@ def test_the_forest_of_a_bootstrap_has_its_intervals_and_the_threshold():
     assert (faces < 0.5).tolist() == (table["group"] == "shared").tolist()
 
 
+def test_a_dark_style_draws_text_and_points_light_on_dark():
+    result = made("BootstrapResult")
+    shared = (result.tidy().sort_values("estimate", ascending=False)["group"] == "shared").tolist()
+    for style, page in (("default", 1.0), ("dark_background", 0.0)):
+        with plt.style.context(style):
+            ax = plot.forest(result)
+        faces = ax.collections[1].get_facecolors()[:, 0]
+        assert (abs(faces - page) > 0.5).tolist() == shared, "filled is what differs from the background"
+        assert abs(ax.collections[1].get_edgecolors()[:, 0] - page).min() > 0.5
+        lines = [mpl.colors.to_rgb(line.get_color())[0] for line in ax.lines]
+        assert all(abs(line - page) > 0.25 for line in lines)
+
+
 def test_the_forest_of_a_comparison_has_the_simultaneous_intervals_in_the_order_of_the_methods():
     result = fedstat.compare(TABLE, reference="a")
     ax, table = plot.forest(result), result.tidy()
@@ -233,19 +247,12 @@ def test_the_map_shows_the_labels_of_every_analysis():
         plot.split_map(result, kappas=(0.5,))
 
 
-@pytest.mark.parametrize(
-    "figure",
-    [
-        "accuracy_curves",
-        "client_boxplot",
-        "client_lines",
-        "communality",
-        "loss_curves",
-        "partition",
-        "profile",
-        "rounds",
-    ],
-)
+RUNS = [
+    "accuracy_curves", "client_boxplot", "client_lines", "communality", "loss_curves", "partition", "profile", "rounds"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("figure", RUNS)
 def test_the_path_of_a_run_is_drawn_as_the_run(trained, tmp_path, figure):
     run, _ = trained
     run.to_zarr(tmp_path / "run.zarr", consolidated=False, zarr_format=3)
@@ -258,6 +265,96 @@ def test_the_path_of_a_run_is_drawn_as_the_run(trained, tmp_path, figure):
         drawn = draw(path)
         assert drawn.get_ylabel() == expected.get_ylabel()
         require_same_drawing(drawn, expected)
+
+
+SAVED = sorted((figure, name) for figure, names in MEANT.items() for name in names)
+
+
+@pytest.mark.parametrize(("figure", "name"), SAVED)
+def test_the_path_of_a_saved_result_is_drawn_as_the_result(tmp_path, figure, name):
+    result, draw = made(name), getattr(plot, figure)
+    for path in (tmp_path / "result.zarr", str(tmp_path / "result.json")):
+        result.save(path)
+        assert drawn_on(draw(path)) == drawn_on(draw(result))
+
+
+STUDIES = {
+    "sim": ("accuracy", "stability", "accuracy_grid", "study_grid", "stability_grid", "study_dataset", "origin"),
+    "recovery": ("recovery", "recovery_grid"),
+    "motivation": ("entropies", "relation", "fig1", "fig2", "motivation_grid", "motivation_origin"),
+    "convergence": ("convergence", "freezing"),
+    "generalization": ("generalization",),
+    "leakage": ("leakage", "leakage_grid"),
+}
+
+
+SMALL = {"p": 0.5, "alpha": 0.4, "clients": 4, "d": 6, "m": 8, "replicates": 2}
+TRAINED = {"methods": ["true", "dynamic"], "n_train": 10, "n_test": 5, "rounds": 2}
+MOTIVATION = {"clients": 20, "hidden": 12, "local_epochs": 1, "common_samples": 50, "replicates": 3}
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory):
+    """Function from the name of a study to its result, and the path of its store."""
+    folder = tmp_path_factory.mktemp("studies")
+
+    @cache
+    def made_study(name):
+        path = folder / f"{name}.zarr"
+        if name == "sim":
+            return sim.study(**SMALL, **TRAINED, out=path), path
+        if name == "motivation":
+            return fedstat.motivation.study(**MOTIVATION, out=path), path
+        if name == "recovery":
+            result = sim.recover(**SMALL, kappa=[0.5, 0.9])
+            tree, command = xr.DataTree(result), "fedstat.sim.recovery"
+        elif name == "leakage":
+            result = made("LeakageResult")
+            data = result.to_dataset()
+            names = {name: coord.astype(object) for name, coord in data.coords.items() if coord.dtype.kind == "U"}
+            tree, command = xr.DataTree.from_dict({"/leakage": data.assign_coords(names)}), "fedstat.attack"
+        else:
+            result = made(f"{name.capitalize()}Result")
+            tree, command = result.to_datatree(), "fedstat.ntk"
+        attrs = tree.attrs | store.provenance(name, {}, command=command)
+        store.save(path, tree, attrs | ({"result": tree.attrs["result"]} if "result" in tree.attrs else {}))
+        return result, path
+
+    return made_study
+
+
+@pytest.mark.parametrize(("study", "figure"), [(study, figure) for study, names in STUDIES.items() for figure in names])
+def test_the_path_of_a_study_is_drawn_as_the_study(studies, study, figure):
+    source, path = studies(study)
+    draw, required = getattr(plot, figure), {"case": "iid"} if figure == "relation" else {}
+    for name in (path, str(path)):
+        drawn, expected = draw(name, **required), draw(source, **required)
+        if isinstance(expected, xr.Dataset):
+            xr.testing.assert_identical(drawn, expected)
+        else:
+            assert drawn == expected if isinstance(expected, str) else drawn_on(drawn) == drawn_on(expected)
+
+
+def test_every_figure_of_a_run_or_a_study_takes_its_path():
+    of_tables = {"critical_difference", "method_courses", "trade_off", "shares", "heatmap", "spectrum", "spectrum_grid"}
+    of_tables |= {"kappa_window", "by_setting", "caption", "one_legend", "style_of"}
+    of_weights = {"weights", "split_map"}
+    tested = {*MEANT, *RUNS, *(figure for names in STUDIES.values() for figure in names)}
+    assert tested | of_tables | of_weights | {"similarity_over_rounds"} == set(plot.__all__)
+
+
+def drawn_on(canvas):
+    """Texts and positions of lines, patches and images of axes or a figure."""
+    figure = canvas if isinstance(canvas, mpl.figure.Figure) else canvas.figure
+    drawn = []
+    for ax in figure.axes:
+        drawn += [ax.get_xlabel(), ax.get_ylabel(), ax.get_title()]
+        drawn += [line.get_xydata().tolist() for line in ax.lines if np.isfinite(line.get_xydata()).all()]
+        drawn += [(patch.get_extents().x0, patch.get_extents().y1) for patch in ax.patches]
+        drawn += [np.nan_to_num(np.ma.filled(image.get_array(), 9)).tolist() for image in ax.images]
+    plt.close(figure)
+    assert drawn
+    return drawn
 
 
 def test_the_heat_map_of_weights_is_that_of_a_loop_over_clients_and_units():

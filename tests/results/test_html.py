@@ -73,10 +73,10 @@ def test_a_comparison_opens_with_means_differences_and_p_values() -> None:
     assert "sim_conf_low" in everything[0]
 
 
-def test_a_print_breaks_between_words_and_is_escaped() -> None:
+def test_a_print_keeps_its_lines_and_is_escaped() -> None:
     shown = tables.print_html("a < b")
-    assert shown.endswith(">a &lt; b</pre>")
-    assert "word-break: normal" in shown
+    assert "a &lt; b</pre>" in shown
+    assert "white-space: pre;" in shown
     assert made("IccResult")._repr_html_().startswith(shown.partition(">")[0])
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,38 @@ def test_records_print_in_80_columns_and_escape_names() -> None:
         assert "<b>" not in record._repr_html_()
         assert record._repr_html_().count("<tr>") == len(record)
         assert record._repr_html_().count("overflow-wrap: anywhere") == len(record), "long values break"
+
+
+SHOWN = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+import fedstat
+assert "xarray" not in sys.modules
+run = fedstat.open_run(sys.argv[1])
+for tree in (run, run["metrics"]):
+    assert type(tree).__module__.startswith("xarray.")
+    print(shell.display_formatter.format(tree, include={"text/html"})[0]["text/html"].encode())
+del run.attrs["config"]
+print(shell.display_formatter.format(run, include={"text/html"})[0]["text/html"].encode())
+"""
+
+
+def test_a_notebook_shows_first_what_a_run_is(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    trained(tmp_path / "run.zarr")
+    summary = fedstat.summary(tmp_path / "run.zarr")
+    out = subprocess.run(
+        [sys.executable, "-c", SHOWN, str(tmp_path / "run.zarr")], capture_output=True, text=True, check=True
+    ).stdout
+    run, node, without_settings = map(ast.literal_eval, out.splitlines())
+    start, xarray_part = run.split(b"</table>", 1)
+    assert summary._repr_html_() == start.decode() + "</table>"
+    assert b"FedAvg, seed 5" in start
+    assert b"xarray.DataTree" in xarray_part
+    for other in (node, without_settings):
+        assert b"FedAvg" not in other
+        assert b"xarray.DataTree" in other
 
 
 def test_a_summary_of_another_store_has_its_dims() -> None:
