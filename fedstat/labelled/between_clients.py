@@ -242,7 +242,9 @@ def client_clusters(
         subsamples = clustering.left_out(similarity, cluster, group, n_clusters=n_clusters, **options, tick=bar.update)
     tests = {}
     if group is not None:
-        tests = _agreement(similarity, cluster, group, subsamples, n_permutations, level, seed, progress)
+        with progress_bar(min(n_permutations, clustering.arrangements(group)), "permutation", progress) as bar:
+            permutations = clustering.Permutations(n_permutations, bar.update)
+            tests = _agreement(similarity, cluster, group, subsamples, permutations, level, seed)
     subsample_ari = float(subsamples.subsample_ari.mean())
     about = (x.shape[1], subsample_ari, subsamples.left_out, n_subsamples, group_names)
     return ClientClustersResult(
@@ -255,17 +257,14 @@ def _agreement(
     cluster: Any,
     groups: Any,
     subsamples: clustering.Left,
-    n_permutations: int,
+    permutations: clustering.Permutations,
     level: float,
     seed: int,
-    progress: bool | None,
 ) -> dict[str, Any]:
     """Compute the fields of the result that need groups."""
     rand = float(adjusted_rand(cluster, groups))
     contrast = float(clustering.contrast(similarity, groups))
-    options: dict[str, Any] = {"permutations": n_permutations, "seed": seed}
-    with progress_bar(min(n_permutations, clustering.arrangements(groups)), "permutation", progress) as bar:
-        permuted = clustering.permuted(similarity, cluster, groups, **options, tick=bar.update)
+    permuted = clustering.permuted(similarity, cluster, groups, permutations=permutations, seed=seed)
     error = clustering.jackknife_error(subsamples.rand, rand, n=len(groups), n_left_out=subsamples.left_out)
     # If the index is equal in all subsamples, its error is unknown, not 0.
     half = float(scipy.special.ndtri((1 + level) / 2)) * error if error > 0 else math.nan

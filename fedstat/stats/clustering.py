@@ -35,6 +35,13 @@ class Tree(NamedTuple):
     order: Ints
 
 
+class Permutations(NamedTuple):
+    """Number of random permutations, and a function that is called with the size of each block that is done."""
+
+    n: int
+    tick: Callable[[int], object] = lambda _: None
+
+
 class Permuted(NamedTuple):
     """Statistics of groups under permutations of the groups' labels over objects.
 
@@ -164,9 +171,8 @@ def permuted(
     clusters: Ints,
     groups: Ints,
     *,
-    permutations: int,
+    permutations: Permutations,
     seed: int,
-    tick: Callable[[int], object] = lambda _: None,
 ) -> Permuted:
     """Compute both statistics of :class:`Permuted` under permutations of the groups' labels over objects.
 
@@ -175,20 +181,18 @@ def permuted(
     similarity : array (object, object)
     clusters, groups : int array (object,)
         From 0.
-    permutations : int
-        Number of random permutations. All distinct arrangements are enumerated if they are at most as many.
+    permutations : Permutations
+        All distinct arrangements are enumerated if they are at most as many.
     seed : int
-    tick : callable (int)
-        Called after each block with its number of permutations.
     """
-    exact = arrangements(groups) <= permutations
+    exact = arrangements(groups) <= permutations.n
     rng = generator(seed, "permutations of groups")
     step = max(1, _MAX_NUMBERS // (len(groups) * (int(groups.max()) + 1)))
     rands, contrasts = [], []
-    for block in _enumerate(groups, step) if exact else _draw(groups, permutations, step, rng):
+    for block in _enumerate(groups, step) if exact else _draw(groups, permutations.n, step, rng):
         rands.append(adjusted_rand(np.broadcast_to(clusters, block.shape), block))
         contrasts.append(contrast(similarity, block))
-        tick(len(block))
+        permutations.tick(len(block))
     return Permuted(np.concatenate(rands), np.concatenate(contrasts), exact)
 
 

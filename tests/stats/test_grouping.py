@@ -77,7 +77,7 @@ def test_adjusted_rand_of_any_number_of_groups_is_scikit_learns() -> None:
 def test_an_exact_p_value_counts_all_arrangements() -> None:
     groups, s = np.array([0, 0, 1, 1, 2]), S[3:8, 3:8]
     clusters = clustering.cut(clustering.tree(s).merges, 3)
-    under = clustering.permuted(s, clusters, groups, permutations=100, seed=0)
+    under = clustering.permuted(s, clusters, groups, permutations=clustering.Permutations(100), seed=0)
     assert (under.exact, len(under.rand), clustering.arrangements(groups)) == (True, 30, 30)
     every = [groups[list(p)] for p in itertools.permutations(range(5))]  # each arrangement 4 times
     rands = np.array([adjusted_rand_score(clusters, g) for g in every])
@@ -97,7 +97,7 @@ def test_drawn_permutations_add_the_one_at_hand_and_hold_their_level() -> None:
     rng, small = np.random.default_rng(3), 0
     for seed in range(200):
         s = clustering.cosine(rng.normal(size=(12, 8)))
-        under = clustering.permuted(s, GROUPS, GROUPS, permutations=99, seed=seed)
+        under = clustering.permuted(s, GROUPS, GROUPS, permutations=clustering.Permutations(99), seed=seed)
         assert not under.exact
         small += clustering.p_value(float(clustering.contrast(s, GROUPS)), under.contrast, exact=False) <= 0.1
     assert 8 <= small <= 34, "binomial(200, 0.1), within about 3 standard deviations"
