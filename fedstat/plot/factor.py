@@ -183,10 +183,10 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
         label += "\nlines: one standard error either side (jackknife over clients)"
     if np.isfinite(units.threshold):
         low, high = ax.get_xlim()
-        is_right = units.threshold > 0.75 * high + 0.25 * low  # the name would cross the frame
+        is_left = units.threshold < 0.75 * low + 0.25 * high  # the name, else left of the line, would cross the frame
         ax.annotate(
-            "threshold", (units.threshold, 0.99), (-4 if is_right else 4, 0), xycoords=("data", "axes fraction"),
-            textcoords="offset points", ha="right" if is_right else "left", va="top", annotation_clip=False,
+            "threshold", (units.threshold, 0.99), (4 if is_left else -4, 0), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha="left" if is_left else "right", va="top", annotation_clip=False,
         )  # fmt: skip
     ax.set(xlabel=label, ylabel="units")
     return ax
