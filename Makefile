@@ -20,15 +20,16 @@ READY := $(VENV)/.ready-$(EXTRAS)
 QUICK := tests/results tests/labelled tests/store tests/plot tests/data tests/stats tests/sim tests/fl/test_train.py tests/study/test_grid.py
 READY_FOR_DOCS := $(VENV)/.ready-docs
 READY_FOR_MUTANTS := $(VENV)/.ready-mutants
+READY_FOR_BROWSER := $(VENV)/.ready-browser
 SCRIPTS := $(sort $(patsubst %/,%,$(dir $(wildcard analysis/*.py analysis/*/*.py))))
 
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
 
-.PHONY: sim test test-slow test-minimum torture fuzz mutants frozen check lint docs wheel-test bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
+.PHONY: sim test test-slow test-browser test-minimum torture fuzz mutants frozen check lint docs wheel-test chromium bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
 .PRECIOUS: runs/%.zarr
 
-$(sort $(READY) $(READY_FOR_DOCS) $(READY_FOR_MUTANTS)): $(VENV)/.ready-%: pyproject.toml constraints.txt
+$(sort $(READY) $(READY_FOR_DOCS) $(READY_FOR_MUTANTS) $(READY_FOR_BROWSER)): $(VENV)/.ready-%: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedstat needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Try make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch
@@ -43,6 +44,13 @@ test: $(READY)  ## the tests, doctests among them, on all cores
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+test-browser: $(READY) $(READY_FOR_BROWSER) | chromium  ## the site that `make docs` built, and a notebook in JupyterLab, in Chromium
+	FEDSTAT_BROWSER=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -m slow --benchmark-disable
+
+chromium:  ## Debian's Chromium, where there is no browser of this family and the user may install it
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+	{ export DEBIAN_FRONTEND=noninteractive; apt-get update -q && apt-get install -q -y --no-install-recommends chromium; }
 
 test-minimum: $(READY)  ## statistics, stores and runs under the oldest versions that pyproject.toml allows; torch is that of .venv
 	$(PYTHON) -m venv $(VENV)-minimum
@@ -78,6 +86,7 @@ check: lint test  ## what CI runs
 
 docs: $(READY_FOR_DOCS)  ## the documentation site, in docs/_build/html; needs no network and ends at the first warning
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto -b html docs docs/_build/html
+	touch docs/_build/html/searchindex.js  # newer than every page, as tests/browser requires
 
 bench: $(READY) ## speed ratios against named peers, one process
 	$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -m 'not gpu' --benchmark-only --benchmark-columns=min,median,rounds -s

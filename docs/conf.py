@@ -18,7 +18,7 @@ version = release = fedstat.__version__
 language = "en"
 
 extensions = [
-    "sphinx.ext.autodoc", "numpydoc", "myst_nb", "sphinx_design", "sphinx_copybutton", "fedstat_site",
+    "sphinx.ext.autodoc", "numpydoc", "myst_nb", "sphinx_design", "sphinx_copybutton", "fedstat_site", "mathml",
 ]  # fmt: skip
 exclude_patterns = ["_build", "_ext", "notebooks/*.py", "**/.ipynb_checkpoints"]
 nitpicky = True  # a reference that leads nowhere is an error
@@ -40,8 +40,12 @@ nb_merge_streams = True
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"fedstat {release}"
+html_math_renderer = "mathml"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+html_context = {"default_mode": "auto"}  # the theme of the reader's system; without it, the console shows an error
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

@@ -15,7 +15,7 @@
 # # The theorems of FedSplit, compared with training
 #
 # FedFac §3.3 proves two bounds for network (4), two layers with personal and shared units. With local steps the loss
-# decreases by the factor $1-\tfrac12(\rho_1\lambda^s+\rho_2\lambda^p)$ per round (Theorem 1), and the test loss is
+# decreases by the factor $1-\tfrac{1}{2}(\rho_1\lambda^s+\rho_2\lambda^p)$ per round (Theorem 1), and the test loss is
 # bounded by a term in $y^\top(H^{s\infty}+H^{p\infty})^{-1}y$ (Theorem 2). $\lambda^s$ and $\lambda^p$ are the smallest
 # eigenvalues of the kernels $H^{s\infty}$ of shared and $H^{p\infty}$ of personal units; $\rho_1$ and $\rho_2$ depend
 # on learning rates, local steps and clients. We compute both bounds for handwritten digits, one class per client.

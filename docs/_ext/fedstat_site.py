@@ -17,14 +17,18 @@ import public_names
 import reference_pages
 from docutils import nodes
 from jupyter_cache import get_cache
+from PIL import Image
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 from sphinx.util.parallel import make_chunks
 
+from fedstat import plot
 from fedstat.fl.algorithms import ALGORITHMS
 
+PLOT = re.compile(r"\bplot\.(\w+)\(")
+ROLE = re.compile(r"(?::\w+:)?`+(.+?)`+")
 STAR = re.compile(r"``.*?``|(?<=, )\*(?=shape\b|,)")
 
 log = logging.getLogger(__name__)
@@ -122,11 +126,33 @@ def link_algorithms(app: Sphinx, tree: nodes.document) -> None:
                 name.replace_self(addnodes.pending_xref("", name.deepcopy(), refexplicit=True, **link))
 
 
-def pictures(app: Sphinx, tree: nodes.document) -> None:  # noqa: ARG001
-    """Every picture of a page, but what its code draws, has a text for those who do not see it."""
+def pictures(app: Sphinx, tree: nodes.document) -> None:
+    """Require a text for readers who do not see a picture; pictures that code draws get theirs here.
+
+    They also get their width in pixels, so that Sphinx links each to its file: the way to read it on a phone.
+    """
     for image in tree.findall(nodes.image):
-        if not image.get("alt") and "jupyter_execute" not in image.get("uri", ""):
+        if "jupyter_execute" in image.get("uri", ""):
+            image["alt"] = _shown(image)
+            with Image.open(Path(app.srcdir) / image["uri"]) as picture:
+                image["width"] = f"{picture.width}px"
+        elif not image.get("alt"):
             log.warning("picture %s has no alt text", image.get("uri"), location=image)
+
+
+def _shown(image: nodes.image) -> str:
+    """Return the summaries of the plots in the picture's cell; without a plot of fedstat, the title of its section."""
+    node: nodes.Element = image
+    while node.parent and not isinstance(node, nodes.section):
+        node = node.parent
+        if "cell" in node.get("classes", ()):
+            code = "\n".join(block.astext() for block in node.findall(nodes.literal_block))
+            names = [name for name in dict.fromkeys(PLOT.findall(code)) if hasattr(plot, name)]
+            summaries = [ROLE.sub(r"\1", str(inspect.getdoc(getattr(plot, name))).split("\n")[0]) for name in names]
+            draws = [summary.removeprefix("Draw ") for summary in summaries if summary.startswith("Draw ")]
+            if draws:
+                return " ".join(text[0].upper() + text[1:] for text in draws)
+    return f"Picture: {node.next_node(nodes.title).astext()}"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

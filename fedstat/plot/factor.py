@@ -169,9 +169,6 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
         )  # fmt: skip
     if np.isfinite(units.threshold):
         ax.axvline(units.threshold, color=gray(0), linestyle="--", linewidth=1)
-        ax.annotate(
-            " threshold", (units.threshold, 0.99), xycoords=("data", "axes fraction"), va="top", annotation_clip=False
-        )
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     label = units.label
     if isinstance(result, BootstrapResult):
@@ -185,6 +182,13 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
         }
         _draw_above(ax, table.assign(**limits))
         label += "\nlines: one standard error either side (jackknife over clients)"
+    if np.isfinite(units.threshold):
+        low, high = ax.get_xlim()
+        is_left = units.threshold < 0.75 * low + 0.25 * high  # the name, else left of the line, would cross the frame
+        ax.annotate(
+            "threshold", (units.threshold, 0.99), (4 if is_left else -4, 0), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha="left" if is_left else "right", va="top", annotation_clip=False,
+        )  # fmt: skip
     ax.set(xlabel=label, ylabel="units")
     return ax
 

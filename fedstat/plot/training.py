@@ -249,7 +249,7 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             x, row = number + 0.86 * ((i + 0.5) / len(layers) - 0.5), layers.iloc[[i]]
             colour = shades(i / max(1, len(layers) - 1))
             _draw_points(row, pd.Series([x], index=row.index), "reliability", ax, color=colour, marker="o")
-            ax.text(x, 1.03, literal(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=colour)
+            ax.text(x, 1.03, literal(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=gray(0.25))
     ax.axhline(0.5, color=gray(0.4), linewidth=0.8, linestyle="--", zorder=0)
     _name_scenarios(ax, scenarios)
     ax.set(ylabel="reliability", yticks=np.arange(0, 1.01, 0.25))

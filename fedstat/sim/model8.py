@@ -146,7 +146,7 @@ def generate(
 ) -> xr.Dataset:
     r"""Draw a data set of model (8) with its true parameters.
 
-    .. math:: h^*_c(x) = \sum_q a_q \, \max(w_{cq}' x, 0), \qquad y = 1\{h^*_c(x) + \varepsilon > 0\},
+    .. math:: h^*_c(x) = \sum_q a_q \, \max(w_{cq}^\top x, 0), \qquad y = 1\{h^*_c(x) + \varepsilon > 0\},
               \qquad \varepsilon \sim N(0, \sigma^2)
 
     Personal covariates are N(μ_c, Σ) with Σ_ij = 0.5^|i−j|, shared covariates N(0, I). A personal unit has weights

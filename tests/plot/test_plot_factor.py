@@ -13,6 +13,7 @@ import xarray as xr
 import fedstat.labelled as fs
 from fedstat.plot import factor as plot
 from fedstat.plot import forest
+from fedstat.sim import generate
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,18 @@ def test_the_histogram_counts_every_live_unit_and_marks_the_threshold(weights: n
     assert sum(p.get_height() for p in ax.patches) == 23
     assert ax.lines[0].get_xdata()[0] == split.threshold
     assert "nu" in ax.get_xlabel()
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5])
+def test_the_name_of_the_threshold_stands_within_the_frame(tau: float) -> None:
+    weights = generate(clients=30, d=60, m=24, seed=0)["w"]
+    ax = plot.communality(
+        fs.split(weights + 0.5 * np.random.default_rng(1).normal(size=weights.shape), kappa=0.75, tau=tau)
+    )
+    ax.figure.canvas.draw()
+    (name,) = ax.texts
+    assert ax.get_window_extent().x0 < name.get_window_extent().x0
+    assert name.get_window_extent().x1 < ax.get_window_extent().x1
 
 
 def test_bootstrap_intervals_stand_above_the_histogram(weights: np.ndarray) -> None:

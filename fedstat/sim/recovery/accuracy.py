@@ -163,7 +163,7 @@ def spectrum(
     κ selects eigenvectors in descending order of eigenvalue until their eigenvalues reach the proportion κ of the sum.
     The score of an eigenvector is the proportion of its squared loadings on shared units,
 
-    .. math:: s_j = \sum_{i \text{ shared}} \ell_{ij}^2 \Big/ \sum_i \ell_{ij}^2
+    .. math:: s_j = \sum_{i \text{ shared}} \ell_{ij}^2 / \sum_i \ell_{ij}^2
               = \sum_{i \text{ shared}} u_{ij}^2, \qquad \ell_j = \sqrt{\gamma_j}\, u_j,
 
     which is 1 if it belongs to truly shared units and 0 if it belongs to personal units.
