@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +29,11 @@ class Net(nn.Module):
         self.fc2 = nn.Linear(10, 3)
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Clients that share the first six units of fc1, as torch.save leaves them."""
     torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("clients")
     common = torch.randn(1, 20).repeat(6, 1)
     paths = []
     for c in range(8):
@@ -42,7 +41,7 @@ def files(tmp_path: Path) -> list[Path]:
         with torch.no_grad():
             net.fc1.weight[:6] = common + 0.5 * torch.randn(6, 20)
             net.fc1.weight[6:] = torch.randn(4, 20)
-        paths.append(tmp_path / f"client{c}.pt")
+        paths.append(folder / f"client{c}.pt")
         torch.save(net.state_dict(), paths[-1])
     return paths
 
@@ -235,15 +234,16 @@ def test_file_names_that_repeat_keep_their_folders(tmp_path: Path) -> None:
     assert [Path(x).parent.name for x in tree["w"]["client"].values] == ["a", "b"]
 
 
-def test_the_command_splits_prints_stores_and_draws(files: list[Path], tmp_path: Path) -> None:
+def test_the_command_splits_prints_stores_and_draws(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, png = tmp_path / "split.zarr", tmp_path / "split.png"
     args = ["--layer", "fc1", "--n-factors", "1", "--tau", "0.4", "--n-boot", "20", "--out", out, "--plot", png]
-    command = [sys.executable, "-W", "error", "-m", "fedstat.decompose", *files, *args]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "fc1: Split of 10 units by communality: 6 shared, 4 personal, 0 constant" in done.stdout
-    assert "Bootstrap (20 samples of 8 clients) of a split: 6 shared, 4 personal" in done.stdout
+    assert main([*map(str, files), *map(str, args)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "fc1: Split of 10 units by communality: 6 shared, 4 personal, 0 constant" in printed.out
+    assert "Bootstrap (20 samples of 8 clients) of a split: 6 shared, 4 personal" in printed.out
     assert png.stat().st_size > 10_000
     tree = xr.open_datatree(out, engine="zarr", consolidated=False)
     data = tree["split/fc1"].to_dataset()

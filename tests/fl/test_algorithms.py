@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
+import algorithm_jobs as jobs
 import numpy as np
 import plain_factorized
 import plain_fedcp
@@ -18,9 +19,10 @@ import plain_two_models
 import pytest
 import torch
 import trainer
-from algorithm_jobs import FLAGS, SAMPLES, SETTINGS, SIZES, assert_equal, dataset, job, make, models, net_of, rows, run
+from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, make, models, net_of, rows, run, seldom
 from low_rank_modules import Mlp as LowRankMlp
 from low_rank_modules import is_personal
+from small_runs import interrupted_and_resumed, same
 
 from fedstat._utils import streams
 from fedstat.fl import algorithms, evaluate, nets, optim, train
@@ -48,23 +50,6 @@ def analysed(weights):
     return of_units(split.shared(factor.fit(r, kappa=0.7).communality))
 
 
-def pretrained(j, sgd):
-    """Static FedFac's split, from clients that trained alone."""
-
-    @cache
-    def found():
-        trained = []
-        for c in range(j.clients):
-            net = plain_loop.module(SIZES)
-            net.load_state_dict(j.net.init(streams.generator(j.seed, "start")))
-            rng, (x, y) = streams.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(j.train, c)
-            plain_loop.train_client(net, x, y, sgd, epochs=j.local_epochs, batch_size=j.batch_size, rng=rng)
-            trained.append(net.fc1.weight.detach().numpy())
-        return analysed(trained)
-
-    return lambda *_: found()
-
-
 def drawn(j, number):
     flags = np.zeros(10, bool)
     flags[streams.generator(j.seed, "random split", "fc1", number).permutation(10)[:5]] = True
@@ -84,15 +69,14 @@ def plain(name, j, optimizer, rounds):
     if name in PLAIN:
         return PLAIN[name](j, optimizer, rounds)
     if name == "feddecomp":
-        phases = (
-            {"epochs": 1, "is_trainable": is_personal},
-            {"epochs": 1, "is_trainable": lambda n: not is_personal(n)},
-        )
+        parts = (is_personal, lambda n: not is_personal(n))
+        phases = tuple({"epochs": 1, "is_trainable": part} for part in parts)
         split = {n: np.asarray(not is_personal(n)) for n in j.net.shapes}
         options = {"shared": lambda *_: split, "before": split, "phases": phases}
         return plain_loop.run(j, LowRankMlp, optimizer, rounds=rounds, **options)
     everything, prox = {"shared": everywhere()}, {"penalty": half_square(0.7)}
     head, body = lambda n: n.startswith("fc2"), lambda n: n.startswith("fc1")
+    pretrained = cache(lambda: analysed(plain_loop.trained_alone(j, SIZES, optimizer)))  # before the first round
     ways = {
         "local": lambda: {"shared": everywhere(fc1=False, fc2=False)},
         "fedavg": lambda: everything,
@@ -105,8 +89,8 @@ def plain(name, j, optimizer, rounds):
             "shared": everywhere(fc2=False),
             "phases": ({"epochs": 3, "is_trainable": head}, {"epochs": 1, "is_trainable": body}),
         },
-        "fedsplit": lambda: {"shared": lambda *_: of_units(FLAGS)},
-        "fedfac-static": lambda: {"shared": pretrained(j, optimizer)},
+        "fedsplit": lambda: {"shared": lambda *_: of_units(jobs.FLAGS)},
+        "fedfac-static": lambda: {"shared": lambda *_: pretrained()},
         "fedfac-dynamic": lambda: {"shared": lambda trained, _: analysed(trained["fc1.weight"])},
         "random": lambda: {"shared": lambda *_: drawn(j, -1)},
         "random-redrawn": lambda: {"shared": lambda _, number: drawn(j, number)},
@@ -119,7 +103,7 @@ def plain(name, j, optimizer, rounds):
         return plain_loop.run_shrunken(j, SIZES, optimizer, rounds=rounds, grid=[0, 0.2, 0.4, 0.6, 0.8, 1])[:2]
     if name.startswith("factorized-fl"):
         beta, module = name.endswith("beta"), plain_factorized.Mlp
-        return plain_factorized.run(j, module, optimizer, rounds=rounds, beta=beta, **SETTINGS[name])[:2]
+        return plain_factorized.run(j, module, optimizer, rounds=rounds, beta=beta, **jobs.SETTINGS[name])[:2]
     return plain_loop.run(j, SIZES, optimizer, rounds=rounds, **ways[name]())
 
 
@@ -138,13 +122,7 @@ def test_stacked_equals_the_plain_loop(name, optimizer):
     stacked, one, options = OPTIMIZERS["coarse" if name in NORMALISED and optimizer == "adam" else optimizer]
     j = job(make(name), optimizer=stacked, client_chunk=4, **options)
     state = run(j, 4)
-    mine = trainer.models(j, state)
-    theirs, accuracy = plain(name, j, one, 4)
-    for c, model in enumerate(theirs):
-        assert set(model) == {name for name in mine if name != "client.share"}, "which is measured, not used"
-        for parameter, p in model.items():
-            torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
-    np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
+    jobs.assert_clients_near(j, state, *plain(name, j, one, 4))
 
 
 # --- how every method stands in lists
@@ -269,25 +247,11 @@ def test_what_no_algorithm_shares_stays_local(name):
         assert parameter in j.net.unshared or torch.equal(mask, plain[parameter])
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", seldom(ALGORITHMS))
 def test_a_killed_run_goes_on_as_if_it_had_not_been(name, tmp_path):
     options = {"rounds": 3, "participation": 0.7, "batch_size": 5, "seed": 4, "optimizer": optim.adam(0.01)}
-    options["keep_weights"] = []
-    whole = train(dataset(SAMPLES, method=name), net_of(name), make(name), **options)
-
-    def kill(_, count=[0]):  # noqa: B006
-        count[0] += 1
-        if count[0] == 3:
-            raise KeyboardInterrupt
-
-    out = tmp_path / "run.zarr"
-    with pytest.raises(KeyboardInterrupt):
-        train(dataset(SAMPLES, method=name), net_of(name), make(name), out=out, progress=kill, **options)
-    again = train(dataset(SAMPLES, method=name), net_of(name), make(name), out=out, resume=True, **options)
-    for group in whole.groups:
-        for variable, values in whole[group].data_vars.items():
-            if variable != "seconds":
-                np.testing.assert_array_equal(values, again[group][variable], err_msg=f"{group}/{variable}")
+    go = partial(train, dataset(SAMPLES, method=name), net_of(name), make(name), keep_weights=[], **options)
+    same(go(), interrupted_and_resumed(go, tmp_path / "run.zarr", after=2))
 
 
 # --- limiting cases, exact
@@ -302,10 +266,7 @@ LIMITS = {
     "fedavg+ without epochs": (lambda: algorithms.fedavg_plus(epochs=0), algorithms.fedavg),
     "fedamp, λ = 0": (lambda: algorithms.fedamp(lam=0), algorithms.local),
     "clustered-fl that never splits": (lambda: algorithms.clustered_fl(eps1=0), algorithms.fedavg),
-    "clustered-fl of one cluster": (
-        lambda: algorithms.clustered_fl(eps1=1e9, eps2=0, max_clusters=1),
-        algorithms.fedavg,
-    ),
+    "clustered-fl of one": (lambda: algorithms.clustered_fl(eps1=1e9, eps2=0, max_clusters=1), algorithms.fedavg),
     "fedem with one component": (lambda: algorithms.fedem(components=1), algorithms.fedavg),
     "lg-fedavg, all layers global": (lambda: algorithms.lg_fedavg(global_layers=2), algorithms.fedavg),
     "fedfac-dynamic, τ = −∞": (lambda: algorithms.fedfac(tau=-math.inf), algorithms.fedavg),

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 import trainer
-from algorithm_jobs import SIZES, assert_equal, dataset, job, make
+from algorithm_jobs import SIZES, assert_equal, assert_same_states, dataset, job, make, run
 from small_runs import same
 from toy_methods import REMEMBERS
 
-from fedstat.fl import algorithms, chunks, nets, train
+from fedstat.fl import algorithms, chunks, nets, optim, train
 from fedstat.fl.client_rows import SlotRows, StackedRows
 from fedstat.fl.disk_rows import DiskRows
 
@@ -30,25 +30,17 @@ METHODS = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def copied(monkeypatch):
-    """Every round copies the rows of all clients."""
-
-    def run(*given, **options):
-        with monkeypatch.context() as here:
-            here.setattr(StackedRows, "updated", lambda old, clients, rows: StackedRows({
-                name: p.index_copy(0, torch.from_numpy(clients), rows[name]) for name, p in old.params.items()
-            }))  # fmt: skip
-            return train(*given, **options)
-
-    return run
-
-
 @pytest.mark.parametrize("name", METHODS)
-def test_runs_that_share_rows_are_those_that_copy_them(name, copied):
-    given = dataset(EQUAL), nets.mlp(SIZES), make(name)
-    options = RUN | {"participation": (0.3, 1.0)}
-    same(copied(*given, **options), train(*given, **options))
+def test_rounds_that_share_rows_are_those_that_copy_the_rows_of_all_clients(name, monkeypatch):
+    adam = {"optimizer": optim.adam(0.05), "optimizer_state": "keep"}
+    one = job(make(name), sizes=EQUAL, participation=(0.3, 1.0), threads=2, **adam)
+    shared = run(one, 5)
+    monkeypatch.setattr(StackedRows, "updated", lambda old, clients, rows: StackedRows({
+        name: p.index_copy(0, torch.from_numpy(clients), rows[name]) for name, p in old.params.items()
+    }))  # fmt: skip
+    copied = run(one, 5)
+    assert {type(copied.optimizer), type(shared.optimizer)} == {StackedRows, SlotRows}
+    assert_same_states(one, copied, shared)
 
 
 def test_a_run_that_shares_rows_goes_on_as_it_would_have(tmp_path):
@@ -156,14 +148,16 @@ def test_rows_are_copied_and_pickled_without_their_other_versions(copy):
 
 @pytest.mark.parametrize("on", ["weights", "updates"])
 def test_a_split_from_sums_in_parts_is_the_same_with_any_number_of_threads(on, monkeypatch):
-    def run(threads):
-        method = algorithms.fedfac(kappa=0.7, on=on)
-        return train(dataset(EQUAL), nets.mlp(SIZES), method, **RUN | {"threads": threads})
+    def after(threads):
+        one = job(algorithms.fedfac(kappa=0.7, on=on), sizes=EQUAL, participation=0.5, threads=threads)
+        return one, run(one)
 
-    whole = run(1)
+    _, whole = after(1)
     monkeypatch.setattr(chunks, "_PART", 100)
-    in_parts = run(1)
+    one, in_parts = after(1)
     for threads in (2, 3):
-        same(in_parts, run(threads))
-    layer = "split/fc1"
-    np.testing.assert_allclose(in_parts[layer]["communality"], whole[layer]["communality"], atol=1e-9)
+        other = after(threads)[1]
+        assert_same_states(one, in_parts, other)
+        np.testing.assert_array_equal(in_parts.mask.fits["fc1"].communality, other.mask.fits["fc1"].communality)
+    by_parts, by_whole = (state.mask.fits["fc1"].communality for state in (in_parts, whole))
+    np.testing.assert_allclose(by_parts, by_whole, atol=1e-9)

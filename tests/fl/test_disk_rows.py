@@ -5,29 +5,28 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
-import sys
+import signal
 from dataclasses import replace
-from pathlib import Path
 
+import killed_run
 import numpy as np
 import pytest
 import torch
 import trainer
 import xarray as xr
-from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, make
+from algorithm_jobs import SAMPLES, SIZES, assert_equal, assert_same_states, dataset, job, make, run
+from children import together
 from small_runs import NET, SETTINGS, dense, same
 from toy_methods import REMEMBERS
 
 from fedstat import data, store
 from fedstat._utils import check
-from fedstat.fl import algorithms, batches, client_rows, loop, nets, train
+from fedstat.fl import algorithms, batches, client_rows, loop, nets, optim, train
 from fedstat.fl import chunks as _memory
 from fedstat.fl import cohort as participation
 from fedstat.fl.disk_rows import DiskRows, SlotFile
 from fedstat.study.leaderboard import state_bytes
 
-SUPPORT = Path(__file__).parents[1] / "support"
 RUN = {
     "rounds": 3, "participation": 0.5, "local_epochs": 2, "batch_size": 5, "lr": 0.05, "seed": 4, "threads": 1,
     "optimizer": "adam", "optimizer_state": "keep",
@@ -68,8 +67,19 @@ METHODS = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize("name", METHODS)
+def test_rounds_on_disk_are_those_in_memory(name, sources, tmp_path):
+    kind, adam = METHODS[name], {"optimizer": optim.adam(0.05), "optimizer_state": "keep"}
+    one = job(make(name), participation=0.5, **adam)
+    rows = batches.rows_of(sources[kind], "train", torch.device("cpu"), stored=kind != "memory")
+    other = replace(one, train=rows, rows_folder=tmp_path / "rows", room=0)
+    on_disk = run(other)
+    assert isinstance(on_disk.optimizer, DiskRows)
+    assert_same_states(one, run(one), on_disk)
+
+
+@pytest.mark.usefixtures("tight")
+@pytest.mark.parametrize("name", ["fedper", "fedfac-dynamic", "fedrep"])
 def test_a_run_on_disk_is_the_run_in_memory(name, sources):
     found = train(sources[METHODS[name]], nets.mlp(SIZES), make(name), memory_budget="2GiB", **RUN)
     expected = train(fed(), nets.mlp(SIZES), make(name), **RUN)
@@ -160,10 +170,7 @@ def whole():
 @pytest.mark.usefixtures("tight")
 def test_a_killed_run_goes_on_from_the_last_committed_state(whole, tmp_path):
     out = tmp_path / "run.zarr"
-    paths = os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1])])
-    command = [sys.executable, SUPPORT / "killed_run.py", out, "4"]
-    ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
-    assert ended.returncode == -9, ended.stderr
+    assert together(1, killed_run.with_rows_on_disk, out, folder=tmp_path)[0] == [-signal.SIGKILL]
     done = []
     same(whole, go(out, resume=True, memory_budget="1GiB", progress=done.append))
     assert done == [3, 1, 1, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import algorithm_jobs as jobs
 import numpy as np
 import plain_loop
 import pytest
@@ -13,7 +14,6 @@ import trainer
 from fl_runs import command
 from small_runs import NET, dense, three_splits
 
-from fedstat._utils import streams
 from fedstat.fl import algorithms, evaluate, losses, masks, nets, optim, train
 from fedstat.fl.algorithm import Algorithm, Phase
 from fedstat.fl.batches import Rows
@@ -34,12 +34,7 @@ def rows(sizes, n_features=8, classes=3, seed=0):
 def job(algorithm, *, sizes=UNEQUAL, layers=SIZES, **options):
     net = nets.mlp(layers)
     classes = max(layers[-1], 2)
-    settings = {
-        "optimizer": optim.sgd(0.1),
-        "local_epochs": 2,
-        "batch_size": 5,
-        "seed": 3,
-    } | options
+    settings = {"optimizer": optim.sgd(0.1), "local_epochs": 2, "batch_size": 5, "seed": 3} | options
     return Job(
         rows(sizes, layers[0], classes),
         rows([9] * len(sizes), layers[0], classes, seed=1),
@@ -89,22 +84,6 @@ def test_fedavg_equals_the_plain_loop(optimizer, batch_size, layers):
     assert_same_models(j, run(j), *plain_loop.run(j, layers, plain, rounds=3, shared=everywhere(True)))
 
 
-@pytest.mark.parametrize("server_lr", [1.0, 0.5])
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_fedsplit_equals_the_plain_loop(participation, server_lr):
-    flags = np.arange(12) % 3 == 0
-    j = job(algorithms.fedsplit({"fc1": flags}), participation=participation, server_lr=server_lr)
-    mask = {"fc1.weight": flags[:, None], "fc1.bias": flags, "fc2.weight": np.True_, "fc2.bias": np.True_}
-    plain = plain_loop.run(
-        j,
-        SIZES,
-        lambda p: torch.optim.SGD(p, lr=0.1),
-        rounds=5,
-        shared=lambda *_: mask,
-    )
-    assert_same_models(j, run(j, 5), *plain)
-
-
 @pytest.mark.parametrize("on", ["weights", "updates"])
 def test_dynamic_fedfac_equals_the_plain_loop(on):
     j = job(algorithms.fedfac(["fc1"], kappa=0.7, on=on, warm_start=False), participation=0.7, server_lr=0.7)
@@ -127,13 +106,6 @@ def test_dynamic_fedfac_equals_the_plain_loop(on):
     assert any((a != b).any() for a, b in pairwise(before)), "the split never moved: a weak test"
 
 
-def fedprox(mu):
-    def penalty(params, anchor):
-        return {name: mu * (p - anchor[name]) for name, p in params.items()}
-
-    return Algorithm("prox", algorithms.fedavg().init_mask, phases=(Phase(penalty=penalty),))
-
-
 @pytest.mark.parametrize("moving", ["fc1", "fc"])
 def test_a_penalty_for_a_parameter_that_there_is_not_is_named(moving):
     def penalty(params, anchor):
@@ -143,94 +115,6 @@ def test_a_penalty_for_a_parameter_that_there_is_not_is_named(moving):
     j = job(Algorithm("mine", algorithms.fedavg().init_mask, phases=(phase,)))
     with pytest.raises(ValueError, match=r"penalty.*returns 'fc1.wieght'.*Did you mean 'fc1.weight'"):
         trainer.step(j, trainer.start(j))
-
-
-def test_a_penalty_equals_the_plain_loop():
-    j = job(fedprox(0.7))
-    loss = {"penalty": lambda now, anchor: sum(0.35 * (now[n] - anchor[n]).square().sum() for n in now)}
-    plain = plain_loop.run(
-        j, SIZES, lambda p: torch.optim.SGD(p, lr=0.1), rounds=3, shared=everywhere(True), phases=(loss,)
-    )
-    assert_same_models(j, run(j), *plain)
-
-
-def test_phases_equal_the_plain_loop():
-    phases = (
-        Phase(epochs=3, is_trainable=lambda n: n.startswith("fc2")),
-        Phase(epochs=1, is_trainable=lambda n: n.startswith("fc1")),
-    )
-    flags = np.zeros(3, bool)
-    j = job(algorithms.fedsplit({"fc2": flags})._replace(phases=phases))
-    plain = plain_loop.run(
-        j,
-        SIZES,
-        lambda p: torch.optim.SGD(p, lr=0.1),
-        rounds=3,
-        shared=lambda trained, _: {n: np.asarray(n.startswith("fc1")) for n in trained},
-        phases=tuple({"epochs": p.epochs, "is_trainable": p.is_trainable} for p in phases),
-    )
-    assert_same_models(j, run(j), *plain)
-
-
-def test_autograd_and_hand_written_gradients_agree():
-    j = job(algorithms.fedavg(), optimizer=optim.adam(0.01))
-    a, b = run(j), run(replace(j, net=j.net._replace(accumulate=None)))
-    for name in a.global_params:
-        torch.testing.assert_close(a.global_params[name], b.global_params[name], atol=1e-6, rtol=1e-5)
-
-
-def test_uniform_mixing_is_fedavg():
-    def mixing_weights(up):
-        return up.weights.expand(len(up.clients), -1)
-
-    a, b = run(job(algorithms.fedavg())), run(job(algorithms.fedavg()._replace(mixing_weights=mixing_weights)))
-    for name, p in a.global_params.items():
-        torch.testing.assert_close(
-            b.client_params.saved()[name], p.expand_as(b.client_params.saved()[name]), atol=1e-6, rtol=1e-5
-        )
-
-
-def test_identity_mixing_is_local_training():
-    j = job(algorithms.fedavg()._replace(mixing_weights=lambda up: torch.eye(len(up.clients))))
-    alone = job(algorithms.local())
-    a, b = trainer.models(j, run(j)), trainer.models(alone, run(alone))
-    for name, p in a.items():
-        torch.testing.assert_close(p, b[name], atol=0, rtol=0)
-
-
-def test_fedfac_without_threshold_is_fedavg_exactly():
-    a, b = run(job(algorithms.fedfac(["fc1"], tau=-np.inf))), run(job(algorithms.fedavg()))
-    for name in a.global_params:
-        assert torch.equal(a.global_params[name], b.global_params[name])
-
-
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_fedfac_above_every_threshold_keeps_the_layer_local_exactly(dynamic):
-    j = job(algorithms.fedfac(["fc1"], tau=np.inf, dynamic=dynamic))
-    given = job(algorithms.fedsplit({"fc1": np.zeros(12, bool)}))
-    a, b = trainer.models(j, run(j)), trainer.models(given, run(given))
-    for name in a:
-        assert torch.equal(a[name], b[name])
-
-
-def test_every_client_alone_is_local_training():
-    both = job(algorithms.local())
-    state = run(both)
-    one = replace(both, train=Rows(both.train.x[:23], both.train.y[:23], np.array([0, 23])), test=rows([9]))
-    for name, p in trainer.models(one, run(one)).items():
-        torch.testing.assert_close(p[0], state.client_params.saved()[name][0], atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("make", [algorithms.fedavg, lambda: algorithms.fedfac(["fc1"]), algorithms.local])
-def test_runs_repeat_bit_by_bit_and_chunks_agree_to_rounding(make):
-    j = job(make(), participation=0.7, threads=2, client_chunk=2)
-    first, again = (trainer.models(j, run(j)) for _ in range(2))
-    for name, p in first.items():
-        assert torch.equal(p, again[name])
-    for chunk in (1, 3, 7, None):
-        other = trainer.models(j, run(trainer.in_chunks(j, chunk)))
-        for name, p in first.items():
-            torch.testing.assert_close(p, other[name], atol=1e-5, rtol=1e-5)
 
 
 def test_only_what_may_be_personal_is_kept_of_every_client():
@@ -269,26 +153,18 @@ def test_random_split_keeps_its_size_and_redraws_only_when_told():
     assert any(not torch.equal(s, b[0]) for s in b)
 
 
-def test_static_fedfac_decides_once_on_locally_trained_weights():
-    j = job(algorithms.fedfac(["fc1"], dynamic=False, kappa=0.7))
-    before, after = (masks.shared_units(j.net, run(j, t).mask.shared, "fc1") for t in (0, 2))
-    assert torch.equal(before, after)
-    net = plain_loop.module(SIZES)
-    trained = []
-    for c in range(j.clients):
-        net.load_state_dict(j.net.init(streams.generator(j.seed, "start")))
-        mine = slice(j.train.start[c], j.train.start[c + 1])
-        x, y, rng = j.train.x[mine], j.train.y[mine], streams.generator(j.seed, "batches", -1, 0, c)
-        plain_loop.train_client(net, x, y, lambda p: torch.optim.SGD(p, lr=0.1), epochs=2, batch_size=5, rng=rng)
-        trained.append(net.fc1.weight.detach().double().numpy().T.copy())
-    r = np.corrcoef(np.concatenate(trained), rowvar=False)
-    assert (before.numpy() == split.shared(factor.fit(r, kappa=0.7).communality)).all()
-
-
 def test_divergence_names_round_and_client():
     j = job(algorithms.fedavg(), optimizer=optim.sgd(1e30))
     with pytest.raises(FloatingPointError, match=r"diverged in round \d+: fc\d.*client \d+"):
         run(j, 20)
+
+
+def test_divergence_names_the_first_parameter_that_is_not_finite():
+    j = job(algorithms.fedavg())
+    trained = trainer.run(j, trainer.start(j))[1].trained
+    trained.params["fc2.bias"][3, 1] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"diverged in round 2: fc2\.bias of client 3 .*\(1 of 7 clients\)"):
+        trained._replace(finite=np.zeros(j.clients, bool)).require_finite(np.arange(j.clients), 2)
 
 
 def test_rounds_count_from_one_in_messages_as_in_stores():
@@ -299,9 +175,7 @@ def test_rounds_count_from_one_in_messages_as_in_stores():
         trainer.step(j, state)
 
 
-def test_layers_that_do_not_exist_are_named():
-    with pytest.raises(ValueError, match="must be among \\['fc1', 'fc2'\\], but got 'conv1'"):
-        run(job(algorithms.fedfac(["conv1"])), 1)
+def test_a_split_of_another_number_of_units_is_named():
     with pytest.raises(ValueError, match="has 12 units, but the split has 5"):
         run(job(algorithms.fedsplit({"fc1": np.ones(5, bool)})), 1)
 
@@ -312,15 +186,15 @@ OUTPUTS = r"diverged in round 1: the test loss of client 0 is not finite \(5 of 
 @pytest.mark.parametrize(
     "name", ["local", "fedavg", "fedavg+", "fedavg-shrunken", "fedper", "fedprox", "fedem", "fedrep"]
 )
-@pytest.mark.parametrize("data", [dense, three_splits])
-def test_outputs_that_are_not_finite_are_a_divergence(name, data):
+@pytest.mark.parametrize("validation", [None, jobs.rows([8] * 6, 2)])
+def test_outputs_that_are_not_finite_are_a_divergence(name, validation):
     """After one step of 1e22 weights are finite; a plain network with them has outputs that are not."""
-    method = algorithms.named(name)
+    once = {"optimizer": optim.sgd(1e22), "local_epochs": 1, "batch_size": None}
+    j = jobs.job(algorithms.named(name), validation=validation, **once)
     with pytest.raises(FloatingPointError, match=r"diverged in round 1: .* of client \d is not finite"):
-        train(data(), NET, method, rounds=1, lr=1e22)
+        trainer.measured(j, trainer.start(j))
     if name != "fedavg":
         return
-    j = job(method, optimizer=optim.sgd(1e22), local_epochs=1, batch_size=None)
     after = trainer.run(j, trainer.start(j))[0].global_params
     assert all(bool(torch.isfinite(p).all()) for p in after.values())
     h = torch.relu(j.test.x.flatten(1) @ after["fc1.weight"].T + after["fc1.bias"])
@@ -348,19 +222,6 @@ def test_a_candidate_without_finite_outputs_is_not_chosen():
 
 
 def test_the_command_of_a_run_without_finite_outputs_fails(tmp_path, capsys):
-    where = (
-        "--algorithm",
-        "fedavg",
-        "--clients",
-        5,
-        "--participation",
-        1,
-        "--rounds",
-        1,
-        "--batch-size",
-        0,
-        "--local-epochs",
-        1,
-    )
-    assert command(*where, "--optimizer", "sgd", "--lr", 1e22, "--out", tmp_path / "run.zarr") == 1
+    where = ("--algorithm", "fedavg", "--clients", 5, "--participation", 1, "--rounds", 1, "--local-epochs", 1)
+    assert command(*where, "--batch-size", 0, "--optimizer", "sgd", "--lr", 1e22, "--out", tmp_path / "run.zarr") == 1
     assert "training diverged in round 1: the test loss of client 0 is not finite" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -34,6 +35,25 @@ def go(case, out=None, **options):
     return train(three_splits(), NET, make(), out=out, **SETTINGS | {"checkpoints": [2], "threads": 1, **own} | options)
 
 
+@cache
+def whole(case, rounds):
+    """A run that was never stopped, to compare with."""
+    return go(case, rounds=rounds)
+
+
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory):
+    """A finished run of two rounds of FedAvg, to copy."""
+    go("fedavg", out := tmp_path_factory.mktemp("finished") / "run.zarr", rounds=2)
+    return out
+
+
+@pytest.fixture
+def out(two_rounds, tmp_path):
+    """Return the path of a copy of it, the only file in its folder."""
+    return shutil.copytree(two_rounds, tmp_path / "run.zarr")
+
+
 OFTEN = ("fedavg, probed, shrunken", "fedfac-dynamic, Adam")
 
 
@@ -42,31 +62,24 @@ def test_a_finished_run_made_longer_equals_one_that_was_never_stopped(case, tmp_
     out, options = tmp_path / "run.zarr", {"new": dense(clients=2, seed=3), "ablation": 1, "evaluate_every": 2}
     go(case, out, rounds=3, **options)
     longer = go(case, out, rounds=6, resume=True, **options)
-    whole = go(case, rounds=6, **options)
-    assert np.isnan(whole["metrics/accuracy"].sel(round=3)).all(), "evaluated only where it was the last"
-    same(whole, longer)
-    for node in whole.subtree:
+    planned = go(case, rounds=6, **options)
+    assert np.isnan(planned["metrics/accuracy"].sel(round=3)).all(), "evaluated only where it was the last"
+    same(planned, longer)
+    for node in planned.subtree:
         assert node.coords.to_dataset().equals(longer[node.path].coords.to_dataset())
     assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
     assert not store.damage(out, checksums=True)
 
 
-def test_rounds_that_were_done_are_not_done_again(tmp_path, monkeypatch):
-    out, rounds, step = tmp_path / "run.zarr", [], loop.run_round
+def test_rounds_that_were_done_are_not_done_again_and_the_store_says_so(out, monkeypatch):
+    first, rounds, step = store.attributes(out), [], loop.run_round
     monkeypatch.setattr(
         loop, "run_round", lambda job, state, *rest: rounds.append(state.round) or step(job, state, *rest)
     )
-    for number in (2, 4):
-        go("fedavg", out, rounds=number, resume=True)
-    assert rounds == [0, 1, 2, 3]
-
-
-def test_the_store_says_that_it_was_made_longer(tmp_path, monkeypatch):
-    out = tmp_path / "run.zarr"
-    first = go("fedavg", out, rounds=2).attrs
     monkeypatch.setattr(store.write, "code", lambda *_: "other")
     for number in (3, 4):
         run = go("fedavg", out, rounds=number, resume=True)
+    assert rounds == [2, 3]
     assert json.loads(run.attrs["config"])["rounds"] == 4
     assert run.attrs["title"] == "fedavg, 4 rounds"
     lines = run.attrs["history"].splitlines()
@@ -97,13 +110,11 @@ def test_an_interrupted_run_is_made_longer_and_an_extension_interrupted_goes_on(
             go(case, out, rounds=rounds, resume=True)
         monkeypatch.undo()
         assert "ended" not in store.open_run(out, verify=True).attrs
-    same(go(case, rounds=6), go(case, out, rounds=6, resume=True))
+    same(whole(case, 6), go(case, out, rounds=6, resume=True))
 
 
-def test_between_old_and_new_one_of_them_stands(tmp_path, monkeypatch):
+def test_between_old_and_new_one_of_them_stands(out, tmp_path, monkeypatch):
     """Killed before the new store takes its place, or between the two renames: the old one goes on."""
-    out = tmp_path / "run.zarr"
-    old = go("fedavg", out, rounds=2).load()
     replace = store.origin.replace
 
     def killed(folder, path):
@@ -117,16 +128,14 @@ def test_between_old_and_new_one_of_them_stands(tmp_path, monkeypatch):
     monkeypatch.setattr(store.origin, "replace", replace)
     monkeypatch.setattr(store.origin, "_YOUNG", -1)
     assert not out.exists()
-    same(old, store.open_run(out, verify=True))
+    same(whole("fedavg", 2), store.open_run(out, verify=True))
     (out / "journal" / "lock").unlink(missing_ok=True)
     out.rename(tmp_path / "run.zarr.replaced-01234567")
-    same(go("fedavg", rounds=4), go("fedavg", out, rounds=4, resume=True))
+    same(whole("fedavg", 4), go("fedavg", out, rounds=4, resume=True))
     assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
 
 
-def test_while_it_is_made_longer_nobody_else_writes(tmp_path, monkeypatch):
-    out = tmp_path / "run.zarr"
-    go("fedavg", out, rounds=2)
+def test_while_it_is_made_longer_nobody_else_writes(out, monkeypatch):
     lay_out, seen = store.extend.__globals__["lay_out"], []
 
     def busy(*parts):
@@ -143,26 +152,21 @@ def test_while_it_is_made_longer_nobody_else_writes(tmp_path, monkeypatch):
 
 def test_what_cannot_be_is_said_and_leaves_the_run_as_it_is(tmp_path):
     out = tmp_path / "run.zarr"
-    before = go("fedavg", out, rounds=4).load()
+    go("fedavg", out, rounds=4)
     for options, says in (
         ({"rounds": 3}, r"rounds must be at least 4, as stored in .*, but got 3\. Runs can only be extended"),
         ({"rounds": 6, "seed": 6}, r"other settings \(seed: 5 stored, 6 now\)"),
         ({"rounds": 4, "checkpoints": [3]}, r"other settings \(checkpoints: \[2, 4\] stored, \[3, 4\] now\)"),
-        (
-            {"rounds": 6, "checkpoints": [3]},
-            r"after rounds \[2\] of the first 3, but got checkpoints \[3\]",
-        ),
+        ({"rounds": 6, "checkpoints": [3]}, r"after rounds \[2\] of the first 3, but got checkpoints \[3\]"),
     ):
         with pytest.raises(ValueError, match=says):
             go("fedavg", out, resume=True, **options)
-    same(before, store.open_run(out, verify=True))
+    same(whole("fedavg", 4), store.open_run(out, verify=True))
     longer = go("fedavg", out, rounds=6, resume=True, checkpoints=[2, 4, 5])
     same(go("fedavg", rounds=6, checkpoints=[2, 4, 5]), longer)
 
 
-def test_a_run_finished_without_a_state_says_what_to_do(tmp_path):
-    out = tmp_path / "run.zarr"
-    go("fedavg", out, rounds=2)
+def test_a_run_finished_without_a_state_says_what_to_do(out):
     with store.write.Writer(out, store.journal.Journal(out)) as writer:
         writer.journal.forget(["journal/state"])
     with pytest.raises(ValueError, match=r"holds no state to continue from: .* new run of 3 rounds at another path"):
@@ -175,12 +179,10 @@ def test_a_run_goes_on_from_a_state_of_a_version_that_saved_no_agreement(tmp_pat
     with monkeypatch.context() as earlier:
         earlier.setattr(record, "_pack_mask", lambda mask: saved(mask)[:2])
         go(case, out, rounds=2)
-    same(go(case, rounds=3), go(case, out, rounds=3, resume=True))
+    same(whole(case, 3), go(case, out, rounds=3, resume=True))
 
 
-def test_a_damaged_run_is_mended_before_it_is_made_longer(tmp_path):
-    out = tmp_path / "run.zarr"
-    go("fedavg", out, rounds=2)
+def test_a_damaged_run_is_mended_before_it_is_made_longer(out):
     (out / "metrics" / "loss" / "c.0.0").unlink()
     with pytest.raises(
         ValueError, match=r"damaged: metrics/loss is missing\. First resume it with its stored settings"
@@ -188,14 +190,18 @@ def test_a_damaged_run_is_mended_before_it_is_made_longer(tmp_path):
         go("fedavg", out, rounds=3, resume=True)
     with pytest.warns(UserWarning, match="computed again"):
         go("fedavg", out, rounds=2, resume=True)
-    whole = go("fedavg", rounds=3)
-    same(whole, go("fedavg", out, rounds=3, resume=True))
+    same(whole("fedavg", 3), go("fedavg", out, rounds=3, resume=True))
     (out / "metrics" / "loss" / "c.0.0").unlink()
     with pytest.warns(UserWarning, match="computed again"):
-        same(whole, go("fedavg", out, rounds=3, resume=True))
+        same(whole("fedavg", 3), go("fedavg", out, rounds=3, resume=True))
 
 
 FEW = SMALL | {"methods": ["true", "dynamic"], "rounds": 2, "threads": 1}
+
+
+@cache
+def study():
+    return sim.study(**FEW)
 
 
 def test_a_study_gets_more_replicates_values_and_methods(tmp_path, monkeypatch):
@@ -203,16 +209,16 @@ def test_a_study_gets_more_replicates_values_and_methods(tmp_path, monkeypatch):
     sim.study(p=[0.5], **FEW | {"replicates": 2}, out=out)
     run = module._run
     monkeypatch.setattr(module, "_run", lambda *a: made.append(a[2]) or run(*a))
-    same(sim.study(p=0.5, **FEW), longer := sim.study(p=0.5, **FEW, out=out, resume=True))
+    same(study(), longer := sim.study(p=0.5, **FEW, out=out, resume=True))
     assert made[-2:] == [(0, 0, 0, 2), (0, 0, 1, 2)], "of the study at out only the new replicate"
     assert longer.attrs["history"].endswith("extended: replicates from 2 to 3")
     made.clear()
     grown = {"p": [0.25, 0.5], "methods": ["local", "true", "dynamic"]}
     longer = sim.study(**FEW | grown, out=out, resume=True)
     assert len(made) == 2 * 3 * 3 - 2 * 3
-    whole = sim.study(**FEW | grown)
-    same(whole, longer)
-    np.testing.assert_array_equal(whole["truth/unit_shared"], longer["truth/unit_shared"])
+    made = sim.study(**FEW | grown)
+    same(made, longer)
+    np.testing.assert_array_equal(made["truth/unit_shared"], longer["truth/unit_shared"])
 
 
 def test_a_study_that_is_not_finished_gets_more_replicates(tmp_path, monkeypatch):
@@ -233,7 +239,7 @@ def test_a_study_that_is_not_finished_gets_more_replicates(tmp_path, monkeypatch
     done = store.open_run(out, verify=True)["metrics"]
     assert done["rounds_done"].values[0, 0].tolist() == [[2, 1, 0], [2, 0, 0]]
     assert np.isnan(done["accuracy"].isel(replicate=2)).all()
-    same(sim.study(**FEW), sim.study(**FEW, out=out, resume=True))
+    same(study(), sim.study(**FEW, out=out, resume=True))
 
 
 def test_more_rounds_of_a_study_or_fewer_replicates_are_refused(tmp_path):

@@ -10,12 +10,11 @@ import plain_factorized
 import pytest
 import torch
 import trainer
-from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, make, models, run
+from algorithm_jobs import SAMPLES, SIZES, assert_clients_near, assert_equal, dataset, images, job, make, models, run
 
 from fedstat import fl
 from fedstat.fl import algorithms, evaluate, nets, optim
 from fedstat.fl.algorithms import named
-from fedstat.fl.batches import Rows
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.probes import metrics
 
@@ -27,16 +26,10 @@ OPTIMIZERS = {
 }
 
 
-def images(sizes, seed=0):
-    rng = np.random.default_rng(seed)
-    x = torch.from_numpy(rng.normal(size=(sum(sizes), 1, 16, 16))).float()
-    return Rows(x, torch.from_numpy(rng.integers(0, 3, len(x))), np.concatenate([[0], np.cumsum(sizes)]))
-
-
 def of_images(algorithm, net, optimizer=OPTIMIZERS["sgd"][0], **options):
     sizes = [7, 4, 6, 6]
     j = job(algorithm, net=net, data=images(sizes), sizes=sizes, optimizer=optimizer, **options)
-    return replace(j, test=images([4] * len(sizes), 1))
+    return replace(j, test=images([4] * len(sizes), seed=1))
 
 
 LENET, RESNET = nets.lenet((1, 16, 16), 3, width=0.3), nets.resnet8((1, 16, 16), 3, width=0.25)
@@ -63,11 +56,7 @@ def test_images_train_and_match_as_in_the_plain_loop(case, optimizer):
     state, done = trainer.run(j, run(j, rounds - 1))
     order = done.cohort.local
     np.testing.assert_allclose(done.mixing, matrix[np.ix_(order, order)], atol=1e-5)
-    mine = trainer.models(j, state)
-    for c, model in enumerate(theirs):
-        assert set(model) == set(mine)
-        for name, p in model.items():
-            torch.testing.assert_close(mine[name][c], p, atol=5e-5, rtol=5e-5)
+    assert_clients_near(j, state, theirs, atol=5e-5)
 
 
 # --- limits

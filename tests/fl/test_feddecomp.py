@@ -10,14 +10,13 @@ import plain_loop
 import pytest
 import torch
 import trainer
-from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, rows, run
+from algorithm_jobs import SAMPLES, SIZES, assert_clients_near, assert_equal, dataset, images, job, rows, run
 from low_rank_modules import RANKS, Cnn, Mlp, ResNet8, is_personal
 
 from fedstat import fl
 from fedstat._utils import streams
 from fedstat.fl import algorithms, evaluate, nets, optim
 from fedstat.fl.algorithms import named
-from fedstat.fl.batches import Rows
 from fedstat.fl.wrappers.low_rank import decomposed
 
 OPTIMIZERS = {
@@ -36,38 +35,23 @@ NETS = {
 EPOCHS = {"lora_epochs": 2, "global_epochs": 1}
 
 
-def images(side, sizes=(7, 4, 6), seed=0):
-    rng = np.random.default_rng(seed)
-    x = torch.from_numpy(rng.normal(size=(sum(sizes), 1, side, side))).float()
-    return Rows(x, torch.from_numpy(rng.integers(0, 3, sum(sizes))), np.concatenate([[0], np.cumsum(sizes)]))
-
-
 def of_images(algorithm, name, **options):
     net, _, side = NETS[name]
-    j = job(algorithm, net=net, data=images(side), sizes=[7, 4, 6], client_chunk=2, **options)
-    return replace(j, test=images(side, (4, 4, 4), 1))
+    j = job(algorithm, net=net, data=images([7, 4, 6], side), sizes=[7, 4, 6], client_chunk=2, **options)
+    return replace(j, test=images([4, 4, 4], side, 1))
 
 
 def plain(j, module, one, rounds, *, alternating=True, reverse=False, shared=None):
     personal = (lambda n: not is_personal(n)) if reverse else is_personal
     two = ({"epochs": 2, "is_trainable": personal}, {"epochs": 1, "is_trainable": lambda n: not personal(n)})
-    shared = shared or (lambda n: not personal(n))
-    theirs, accuracy = plain_loop.run(
-        j, module, one, rounds=rounds,
-        shared=lambda trained, _: {n: np.asarray(shared(n)) for n in trained},
-        before={n: np.asarray(shared(n)) for n in j.net.shapes},
-        phases=two if alternating else ({"epochs": 3},),
-    )  # fmt: skip
-    return theirs, accuracy
+    split = {n: np.asarray(shared(n) if shared else not personal(n)) for n in j.net.shapes}
+    phases = two if alternating else ({"epochs": 3},)
+    return plain_loop.run(j, module, one, rounds=rounds, shared=lambda *_: split, before=split, phases=phases)
 
 
-def assert_close(j, state, theirs, atol=2e-5):
-    mine = trainer.models(j, state)
-    for c, model in enumerate(theirs):
-        assert set(model) == set(mine)
-        for name, p in model.items():
-            torch.testing.assert_close(mine[name][c], p, atol=atol, rtol=2e-5)
-    assert mine["fc1.right"].abs().max() > 1e-3, "the factors never moved: a weak test"
+def assert_close(j, state, theirs, accuracy=None, atol=2e-5):
+    assert_clients_near(j, state, theirs, accuracy, atol)
+    assert trainer.models(j, state)["fc1.right"].abs().max() > 1e-3, "the factors never moved: a weak test"
 
 
 @pytest.mark.parametrize("way", [{}, {"alternating": False}, {"reverse": True}], ids=["in turn", "together", "reverse"])
@@ -76,10 +60,7 @@ def test_rounds_equal_a_plain_loop_of_modules(optimizer, way):
     stacked, one = OPTIMIZERS[optimizer]
     made = algorithms.feddecomp(**RANKS, **EPOCHS, **way)
     j = job(made, optimizer=stacked, client_chunk=4, participation=0.7)
-    theirs, accuracy = plain(j, Mlp, one, 3, **way)
-    state = run(j, 3)
-    assert_close(j, state, theirs)
-    np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
+    assert_close(j, run(j, 3), *plain(j, Mlp, one, 3, **way))
 
 
 @pytest.mark.parametrize("way", [{}, {"alternating": False}, {"reverse": True}], ids=["in turn", "together", "reverse"])
@@ -324,7 +305,7 @@ def test_a_run_starts_from_weights_of_another():
     j = of_images(algorithms.feddecomp(**EPOCHS), "cnn")
     j = replace(j, net=algorithms.feddecomp(**EPOCHS).wrap(begun))
     first, last = trainer.start(j), run(j, 2)
-    assert_equal(given, first.global_params)
+    assert_equal(given, {n: first.global_params[n] for n in given})
     plain_start = trainer.start(of_images(algorithms.fedavg(), "cnn")).global_params
     assert torch.equal(first.global_params["fc2.weight"], plain_start["fc2.weight"])
     moved = sum(float((last.global_params[n] - first.global_params[n]).square().sum()) for n in given) ** 0.5  # Δσ

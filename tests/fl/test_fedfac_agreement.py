@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, reduce
+from functools import partial, reduce
 from itertools import pairwise
 from operator import add
 
@@ -11,10 +11,10 @@ import plain_loop
 import pytest
 import torch
 import trainer
-from algorithm_jobs import SAMPLES, SIZES, dataset, job, run
+from algorithm_jobs import SAMPLES, SIZES, assert_clients_near, dataset, job, run
+from small_runs import interrupted_and_resumed, same
 
-from fedstat._utils import streams
-from fedstat.fl import algorithms, evaluate, masks, nets, train
+from fedstat.fl import algorithms, masks, nets, train
 from fedstat.fl.__main__ import main
 from fedstat.fl.algorithm import InitContext
 from fedstat.fl.algorithms import named
@@ -50,33 +50,14 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def assert_equal_models(j, state, theirs, accuracy):
-    mine = trainer.models(j, state)
-    for c, model in enumerate(theirs):
-        assert set(model) == set(mine)
-        for parameter, p in model.items():
-            torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
-    np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
-
-
 def test_static_by_agreement_equals_the_plain_loop():
     j = job(algorithms.fedfac(estimator="icc", dynamic=False), participation=0.7)
 
-    @cache
-    def found():
-        trained = []
-        for c in range(j.clients):
-            net = plain_loop.module(SIZES)
-            net.load_state_dict(j.net.init(streams.generator(j.seed, "start")))
-            rng, (x, y) = streams.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(j.train, c)
-            plain_loop.train_client(net, x, y, sgd, epochs=j.local_epochs, batch_size=j.batch_size, rng=rng)
-            trained.append(net.fc1.weight.detach().numpy())
-        return by_hand(np.stack(trained))
-
-    theirs = plain_loop.run(j, SIZES, sgd, rounds=4, shared=lambda *_: of_units(upper_half(found())))
+    alike = by_hand(plain_loop.trained_alone(j, SIZES, sgd))
+    theirs = plain_loop.run(j, SIZES, sgd, rounds=4, shared=lambda *_: of_units(upper_half(alike)))
     state = run(j, 4)
-    assert_equal_models(j, state, *theirs)
-    np.testing.assert_allclose(state.mask.icc["fc1"], found(), atol=1e-4)
+    assert_clients_near(j, state, *theirs)
+    np.testing.assert_allclose(state.mask.icc["fc1"], alike, atol=1e-4)
     assert not state.mask.fits
 
 
@@ -94,7 +75,7 @@ def test_dynamic_by_agreement_equals_the_plain_loop(on):
 
     theirs = plain_loop.run(j, SIZES, sgd, rounds=4, shared=analyse)
     state = run(j, 4)
-    assert_equal_models(j, state, *theirs)
+    assert_clients_near(j, state, *theirs)
     assert (masks.shared_units(j.net, state.mask.shared, "fc1").numpy() == before[-1]).all()
     moved = any((a != b).any() for a, b in pairwise(before))
     assert moved == (on == "updates")  # averaging keeps shared units alike; of their changes that cannot be said
@@ -118,8 +99,9 @@ def test_a_layer_of_several_weights_is_analysed_as_one():
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_a_run_records_agreement_and_resumes_with_it(dynamic, tmp_path):
     options = {"rounds": 3, "participation": 0.7, "batch_size": 5, "seed": 4, "keep_weights": ["fc1"]}
-    make = lambda: algorithms.fedfac(estimator="icc", dynamic=dynamic)  # noqa: E731
-    whole = train(dataset(SAMPLES), nets.mlp(SIZES), make(), **options)
+    method = algorithms.fedfac(estimator="icc", dynamic=dynamic)
+    go = partial(train, dataset(SAMPLES), nets.mlp(SIZES), method, **options)
+    whole = go()
     node = whole["split/fc1"]
     assert np.isnan(node["communality"]).all()
     assert (node["n_factors"] == 0).all()
@@ -127,17 +109,8 @@ def test_a_run_records_agreement_and_resumes_with_it(dynamic, tmp_path):
     for alike, shared in zip(node["icc"].values, node["shared"].values, strict=True):
         np.testing.assert_array_equal(shared, upper_half(alike))
 
-    def kill(_, count=[0]):  # noqa: B006
-        count[0] += 1
-        if count[0] == 2:
-            raise KeyboardInterrupt
-
-    out = tmp_path / "run.zarr"
-    with pytest.raises(KeyboardInterrupt):
-        train(dataset(SAMPLES), nets.mlp(SIZES), make(), out=out, progress=kill, **options)
-    again = train(dataset(SAMPLES), nets.mlp(SIZES), make(), out=out, resume=True, **options)
-    for name in ("icc", "shared", "communality"):
-        np.testing.assert_array_equal(again[f"split/fc1/{name}"], node[name])
+    again = interrupted_and_resumed(go, tmp_path / "run.zarr", after=1)
+    same(whole, again)
     assert again.attrs["config"] == whole.attrs["config"]
     assert '"kappa"' not in whole.attrs["config"]
 

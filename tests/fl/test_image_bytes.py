@@ -58,15 +58,15 @@ def test_bytes_stay_bytes_and_give_the_images_that_they_stand_for(arranged):
     torch.testing.assert_close(images.double(), plain, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("arranged", [photos, by_client])
-@pytest.mark.parametrize("method", [algorithms.fedavg, algorithms.fedcac, algorithms.fedcp])
-def test_a_run_on_bytes_is_the_run_on_images(arranged, method):
+MEASURED = {"probe": ["split-half"], "prediction_rules": {"fedavg+": algorithms.finetuned}}
+
+
+@pytest.mark.parametrize(
+    ("arranged", "method", "options"),
+    [(photos, algorithms.fedavg, MEASURED), (photos, algorithms.fedcp, {}), (by_client, algorithms.fedcac, {})],
+)
+def test_a_run_on_bytes_is_the_run_on_images(arranged, method, options):
     data = arranged()
-    options = (
-        {"probe": ["split-half"], "prediction_rules": {"fedavg+": algorithms.finetuned}}
-        if method is algorithms.fedavg
-        else {}
-    )
     same(go(to_float(data), method(), **options), go(data, method(), **options))
 
 
@@ -109,8 +109,9 @@ def test_gray_images_need_no_channel(mean, sd):
     found = batches.rows_of(gray, "train", CPU).x
     assert torch.equal(found[0], batches.rows_of(to_float(gray), "train", CPU).x[0])
     assert found[0].shape == (8, 8)
-    net = nets.mlp([64, 8, 3])
-    same(*(train(one, net, algorithms.fedavg(), rounds=1, batch_size=7) for one in (to_float(gray), gray)))
+    if mean == 0.5:
+        net = nets.mlp([64, 8, 3])
+        same(*(train(one, net, algorithms.fedavg(), rounds=1, batch_size=7) for one in (to_float(gray), gray)))
 
 
 def test_bytes_that_are_no_images_are_what_they_are():

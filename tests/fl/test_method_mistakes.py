@@ -23,65 +23,65 @@ def zeroed(of):
     return change
 
 
-WRONG = {
-    "encode in place": (
-        toy(encode=zeroed(lambda up: up.global_params)),
-        r"'toy': encode\(context\) changes context.global_params\['fc1",
-    ),
-    "encode sorts": (toy(encode=lambda up: up.clients.sort() or {}), "encode.*changes context.clients in place"),
-    "encode dtype": (toy(encode=lambda up: {"fc2.bias": up.after["fc2.bias"].double()}), "'fc2.bias'.*float64"),
-    "receive in place": (
-        toy(on_download=zeroed(lambda r: r.global_params)),
-        r"on_download\(context\) changes the server's 'fc1",
-    ),
-    "weights none": (toy(weights=lambda *_: None), "weights.*must return numbers, but got None"),
-    "state none": (toy(init_state=lambda _: None), r"init_state\(context\) must return an AlgorithmState.*NoneType"),
-    "state of arrays": (
-        toy(init_state=lambda _: AlgorithmState({}, {"a": np.zeros(2)})),
-        "the server's 'a' as a Tensor.*ndarray",
-    ),
-    "no sharing": (
-        toy()._replace(init_mask=lambda s: masks.share_all(s.net, s.device)),
-        "must return a SharedMask.*dict",
-    ),
-    "personal_params": (
-        toy(update_mask=lambda up: up.mask, personal_params=lambda _: ["fc9"]),
-        r"personal_params\(net\) names \['fc9'\]",
-    ),
-}
+CHANGES_DOWNLOAD = toy(on_download=zeroed(lambda r: r.global_params))
+UNSHARED = toy()._replace(init_mask=lambda s: masks.share_all(s.net, s.device))
+UNKNOWN = toy(update_mask=lambda up: up.mask, personal_params=lambda _: ["fc9"])
+WRONG = [
+    (toy(encode=zeroed(lambda up: up.global_params)),
+     r"'toy': encode\(context\) changes context.global_params\['fc1"),
+    (toy(encode=lambda up: up.clients.sort() or {}), "encode.*changes context.clients in place"),
+    (toy(encode=lambda up: {"fc2.bias": up.after["fc2.bias"].double()}), "'fc2.bias'.*float64"),
+    (CHANGES_DOWNLOAD, r"on_download\(context\) changes the server's 'fc1"),
+    (toy(weights=lambda *_: None), "weights.*must return numbers, but got None"),
+    (toy(init_state=lambda _: None), r"init_state\(context\) must return an AlgorithmState.*NoneType"),
+    (toy(init_state=lambda _: AlgorithmState({}, {"a": np.zeros(2)})), "the server's 'a' as a Tensor.*ndarray"),
+    (UNSHARED, "must return a SharedMask.*dict"),
+    (UNKNOWN, r"personal_params\(net\) names \['fc9'\]"),
+    (toy(encode=lambda up: {"fc2.bias": up.after["fc2.bias"][:, :2]}),
+     r"'toy'.*encode.*'fc2.bias'.*\(2, 3\).*\(2, 2\)"),
+    (toy(encode=lambda up: {"fc9": up.after["fc2.bias"]}), r"encode\(context\) returns 'fc9'.*\['fc1.weight'"),
+    (algorithms.fedper()._replace(encode=lambda up: {"fc2.bias": up.after["fc2.bias"]}),
+     r"'fedper'.*'fc2.bias', of shape \(3,\), but no entry of it is shared"),
+    (toy(encode=lambda up: up.after["fc2.bias"]), "must return a dict of tensors by name, but got Tensor"),
+    (toy(weights=lambda _, a, __: 0.5 - np.arange(len(a))),
+     r"weights\(sizes, active, clients\).*smallest is -0.5"),
+    (toy(weights=lambda n, *_: n / 9), "sum to at most 1.*the sum"),
+    (toy(weights=lambda n, *_: n * np.nan), "must be at least 0.*nan"),
+    (toy(weights=lambda *_: np.ones(7) / 7), r"shape \(2,\), one for each selected client, but got \(7,\)"),
+    (toy(init_state=lambda _: AlgorithmState({"mean": torch.zeros(10, 6)})),
+     r"'toy': init_state\(context\).*'mean' as a Tensor whose first axis is the 6 clients, but got \(10, 6\)"),
+    (REMEMBERS._replace(update_state=lambda up: AlgorithmState({}, up.state.server)),
+     r"whole method state, but lacks \['fc1.weight'.* of clients"),
+    (REMEMBERS._replace(update_state=lambda up: up.state._replace(server={"rounds": torch.zeros(2)})),
+     r"update_state\(context\), server must return 'rounds' as a Tensor of shape \(\), but got \(2,\)"),
+    (toy(on_download=lambda r: {"fc1.bias": r.global_params["fc1.bias"]}),
+     r"on_download\(context\) must return 'fc1.bias' as a Tensor of shape \(2, 10\), but got \(10,\)"),
+    (toy(measures={"x": Measure(lambda _: np.ones(9))}), r"measure 'x' must have shape \(2,\), but got \(9,\)"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_no_answer_or_changes_the_run_in_place_is_named_before_the_first_round(wrong, monkeypatch):
-    method, message = WRONG[wrong]
+@pytest.mark.parametrize(("method", "message"), WRONG)
+def test_what_is_no_answer_or_changes_the_run_in_place_is_named_before_the_first_round(method, message, monkeypatch):
     monkeypatch.setattr(communication_round, "train_locally", None)
     with pytest.raises(ValueError, match=message):
         trainer.start(job(method, **HALF))
 
 
-IN_ROUND = {
-    "mix shape": (
-        toy(mixing_weights=lambda _: torch.eye(6)),
-        r"mixing_weights\(context\) must return 'matrix'.*\(3, 3\), but got \(6, 6\)",
-    ),
-    "mixing nan": (toy(mixing_weights=lambda up: torch.eye(len(up.clients)) * np.nan), "must return finite weights"),
-    "mix in place": (
-        toy(mixing_weights=zeroed(lambda up: up.after)),
-        r"mixing_weights\(context\) changes context.after\['fc1",
-    ),
-    "gradient": (toy(phases=(Phase(gradient=lambda g, p, _: {"fc1.bias": g(p)["fc1.bias"]}),)), "gradient.*lacks"),
-    "penalty": (toy(phases=(Phase(penalty=lambda p, _: {"fc1.bias": p["fc1.bias"][0]}),)), "penalty.*'fc1.bias'"),
-    "anchor": (toy(phases=(Phase(anchor=lambda *_: None, penalty=lambda *_: {}),)), "anchor must return a dict"),
-    "sample_weights": (
-        toy(phases=(Phase(sample_weights=lambda *_: torch.ones(2, 1)),)),
-        "_weights must return a Tensor",
-    ),
-}
+IN_ROUND = [
+    (toy(mixing_weights=lambda _: torch.eye(6)),
+     r"mixing_weights\(context\) must return 'matrix'.*\(3, 3\), but got \(6, 6\)"),
+    (toy(mixing_weights=lambda up: torch.eye(len(up.clients)) * np.nan), "must return finite weights"),
+    (toy(mixing_weights=zeroed(lambda up: up.after)), r"mixing_weights\(context\) changes context.after\['fc1"),
+    (toy(phases=(Phase(gradient=lambda g, p, _: {"fc1.bias": g(p)["fc1.bias"]}),)), "gradient.*lacks"),
+    (toy(phases=(Phase(penalty=lambda p, _: {"fc1.bias": p["fc1.bias"][0]}),)), "penalty.*'fc1.bias'"),
+    (toy(phases=(Phase(anchor=lambda *_: None, penalty=lambda *_: {}),)), "anchor must return a dict"),
+    (toy(phases=(Phase(sample_weights=lambda *_: torch.ones(2, 1)),)), "_weights must return a Tensor"),
+    (toy(mixing_weights=by_loss), "toy evaluates models on validation samples, but the data have none"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", IN_ROUND)
-def test_what_does_not_fit_in_a_round_is_named_in_the_first(wrong):
-    method, message = IN_ROUND[wrong]
+@pytest.mark.parametrize(("method", "message"), IN_ROUND)
+def test_what_does_not_fit_in_a_round_is_named_in_the_first(method, message):
     with pytest.raises(ValueError, match=message):
         run(job(method, **HALF | {"client_chunk": None}), 1)
 
@@ -170,66 +170,6 @@ def test_personal_heads_are_neither_sent_nor_received():
         assert torch.equal(mixed.client_params.saved()[name], plain.client_params.saved()[name])
     head = trainer.models(job(made[0], **HALF), mixed)
     assert torch.equal(head["fc2.weight"], mixed.client_params.saved()["fc2.weight"])
-
-
-# --- what a seam cannot use is named before the first round
-
-BAD = {
-    "nobody's": (
-        toy(encode=lambda up: {"fc2.bias": up.after["fc2.bias"][:, :2]}),
-        r"'toy'.*encode.*'fc2.bias'.*\(2, 3\).*\(2, 2\)",
-    ),
-    "unknown": (
-        toy(encode=lambda up: {"fc9": up.after["fc2.bias"]}),
-        r"encode\(context\) returns 'fc9'.*\['fc1.weight'",
-    ),
-    "personal": (
-        algorithms.fedper()._replace(encode=lambda up: {"fc2.bias": up.after["fc2.bias"]}),
-        r"'fedper'.*'fc2.bias', of shape \(3,\), but no entry of it is shared",
-    ),
-    "no dict": (toy(encode=lambda up: up.after["fc2.bias"]), "must return a dict of tensors by name, but got Tensor"),
-    "negative": (
-        toy(weights=lambda _, a, __: 0.5 - np.arange(len(a))),
-        r"weights\(sizes, active, clients\).*smallest is -0.5",
-    ),
-    "above one": (toy(weights=lambda n, *_: n / 9), "sum to at most 1.*the sum"),
-    "nan": (toy(weights=lambda n, *_: n * np.nan), "must be at least 0.*nan"),
-    "too many": (toy(weights=lambda *_: np.ones(7) / 7), r"shape \(2,\), one for each selected client, but got \(7,\)"),
-    "memory": (
-        toy(init_state=lambda _: AlgorithmState({"mean": torch.zeros(10, 6)})),
-        r"'toy': init_state\(context\).*'mean' as a Tensor whose first axis is the 6 clients, but got \(10, 6\)",
-    ),
-    "forgotten": (
-        REMEMBERS._replace(update_state=lambda up: AlgorithmState({}, up.state.server)),
-        r"whole method state, but lacks \['fc1.weight'.* of clients",
-    ),
-    "changed": (
-        REMEMBERS._replace(update_state=lambda up: up.state._replace(server={"rounds": torch.zeros(2)})),
-        r"update_state\(context\), server must return 'rounds' as a Tensor of shape \(\), but got \(2,\)",
-    ),
-    "received": (
-        toy(on_download=lambda r: {"fc1.bias": r.global_params["fc1.bias"]}),
-        r"on_download\(context\) must return 'fc1.bias' as a Tensor of shape \(2, 10\), but got \(10,\)",
-    ),
-    "measured": (
-        toy(measures={"x": Measure(lambda _: np.ones(9))}),
-        r"measure 'x' must have shape \(2,\), but got \(9,\)",
-    ),
-    "without validation": (toy(mixing_weights=by_loss), None),
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_what_does_not_fit_is_named_before_the_first_round(bad, monkeypatch):
-    method, message = BAD[bad]
-    j = job(method, **HALF)
-    if message is None:
-        with pytest.raises(ValueError, match="toy evaluates models on validation samples, but the data have none"):
-            run(j, 1)
-        return
-    monkeypatch.setattr(communication_round, "train_locally", None)
-    with pytest.raises(ValueError, match=message):
-        trainer.start(j)
 
 
 @pytest.mark.parametrize(

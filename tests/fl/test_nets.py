@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import xarray as xr
-from algorithm_jobs import distance, job, models
+from algorithm_jobs import distance, job, models, run
 from stacked_nets import CLIENTS, SAMPLES, Block, gradients, images
 from torch import nn
 
-from fedstat import fl
-from fedstat.fl import algorithms, nets
+from fedstat.fl import algorithms, evaluate, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import ComputeConfig
 from fedstat.fl.nets import conv
 
 WAYS = ("loop", "grouped", "unfold")
@@ -278,22 +278,12 @@ def test_start_is_that_of_torch():
     lambda: nets.from_module(Block(), (3, 16, 16)),
 ])  # fmt: skip
 def test_training_does_not_depend_on_how_clients_of_unequal_size_are_chunked(make):
-    rng, sizes = np.random.default_rng(1), np.array([13, 6, 9])
-    client = np.repeat(np.arange(3), sizes + 4)
-    split = np.concatenate([["train"] * n + ["test"] * 4 for n in sizes])
-    data = xr.Dataset(
-        {
-            "x": (("sample", "channel", "row", "column"), rng.normal(size=(len(client), 3, 16, 16)).astype(np.float32)),
-            "y": ("sample", rng.integers(0, 5, len(client))),
-        },
-        coords={"client": ("sample", client), "split": ("sample", split)},
-    )
-    net = make()
-    runs = [
-        fl.train(data, net, algorithms.fedavg(), rounds=2, batch_size=4, lr=0.05, client_chunk=c, threads=t)
-        for c, t in ((1, 2), (3, 1))
-    ]
-    loss = [run["metrics/loss"].to_numpy() for run in runs]
+    rng, sizes = np.random.default_rng(1), [13, 6, 9]
+    x, start = torch.from_numpy(rng.normal(size=(28, 3, 16, 16))).float(), np.cumsum([0, *sizes])
+    data = Rows(x, torch.from_numpy(rng.integers(0, 5, 28)), start)
+    j = job(algorithms.fedavg(), net=make(), data=data, sizes=sizes, batch_size=4, optimizer=optim.sgd(0.05))
+    one, other = (replace(j, test=data, compute=ComputeConfig(client_chunk=c, threads=t)) for c, t in ((1, 2), (3, 1)))
+    loss = [evaluate.evaluate(each, run(each, 2))["loss"] for each in (one, other)]
     assert np.isfinite(loss[0]).all()
     np.testing.assert_allclose(loss[0], loss[1], rtol=2e-4)
 

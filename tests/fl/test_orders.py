@@ -9,7 +9,7 @@ import plain_halves
 import pytest
 import torch
 import trainer
-from algorithm_jobs import job, make, rows, run
+from algorithm_jobs import job, make, rows, run, seldom
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured_runs import TIES, measured_run, readouts
@@ -65,7 +65,7 @@ CHOOSERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if readouts(name)])
+@pytest.mark.parametrize("name", seldom(name for name in ALGORITHMS if readouts(name)))
 @few
 @given(sizes=SIZES, batch_size=st.integers(1, 5), way=st.sampled_from(CHOOSERS))
 def test_choices_equal_a_loop_over_clients(name, sizes, batch_size, way):
@@ -83,13 +83,17 @@ def test_choices_equal_a_loop_over_clients(name, sizes, batch_size, way):
             np.testing.assert_array_equal(np.broadcast_to(found["choice/step"], j.clients), chosen)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+# One of every kind of server, of download, and of state of clients.
+OFTEN = ("fedavg", "fedper", "ditto", "fedfac-dynamic", "fedem", "fedcp", "fedphp", "fedamp", "clustered-fl")
+
+
+@pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in ALGORITHMS])
 def test_runs_that_measure_everything_do_not_depend_on_chunks(name):
     one, default = (measured_run(name, TIES, batch_size=3, client_chunk=chunk) for chunk in (1, None))
     near(one, default)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto", "fedfac-dynamic"])
+@pytest.mark.parametrize("name", ["ditto", "fedfac-dynamic"])
 def test_nor_on_where_clients_rows_lie(name, tmp_path):
     on_disk = measured_run(name, TIES, batch_size=3, memory_budget="2GiB", out=tmp_path / "run.zarr")
     near(on_disk, measured_run(name, TIES, batch_size=3))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import runpy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import plain_loop
 import pytest
 import torch
+from algorithm_jobs import assert_near
 from fl_runs import command
 from small_runs import NET, SETTINGS, dense
-from torch import nn
 from toy_methods import toy
 
 from fedstat import fl, store, study
@@ -76,55 +78,40 @@ def test_a_penalty_given_as_a_loss_is_that_given_as_gradients(kind, optimizer):
 def test_ditto_is_its_algorithm_in_plain_torch():
     rounds, data = 2, dense(clients=3, n_train=10)
     method = algorithms.named(f"{EXAMPLES / 'ditto.py'}:ditto", lam=LAM)
-    how = {"batch_size": 4, "local_epochs": 2, "lr": 0.2, "seed": 5}
-    run = fl.train(data, NET, method, rounds=rounds, **how)
+    run = fl.train(data, NET, method, rounds=rounds, batch_size=4, local_epochs=2, lr=0.2, seed=5)
     start = NET.init(streams.generator(5, "start"))
     server, own = start, [start] * 3
+
+    def trained(c, number, params, penalty=None):
+        net, rng = loaded(params), streams.generator(5, "batches", number, 0, c)
+        sgd = partial(torch.optim.SGD, lr=0.2)
+        x, y = samples(data, c, "train")
+        plain_loop.train_client(net, x, y, sgd, epochs=2, batch_size=4, rng=rng, penalty=penalty)
+        return {name: p.detach() for name, p in net.named_parameters()}
+
     for number in range(rounds):
-        trained = [client(data, c, number, server, own[c], **how) for c in range(3)]
-        server = {n: sum(w[n] for w, _ in trained) / 3 for n in start}
-        own = [v for _, v in trained]
+        far = lambda now, _, w=server: LAM / 2 * sum((p - w[n]).square().sum() for n, p in now.items())  # noqa: E731
+        new = plain_loop.mean([trained(c, number, server) for c in range(3)], [1 / 3] * 3)
+        own = [trained(c, number, own[c], far) for c in range(3)]
+        server = new
     for c in range(3):
-        found = fl.state_dict(run, c)
-        for n, p in own[c].items():
-            torch.testing.assert_close(found[f"own_{n}"], p, atol=2e-6, rtol=1e-5)
-            torch.testing.assert_close(found[f"global_{n}"], server[n], atol=2e-6, rtol=1e-5)
-    test = data.isel(sample=np.flatnonzero(data["split"] == "test"))
-    z = module(own[1])(torch.from_numpy(test.x.values[1]).float())[:, 0]
-    accuracy = float(((z > 0).numpy() == (test.y.values[1] > 0)).mean())
-    assert accuracy == pytest.approx(run["metrics/accuracy"].values[-1, 1])
+        both = {f"own_{n}": p for n, p in own[c].items()} | {f"global_{n}": p for n, p in server.items()}
+        assert_near(fl.state_dict(run, c), both, atol=2e-6, rtol=1e-5)
+    x, y = samples(data, 1, "test")
+    assert plain_loop.accuracy(loaded(own[1])(x), y) == pytest.approx(run["metrics/accuracy"].values[-1, 1])
     mb = sum(p.numel() for p in start.values()) * 4 * 3  # one model up, one down, for each of three clients
     assert run["metrics/bytes_up"].values.tolist() == run["metrics/bytes_down"].values.tolist() == [mb, mb]
 
 
-def module(params):
-    made = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 1))
-    theirs = {"fc1.weight": "0.weight", "fc1.bias": "0.bias", "fc2.weight": "2.weight", "fc2.bias": "2.bias"}
-    made.load_state_dict({theirs[n]: p for n, p in params.items()})
-    return made
+def loaded(params):
+    net = plain_loop.module([6, 10, 1])
+    net.load_state_dict(params)
+    return net
 
 
-def client(data, c, number, w, v, *, batch_size, local_epochs, lr, seed):
-    """The global and the personal model of a client after a round."""
-    train = data.isel(client=c, sample=np.flatnonzero(data["split"] == "train"))
-    x, y = torch.from_numpy(train.x.values).float(), torch.from_numpy(train.y.values).float()
-    rng = streams.generator(seed, "batches", number, 0, c)
-    orders = rng.permuted(np.tile(np.arange(len(x)), (local_epochs, 1)), axis=1)
-    anchor = module(w)
-    found = []
-    for params, lam in ((w, 0.0), (v, LAM)):
-        net = module(params)
-        optimizer = torch.optim.SGD(net.parameters(), lr)
-        for rows in (order[low : low + batch_size] for order in orders for low in range(0, len(x), batch_size)):
-            optimizer.zero_grad()
-            loss = nn.functional.binary_cross_entropy_with_logits(net(x[rows])[:, 0], y[rows])
-            far = sum(
-                (p - q.detach()).square().sum() for p, q in zip(net.parameters(), anchor.parameters(), strict=True)
-            )
-            (loss + lam / 2 * far).backward()
-            optimizer.step()
-        found.append(dict(zip(w, (p.detach() for p in net.parameters()), strict=True)))
-    return found
+def samples(data, c, subset):
+    one = data.isel(client=c, sample=np.flatnonzero(data["split"] == subset))
+    return torch.from_numpy(one.x.values).float(), torch.from_numpy(one.y.values)
 
 
 def test_the_example_of_own_biases_shares_weights_alone():

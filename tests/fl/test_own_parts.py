@@ -7,7 +7,6 @@ import pytest
 from algorithm_jobs import SAMPLES, SIZES, dataset
 
 import fedstat
-from fedstat import store
 from fedstat.fl import algorithms, client_weights, nets, train
 from fedstat.stats.eigenvalues import effective_rank as of_matrices
 
@@ -24,15 +23,13 @@ FACTORS = ("left", "right")
 @pytest.fixture(scope="module")
 def runs():
     """One run of each, with all that may be kept."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.journal, "sync", lambda _: None)  # power cuts are for the torture tests
-        return {
-            name: train(
-                dataset(SAMPLES), nets.mlp(SIZES), algorithms.named(name, **settings), rounds=2, local_epochs=2,
-                batch_size=5, seed=4, checkpoints=[1], probe=("trained-weights", "parameters"),
-            )
-            for name, settings in METHODS.items()
-        }  # fmt: skip
+    return {
+        name: train(
+            dataset(SAMPLES), nets.mlp(SIZES), algorithms.named(name, **settings), rounds=2, local_epochs=2,
+            batch_size=5, seed=4, checkpoints=[1], probe=("trained-weights", "parameters"),
+        )
+        for name, settings in METHODS.items()
+    }  # fmt: skip
 
 
 def test_the_rank_of_what_feddecomp_keeps_is_that_of_ba_and_not_of_roundings(runs):

@@ -7,7 +7,7 @@ import plain_loop
 import pytest
 import torch
 import trainer
-from algorithm_jobs import SIZES, assert_equal, job, models, run
+from algorithm_jobs import SIZES, assert_clients_near, assert_equal, job, models, run
 
 from fedstat.fl import algorithms, masks, nets
 from fedstat.fl.algorithms import named, personal_head
@@ -53,10 +53,7 @@ def test_a_method_with_a_personal_head_equals_the_plain_loop(name):
     assert j.algorithm.name == name
     sgd = lambda p: torch.optim.SGD(p, lr=0.1)  # noqa: E731
     theirs, _ = plain_loop.run(j, SIZES, sgd, rounds=4, shared=shared, before=of_layers(np.ones(10, bool)), **options)
-    mine = models(j, 4)
-    for c, model in enumerate(theirs):
-        for parameter, p in model.items():
-            torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
+    assert_clients_near(j, run(j, 4), theirs)
 
 
 @pytest.mark.parametrize("components", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import plain_seams
@@ -11,7 +12,7 @@ import torch
 import trainer
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, assert_near, job, run
 from plain_seams import LR, descent
-from small_runs import NET, SETTINGS, dense, same
+from small_runs import NET, SETTINGS, dense, interrupted_and_resumed, same
 from toy_methods import MEASURES, REMEMBERS, by_loss, momentum, toy
 
 from fedstat._utils import streams
@@ -215,13 +216,9 @@ def test_a_private_round_without_clients_is_noise_around_the_model(monkeypatch):
 
 
 def test_rounds_without_clients_are_recorded(tmp_path):
-    options = SETTINGS | {
-        "participation": 0.2,
-        "sampling": "poisson",
-        "rounds": 8,
-        "probe": ["drift", "trained-weights"],
-    }
-    found = train(dense(), NET, algorithms.fedfac(["fc1"]), out=tmp_path / "run.zarr", **options)
+    options = SETTINGS | {"participation": 0.2, "sampling": "poisson", "rounds": 8}
+    probe = ["drift", "trained-weights"]
+    found = train(dense(), NET, algorithms.fedfac(["fc1"]), out=tmp_path / "run.zarr", probe=probe, **options)
     none = ~np.isfinite(found["metrics/train_loss"]).any("client").to_numpy()
     assert none.any()
     assert (found["metrics/bytes_up"].to_numpy()[none] == 0).all()
@@ -235,22 +232,9 @@ def test_a_private_run_that_is_interrupted_goes_on_with_the_same_numbers(tmp_pat
     options = SETTINGS | {"sampling": "poisson", "rounds": 4}
     monkeypatch.setattr(accountant, "epsilon", lambda _, rounds: 2.0 * rounds)
     private = aggregate.chain(aggregate.private(0.5, 1.0), momentum(0.5))
-    whole = train(dense(), NET, algorithms.fedfac(["fc1"]), aggregator=private, **options)
-    step = loop.run_round
-
-    def stop(job, state, cohort):
-        if state.round == 2:
-            raise KeyboardInterrupt
-        return step(job, state, cohort)
-
-    monkeypatch.setattr(loop, "run_round", stop)
-    with pytest.raises(KeyboardInterrupt):
-        train(dense(), NET, algorithms.fedfac(["fc1"]), aggregator=private, out=tmp_path / "run.zarr", **options)
-    monkeypatch.setattr(loop, "run_round", step)
-    again = train(
-        dense(), NET, algorithms.fedfac(["fc1"]), aggregator=private, out=tmp_path / "run.zarr", resume=True, **options
-    )
-    same(whole, again)
+    go = partial(train, dense(), NET, algorithms.fedfac(["fc1"]), aggregator=private, **options)
+    whole = go()
+    same(whole, interrupted_and_resumed(go, tmp_path / "run.zarr", after=2))
     assert whole["metrics/epsilon"].values.tolist() == [2.0, 4.0, 6.0, 8.0]
 
 

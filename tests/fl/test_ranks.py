@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ranks_refused
 import ranks_worker
-from algorithm_jobs import SAMPLES, SIZES, dataset, net_of
+from algorithm_jobs import ALIKE, SAMPLES, SIZES, dataset, net_of
 from children import together
 from measured_runs import TIES, measured_run
 from ranks_worker import settings
@@ -24,17 +25,9 @@ from fedstat.fl import __main__ as cli
 from fedstat.fl import algorithms, nets, ranks, train
 
 SUPPORT = Path(__file__).parents[1] / "support"
-NAMES = sorted(algorithms.ALGORITHMS)
 # Sums, moments, a mixing server, sent heads, an uneven choice; the rest differ in what clients do.
 OF_THREE = ["factorized-fl-beta", "fedavg", "fedcp", "fedem", "fedfac-dynamic"]
-
-
-def torchrun(n, *arguments, **options):
-    """The result of a program started n times."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", *arguments]
-    paths = os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1]), os.environ.get("PYTHONPATH", "")])
-    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True, timeout=300, **options)
+OFTEN = [name for name in sorted(algorithms.ALGORITHMS) if name not in ALIKE]
 
 
 def shared(n, folder, *arguments):
@@ -43,25 +36,21 @@ def shared(n, folder, *arguments):
     assert ended == [0] * n, printed
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """Every algorithm's run in one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    return {
-        name: train(
-            dataset(SAMPLES, method=name), net_of(name), out=folder / f"{name}.zarr", **settings(name, 3)
-        ).load()
-        for name in NAMES
-    }
+@cache
+def alone(name):
+    """An algorithm's run in one process."""
+    return train(dataset(SAMPLES, method=name), net_of(name), **settings(name, 3))
 
 
 @pytest.mark.parametrize(
-    ("n", "names"), [(2, NAMES), pytest.param(3, OF_THREE, marks=pytest.mark.slow)], ids=["two", "three"]
+    ("n", "names"),
+    [(2, OFTEN), pytest.param(2, ALIKE, marks=pytest.mark.slow), pytest.param(3, OF_THREE, marks=pytest.mark.slow)],
+    ids=["two", "two, all others", "three"],
 )
-def test_processes_that_share_a_run_agree_with_one(n, names, alone, tmp_path):
+def test_processes_that_share_a_run_agree_with_one(n, names, tmp_path):
     shared(n, tmp_path, 3, "begin", *names)
     for name in names:
-        near(open_run(tmp_path / f"{name}.zarr", verify=True), alone[name])
+        near(open_run(tmp_path / f"{name}.zarr", verify=True), alone(name))
 
 
 def test_processes_measure_what_one_measures(tmp_path):
@@ -87,14 +76,14 @@ def test_an_aggregator_sees_all_clients_of_all_processes_unless_it_needs_sums_al
     assert "the aggregator 'liar' says that it needs only sums" in printed[0]
 
 
-def test_another_number_of_processes_continues(alone, tmp_path):
+def test_another_number_of_processes_continues(tmp_path):
     names = ["feddecomp", "fedfac-dynamic", "factorized-fl-beta"]
     for n, rounds, how in ((2, 1, "begin"), (3, 2, "resume")):
         shared(n, tmp_path, rounds, how, *names)
     for name in names:
         path = tmp_path / f"{name}.zarr"
         train(dataset(SAMPLES, method=name), nets.mlp(SIZES), out=path, resume=True, **settings(name, 3))
-        near(open_run(path), alone[name])
+        near(open_run(path), alone(name))
 
 
 def test_what_cannot_be_shared_is_refused_before_the_first_round(tmp_path):
@@ -117,20 +106,22 @@ def test_what_cannot_be_shared_is_refused_before_the_first_round(tmp_path):
 
 def test_the_command_speaks_once_and_gives_what_one_process_gives(tmp_path, capsys):
     given = "--algorithm fedfac-dynamic --clients 6 --max-samples 30 --rounds 2 --participation 0.5 --width 0.2"
-    given += " --batch-size 8"
+    given += " --batch-size 8 --quiet"
     assert cli.main([*given.split(), "--out", str(tmp_path / "one.zarr")]) == 0
-    alone = capsys.readouterr().out
-    done = torchrun(2, "-m", "fedstat.fl", *given.split(), "--out", tmp_path / "two.zarr")
-    assert done.returncode == 0, done.stderr[-3000:]
+    lines = capsys.readouterr().out.splitlines()
+    both = [*given.split(), "--out", str(tmp_path / "two.zarr")]
+    ended, printed = together(2, cli.main, both, folder=tmp_path)
+    assert ended == [0, 0], printed
     near(open_run(tmp_path / "two.zarr"), open_run(tmp_path / "one.zarr"))
-    assert done.stdout.count("Saved:") == 1
-    assert len(done.stdout.splitlines()) == len(alone.splitlines())
+    assert printed[0].count("Saved:") == 1
+    assert [len(text.splitlines()) for text in printed] == [len(lines), 0]
     wrong = [*given.split(), "--kappa", "7", "--out", str(tmp_path / "no.zarr")]
     ended, printed = together(2, cli.main, wrong, folder=tmp_path)
     assert ended == [2, 2]
     assert "".join(printed).count("kappa must be") == 1
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_all_and_the_run_resumes(tmp_path):
     path = tmp_path / "fedavg.zarr"
     command = [SUPPORT / "ranks_worker.py", tmp_path, 4000, "begin", "fedavg"]

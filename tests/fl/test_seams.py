@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import plain_seams
 import pytest
@@ -9,7 +11,7 @@ import torch
 import trainer
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, assert_near, dataset, job, rows, run
 from plain_seams import LR, descent, gradient
-from small_runs import same
+from small_runs import interrupted_and_resumed, same
 from toy_methods import HALF, MEASURES, REMEMBERS, by_loss, momentum, soft, toy
 
 from fedstat._utils import streams
@@ -239,27 +241,10 @@ def test_memory_lasts_and_decides_what_a_client_begins_with():
 def test_a_killed_run_goes_on_with_its_memory_and_the_aggregators(tmp_path):
     method = REMEMBERS._replace(measures=MEASURES)
     chained = aggregate.chain(aggregate.weighted_mean(), momentum(0.5))
-    options = {
-        "rounds": 4,
-        "participation": (0.3, 0.9),
-        "seed": 4,
-        "aggregator": chained,
-        "probe": ["drift", "trained-weights"],
-    }
-    whole = train(dataset(SAMPLES), nets.mlp(SIZES), method, **options)
-
-    def kill(_, count=[0]):  # noqa: B006
-        count[0] += 1
-        if count[0] == 3:
-            raise KeyboardInterrupt
-
-    out = tmp_path / "run.zarr"
-    with pytest.raises(KeyboardInterrupt):
-        train(dataset(SAMPLES), nets.mlp(SIZES), method, out=out, progress=kill, **options)
-    again = train(dataset(SAMPLES), nets.mlp(SIZES), method, out=out, resume=True, **options)
-    same(whole, again)
-    new = train(dataset(SAMPLES), nets.mlp(SIZES), method, new=dataset([9, 5]), **options)
-    assert np.isfinite(new["new/accuracy"]).all()
+    options = {"rounds": 4, "participation": (0.3, 0.9), "seed": 4, "aggregator": chained}
+    go = partial(train, dataset(SAMPLES), nets.mlp(SIZES), method, probe=["drift", "trained-weights"], **options)
+    same(go(), interrupted_and_resumed(go, tmp_path / "run.zarr", after=2))
+    assert np.isfinite(go(new=dataset([9, 5]))["new/accuracy"]).all()
 
 
 # --- models of others

@@ -9,7 +9,7 @@ import plain_servers
 import pytest
 import torch
 import trainer
-from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, models, rows, run
+from algorithm_jobs import SAMPLES, SIZES, assert_clients_near, assert_equal, dataset, job, models, rows, run
 from scipy.spatial import distance
 from sklearn.cluster import AgglomerativeClustering
 
@@ -35,21 +35,14 @@ CASES = {
     "clustered-fl, two at most": ("clustered-fl", {"eps1": 0.5, "eps2": 0.1, "max_clusters": 2}, {"server_lr": 0.5}),
     "clustered-fl, far apart": ("clustered-fl", {"eps1": 0.5, "eps2": 0.1, "gamma": 0.55}, {"participation": 0.9}),
 }
-LOOPS = {
-    "fedamp": plain_servers.fedamp,
-    "fedfomo": plain_servers.fedfomo,
-    "clustered-fl": plain_servers.clustered,
-}
+LOOPS = {"fedamp": plain_servers.fedamp, "fedfomo": plain_servers.fedfomo, "clustered-fl": plain_servers.clustered}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_other_settings_equal_the_plain_loop(case):
     name, settings, options = CASES[case]
     j = job(named(name, **settings), client_chunk=2, **{"participation": 0.7} | options)
-    mine, (theirs, _) = models(j, 4), LOOPS[name](j, sgd, 4, **settings)
-    for c, model in enumerate(theirs):
-        for parameter, p in model.items():
-            torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
+    assert_clients_near(j, run(j, 4), LOOPS[name](j, sgd, 4, **settings)[0])
 
 
 def test_the_cases_split_clusters_and_keep_others_together():
@@ -253,42 +246,10 @@ def test_new_clients_begin_with_the_servers_model(name):
     assert set(algorithms.about(name).new_clients) <= set(done["rule"].to_numpy())
 
 
-WRONG = {
-    "fedamp": [
-        ({"alpha": 0}, "alpha must be a finite number in"),
-        ({"sigma": -1.0}, "sigma must be"),
-        ({"lam": -1}, "lam must be"),
-        ({"attention": "euclidean"}, "attention must be one of 'distance', 'cosine'"),
-        ({"self_weight": 0.5}, "self_weight has no effect with attention='distance'"),
-        ({"self_weight": 1.5, "attention": "cosine"}, r"self_weight must be a finite number in \[0, 1\]"),
-    ],
-    "fedfomo": [
-        ({"downloads": 0}, "downloads must be an integer >= 1"),
-        ({"epsilon": 1.1}, "epsilon must be"),
-        ({"decay": -0.1}, "decay must be"),
-    ],
-    "clustered-fl": [
-        ({"eps1": -1}, "eps1 must be"),
-        ({"eps2": float("nan")}, "eps2 must be"),
-        ({"gamma": 2}, "gamma must be"),
-        ({"max_clusters": 0}, "max_clusters must be an integer >= 1"),
-        ({"variant": "codes"}, "variant must be one of"),
-    ],
-}
-
-
-@pytest.mark.parametrize(("name", "settings", "message"), [(n, *one) for n, cases in WRONG.items() for one in cases])
-def test_settings_out_of_range_are_named(name, settings, message):
-    with pytest.raises(ValueError, match=message):
-        named(name, **settings)
-
-
-def test_no_validation_samples_and_more_clusters_than_clients_are_named_before_the_first_round(monkeypatch):
+def test_no_validation_samples_are_named_before_the_first_round(monkeypatch):
     monkeypatch.setattr(communication_round, "train_locally", None)
     with pytest.raises(ValueError, match=r"fedfomo evaluates models on validation samples.*validation=0\.1"):
         train(dataset(SAMPLES), nets.mlp(SIZES), fedfomo(), rounds=1)
-    with pytest.raises(ValueError, match="max_clusters must be at most the number of clients, 6, but got 7"):
-        train(dataset(SAMPLES), nets.mlp(SIZES), algorithms.clustered_fl(max_clusters=7), rounds=1)
 
 
 @pytest.mark.parametrize("wrong", [np.ones(6), [1, 2], np.full(6, -1)])

@@ -9,43 +9,16 @@ import pytest
 import torch
 import trainer
 from algorithm_jobs import SAMPLES, SIZES, dataset, job
-from small_runs import same
+from composed_parts import everywhere, low_rank, outer
+from small_runs import interrupted_and_resumed, same
 
 import fedstat
 from fedstat import store
-from fedstat.fl import algorithms, client_weights, loop, nets, optim, record, train
+from fedstat.fl import algorithms, client_weights, nets, optim, record, train
 from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
-from fedstat.fl.wrappers.composed import Part, composed
+from fedstat.fl.wrappers.composed import Part
 
 OPTIONS = {"batch_size": 5, "local_epochs": 2, "seed": 4, "participation": 0.5, "optimizer": optim.sgd(0.1)}
-
-
-def low_rank(shape):
-    """W = σ + BA of rank 2, σ under the weight's own name."""
-    return Part(
-        {"weight": shape, "b": (shape[0], 2), "a": (2, shape[1])},
-        lambda _, w: {"weight": w, "b": torch.zeros(shape[0], 2), "a": torch.randn(2, shape[1], generator=_seed())},
-        lambda f: f["weight"] + f["b"] @ f["a"],
-        by_unit=("b",),
-    )
-
-
-def _seed():
-    return torch.Generator().manual_seed(0)
-
-
-def outer(shape):
-    """W = u vᵀ + μ."""
-    return Part(
-        {"u": shape[:1], "v": shape[1:], "mu": shape},
-        lambda _, w: {"u": torch.ones(shape[0]), "v": torch.zeros(shape[1]), "mu": w},
-        lambda f: f["u"][:, :, None] * f["v"][:, None] + f["mu"],
-        by_unit=("u", "mu"),
-    )
-
-
-def wrapped(part, net):
-    return composed(net, {name: part(shape) for name, shape in net.shapes.items() if name.endswith(".weight")})
 
 
 def additive(part=low_rank, personal=(".a", ".b")):
@@ -55,7 +28,7 @@ def additive(part=low_rank, personal=(".a", ".b")):
         "additive",
         lambda start: SharedMask({name: torch.tensor(not own(name)) for name in start.net.shapes}),
         phases=(Phase(is_trainable=own), Phase(is_trainable=lambda name: not own(name))),
-        wrap=partial(wrapped, part),
+        wrap=partial(everywhere, part),
     )
 
 
@@ -65,16 +38,8 @@ def go(method=None, rounds=3, probe=("trained-weights", "parameters"), **options
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_waiting_for_the_disk():
-    """Power cuts are for the torture tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.journal, "sync", lambda _: None)
-        yield
-
-
 @pytest.fixture(scope="module")
-def run(no_waiting_for_the_disk):  # noqa: ARG001
+def run():
     return go(checkpoints=[2])
 
 
@@ -139,19 +104,9 @@ def test_the_factor_analysis_takes_weights_and_factors_as_they_come(run):
     np.testing.assert_array_equal(fedstat.layer_matrix(u).to_numpy(), u.to_numpy())
 
 
-def test_a_killed_run_goes_on_and_a_longer_one_is_whole(run, tmp_path, monkeypatch):
-    step, out = loop.run_round, tmp_path / "run.zarr"
-
-    def stop(job, state, cohort):
-        if state.round == 2:
-            raise KeyboardInterrupt
-        return step(job, state, cohort)
-
-    monkeypatch.setattr(loop, "run_round", stop)
-    with pytest.raises(KeyboardInterrupt):
-        go(checkpoints=[2], out=out)
-    monkeypatch.undo()
-    same(run, go(checkpoints=[2], out=out, resume=True))
+def test_a_killed_run_goes_on_and_a_longer_one_is_whole(run, tmp_path):
+    out = tmp_path / "run.zarr"
+    same(run, interrupted_and_resumed(partial(go, checkpoints=[2]), out, after=2))
     longer = go(rounds=4, checkpoints=[2], out=out, resume=True)
     same(go(rounds=4, checkpoints=[2]), longer)
     assert longer["parameters/fc1"].coords["checkpoint"].values.tolist() == [2, 4]
@@ -191,9 +146,7 @@ def test_what_was_not_asked_for_says_how_to_get_it():
 
 def test_factors_with_the_name_of_a_dim_are_refused():
     def clash(shape):
-        return outer(shape)._replace(
-            shapes={"client": shape}, init=lambda _, w: {"client": w}, value=lambda f: f["client"], by_unit=()
-        )
+        return Part({"client": shape}, lambda _, w: {"client": w}, lambda f: f["client"])
 
     with pytest.raises(ValueError, match=r"the factor 'fc1.client' cannot be stored as 'client'"):
         go(additive(clash, ("x",)), probe="parameters")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 import trainer
 import xarray as xr
 from torch import nn
 
-from fedstat.fl import losses, nets, optim
+from fedstat.fl import evaluate, losses, nets, optim
 from fedstat.fl.algorithms import named
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job
@@ -47,11 +48,22 @@ SETTINGS = {
     "factorized-fl-beta": {"epsilon": 3.0, "tau": 0.9, "sparsity": 0.03},
 }
 
+# Methods with the state and the messages of a method besides: FedAvg, FedPer, Ditto, FedPHP, FedFac, Factorized-FL-β.
+ALIKE = (
+    "fedprox", "fedavg+", "fedprox+", "per-fedavg", "per-fedavg-hf", "pfedme", "lg-fedavg", "fedrep", "feddecomp",
+    "fedbn", "fedrod", "pfedsd", "pfedpara", "fedsplit", "random", "factorized-fl-alpha",
+)  # fmt: skip
+
 VALIDATED = ("fedfomo",)  # methods that evaluate models on validation samples
 
 
 # Networks of methods for which the MLP of SIZES lacks something.
 NETS = {"fedbn": NORMALISED}
+
+
+def seldom(names):
+    """The names for pytest.mark.parametrize, those of ALIKE only in `make test-slow`."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in names]
 
 
 def net_of(name):
@@ -123,7 +135,35 @@ def assert_equal(a, b):
         assert torch.equal(p, b[name]), name
 
 
-def assert_near(mine, theirs, atol=2e-5):
+def assert_near(mine, theirs, atol=2e-5, rtol=2e-5):
     assert mine.keys() == theirs.keys()
     for name, p in theirs.items():
-        torch.testing.assert_close(mine[name], p, atol=atol, rtol=2e-5)
+        torch.testing.assert_close(mine[name], p, atol=atol, rtol=rtol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def assert_clients_near(j, state, theirs, accuracy=None, atol=2e-5):
+    """A plain loop's clients, one dict of parameters each, have the run's models (and accuracies)."""
+    mine = trainer.models(j, state)
+    for c, model in enumerate(theirs):
+        assert_near({name: p[c] for name, p in mine.items() if name != "client.share"}, model, atol)
+    if accuracy is not None:
+        np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
+
+
+def assert_same_states(j, a, b):
+    """Models, masks, and all that is kept of clients and of the server are equal to the bit."""
+    clients = np.arange(j.clients)
+    for state in ("client_params", "optimizer"):
+        assert_equal(*(dict(getattr(one, state).read(clients)) for one in (a, b)))
+    assert_equal(*(dict(one.algorithm_state.clients.read(clients)) for one in (a, b)))
+    assert_equal(*(dict(one.algorithm_state.server) for one in (a, b)))
+    assert_equal(*(dict(one.mask.shared) for one in (a, b)))
+    assert_equal(a.global_params, b.global_params)
+    assert_equal(trainer.models(j, a), trainer.models(j, b))
+
+
+def images(sizes, side=16, seed=0):
+    """Random gray images of clients, of three classes."""
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.normal(size=(sum(sizes), 1, side, side))).float()
+    return Rows(x, torch.from_numpy(rng.integers(0, 3, len(x))), np.concatenate([[0], np.cumsum(sizes)]))

@@ -1,13 +1,10 @@
-"""A run that keeps rows of clients on disk, saves its state after every round, and is killed after one of them.
-
-Arguments: store, round.
-"""
+"""Runs that are killed: each function is the work of a child process, which ends itself after so many rounds."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from small_runs import NET, SETTINGS, dense
@@ -15,18 +12,27 @@ from small_runs import NET, SETTINGS, dense
 from fedstat.fl import algorithms, chunks, loop, train
 
 
-def main() -> None:
-    out, last, seen = Path(sys.argv[1]), int(sys.argv[2]), []
+def _killed_after(rounds: int) -> Callable[[int], None]:
+    seen: list[int] = []
 
     def progress(done: int) -> None:
         seen.append(done)
-        if sum(seen) == last:  # trained, its rows written, and not committed
+        if sum(seen) == rounds:  # trained, its rows written, and not committed
             os.kill(os.getpid(), signal.SIGKILL)
 
+    return progress
+
+
+def with_rows_on_disk(out: Path) -> None:
+    """Keep rows of clients on disk, and save the state after every round."""
     chunks.remaining_bytes = lambda *_: 0
     loop._SAVE_SECONDS, loop._SAVE_FRACTION = 0.0, 1e9
-    train(dense(), NET, algorithms.fedrep(), rounds=6, out=out, memory_budget="1GiB", progress=progress, **SETTINGS)
+    options = SETTINGS | {"rounds": 6, "memory_budget": "1GiB", "progress": _killed_after(4)}
+    train(dense(), NET, algorithms.fedrep(), out=out, **options)
 
 
-if __name__ == "__main__":
-    main()
+def without_a_state(out: Path) -> None:
+    """Commit every round, and save no state."""
+    loop._COMMIT_SECONDS, loop._SAVE_SECONDS = -1.0, 1e9
+    options = SETTINGS | {"rounds": 9, "checkpoints": [2], "progress": _killed_after(5)}
+    train(dense(), NET, algorithms.fedavg(), out=out, **options)

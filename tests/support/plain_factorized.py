@@ -134,9 +134,10 @@ def run(job, module, make_optimizer, *, rounds, beta, compared="fc1", head="fc2"
             mixed = {name: sum(w * m[name] for w, m in zip(row, trained, strict=True)) for name in start}
             sent = [n for n in start if not n.startswith(f"{head}.") and (beta or n.endswith(".u"))]
             own[c] = own[c] | {name: mixed[name] for name in sent}
-    accuracy = []
-    for c in range(job.clients):
-        net, (x, y) = module(), plain_loop.samples(job.test, c)
+
+    def predict(c, x):
+        net = module()
         net.load_state_dict(own[c])
-        accuracy.append((net(x).argmax(1) == y).float().mean().item())
-    return own, np.array(accuracy), np.array(matrix)
+        return net(x)
+
+    return own, plain_loop.accuracies(job, predict), np.array(matrix)

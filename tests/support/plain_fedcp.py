@@ -74,15 +74,12 @@ def train_client(
     for p in model.globe.parameters():
         p.requires_grad_(False)
     optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad])
-    n, size = len(x), min(job.batch_size or len(x), len(x))
-    for order in rng.permuted(np.tile(np.arange(n), (job.local_epochs, 1)), axis=1):
-        for low in range(0, n, size):
-            rows = torch.from_numpy(order[low : low + size])
-            out, h = model(x[rows])
-            total = loss(out, y[rows]) + lam * mmd(h, frozen[rows])
-            optimizer.zero_grad()
-            total.backward()
-            optimizer.step()
+    for rows in plain_loop.shuffled(len(x), job.batch_size, job.local_epochs, rng):
+        out, h = model(x[rows])
+        total = loss(out, y[rows]) + lam * mmd(h, frozen[rows])
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
     return share
 
 
@@ -122,16 +119,9 @@ def run(
             means = {n: (named[n] + named[n.replace("global", head)]) / 2 for n in named if n.startswith("global.")}
             sent.append({name: (named | means)[name].clone() for name in shared})
         share[np.setdiff1d(np.arange(job.clients), active)] = np.nan
-        n = torch.tensor([float(job.train.sizes[c]) for c in active])
-        server = {name: sum(w * one[name] for w, one in zip(n / n.sum(), sent, strict=True)) for name in shared}
-    models, accuracy = [], []
-    for c, model in enumerate(clients):
+        server = plain_loop.mean_by_samples(job, active, sent)
+    for model in clients:
         set_all(model, server, shared)
-        if score:
-            x, y = plain_loop.samples(job.test, c)
-            with torch.no_grad():
-                out = model(x)[0]
-            guess = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
-            accuracy.append((guess == y).float().mean().item())
-        models.append({name: p.detach() for name, p in model.named(head).items()} | {"client.context": model.context})
-    return models, np.array(accuracy), share
+    accuracy = plain_loop.accuracies(job, lambda c, x: clients[c](x)[0]) if score else np.zeros(0)
+    named = [{name: p.detach() for name, p in model.named(head).items()} for model in clients]
+    return [one | {"client.context": m.context} for one, m in zip(named, clients, strict=True)], accuracy, share

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import plain_loop
 import torch
 import trainer
 from plain_fedcp import loss, mmd
+from plain_loop import batches
 from torch import nn
 from torch.nn.functional import batch_norm, kl_div, layer_norm
 
@@ -23,30 +24,14 @@ def mlp() -> nn.Sequential:
     return plain_loop.module([6, 10, 3])
 
 
-def batches(job: Job, x: torch.Tensor, number: int, client: int) -> Iterator[torch.Tensor]:
-    """Rows of a client's batches in a round."""
-    rng = streams.generator(job.seed, "batches", number, 0, int(client))
-    n, size = len(x), min(job.batch_size or len(x), len(x))
-    for order in rng.permuted(np.tile(np.arange(n), (job.local_epochs, 1)), axis=1):
-        for low in range(0, n, size):
-            yield torch.from_numpy(order[low : low + size])
-
-
 def averaged(job: Job, active: np.ndarray, modules: list[nn.Module]) -> dict[str, torch.Tensor]:
-    n = torch.tensor([float(job.train.sizes[c]) for c in active])
-    states = [module.state_dict() for module in modules]
-    return {name: sum(w * one[name] for w, one in zip(n / n.sum(), states, strict=True)) for name in states[0]}
+    return plain_loop.mean_by_samples(job, active, [module.state_dict() for module in modules])
 
 
 def started(job: Job, make: Callable[[], nn.Module]) -> nn.Module:
     net, drawn = make(), job.net.init(streams.generator(job.seed, "start"))
     net.load_state_dict({name: drawn[name] for name in net.state_dict()})
     return net
-
-
-def accuracy(out: torch.Tensor, y: torch.Tensor) -> float:
-    guess = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
-    return (guess == y).float().mean().item()
 
 
 def fedrod(job: Job, make_optimizer: Callable, rounds: int, make: Callable = mlp) -> Models:
@@ -59,7 +44,7 @@ def fedrod(job: Job, make_optimizer: Callable, rounds: int, make: Callable = mlp
             net, head, (x, y) = copy.deepcopy(server), heads[c], plain_loop.samples(job.train, c)
             counts = torch.bincount(y, minlength=max(2, head.out_features))
             generic, own = make_optimizer(net.parameters()), make_optimizer(head.parameters())
-            for rows in batches(job, x, number, c):
+            for rows in batches(job, c, "batches", number, 0):
                 h = net[:-1](x[rows])
                 out = net.fc2(h)
                 if out.shape[1] == 1:  # two classes: the logit of class 0 is 0
@@ -74,12 +59,9 @@ def fedrod(job: Job, make_optimizer: Callable, rounds: int, make: Callable = mlp
                     optimizer.step()
             trained.append(net)
         server.load_state_dict(averaged(job, active, trained))
-    models, scores = [], []
-    for c, head in enumerate(heads):
-        x, y = plain_loop.samples(job.test, c)
-        scores.append(accuracy(server(x) + head(server[:-1](x)), y))
-        models.append(server.state_dict() | {f"personal.{n}": p.detach() for n, p in head.named_parameters()})
-    return models, np.array(scores)
+    own = [{f"personal.{n}": p.detach() for n, p in head.named_parameters()} for head in heads]
+    scores = plain_loop.accuracies(job, lambda c, x: server(x) + heads[c](server[:-1](x)))
+    return [server.state_dict() | one for one in own], scores
 
 
 def personal(
@@ -93,7 +75,7 @@ def personal(
         for c in active:
             net, (x, y) = copy.deepcopy(server), plain_loop.samples(job.train, c)
             optimizer = make_optimizer(net.parameters())
-            for rows in batches(job, x, number, c):
+            for rows in batches(job, c, "batches", number, 0):
                 optimizer.zero_grad()
                 of_batch(net, own[c], x[rows], y[rows], times[c]).backward()
                 optimizer.step()
@@ -104,11 +86,8 @@ def personal(
             times[c] += 1
             trained.append(net)
         server.load_state_dict(averaged(job, active, trained))
-    scores = []
-    for c, model in enumerate(own):
-        x, y = plain_loop.samples(job.test, c)
-        scores.append(accuracy((model if times[c] else server)(x), y))
-    return [server.state_dict()] * job.clients, np.array(scores)
+    scores = plain_loop.accuracies(job, lambda c, x: (own[c] if times[c] else server)(x))
+    return [server.state_dict()] * job.clients, scores
 
 
 def fedphp(job: Job, make_optimizer: Callable, rounds: int, make: Callable = mlp, *, transfer: str = "mmd") -> Models:
@@ -178,17 +157,15 @@ def fedbn(job: Job, make_optimizer: Callable, rounds: int, *, batch: bool = Fals
         for c in active:
             download(c, mean)
             (x, y), optimizer = plain_loop.samples(job.train, c), make_optimizer(clients[c].parameters())
-            for rows in batches(job, x, number, c):
+            for rows in batches(job, c, "batches", number, 0):
                 optimizer.zero_grad()
                 loss(clients[c](x[rows]), y[rows]).backward()
                 optimizer.step()
         mean = averaged(job, active, [clients[c] for c in active])
-    scores = []
-    for c, net in enumerate(clients):
+    for c in range(job.clients):
         download(c, mean)
-        x, y = plain_loop.samples(job.test, c)
-        scores.append(accuracy(net.eval()(x), y))
-    return [net.state_dict() for net in clients], np.array(scores)
+    scores = plain_loop.accuracies(job, lambda c, x: clients[c].eval()(x))
+    return [net.state_dict() for net in clients], scores
 
 
 PLAIN = {"fedrod": fedrod, "fedphp": fedphp, "pfedsd": pfedsd, "fedbn": fedbn}

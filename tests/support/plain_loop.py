@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -25,21 +25,53 @@ def module(sizes: list[int]) -> nn.Sequential:
     return net
 
 
+def samples(data: Rows, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One client's x and y."""
+    rows = slice(data.start[client], data.start[client + 1])
+    return data.x[rows], data.y[rows]
+
+
+def shuffled(n: int, batch_size: int | None, epochs: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+    """Rows of batches, epoch by epoch."""
+    size = min(batch_size or n, n)
+    for order in rng.permuted(np.tile(np.arange(n), (epochs, 1)), axis=1):
+        for low in range(0, n, size):
+            yield torch.from_numpy(order[low : low + size])
+
+
+def batches(job: Job, client: int, *key: str | int, epochs: int | None = None) -> Iterator[torch.Tensor]:
+    """Rows of a client's batches, drawn from its stream."""
+    n, rng = int(job.train.sizes[client]), streams.generator(job.seed, *key, int(client))
+    return shuffled(n, job.batch_size, job.local_epochs if epochs is None else epochs, rng)
+
+
+def mean(models: Sequence[dict[str, torch.Tensor]], weights: Iterable[float]) -> dict[str, torch.Tensor]:
+    weights = [*weights]
+    return {name: sum(w * m[name] for w, m in zip(weights, models, strict=True)) for name in models[0]}
+
+
+def mean_by_samples(
+    job: Job, clients: Iterable[int], models: Sequence[dict[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    n = torch.tensor([float(job.train.sizes[c]) for c in clients])
+    return mean(models, n / n.sum())
+
+
+def accuracy(out: torch.Tensor, y: torch.Tensor) -> float:
+    guess = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
+    return (guess == y).float().mean().item()
+
+
+def accuracies(job: Job, predict: Callable[[int, torch.Tensor], torch.Tensor]) -> np.ndarray:
+    """Test accuracy (client,) of what ``predict(client, x)`` gives."""
+    each = (samples(job.test, c) for c in range(job.clients))
+    return np.array([accuracy(predict(c, x), y) for c, (x, y) in enumerate(each)])
+
+
 def train_client(
-    net,
-    x,
-    y,
-    make_optimizer,
-    *,
-    epochs,
-    batch_size,
-    rng,
-    penalty=None,
-    is_trainable=None,
-    memory=None,
-    held=None,
-    after=None,
-) -> None:
+    net, x, y, make_optimizer, *, epochs, batch_size, rng,
+    penalty=None, is_trainable=None, memory=None, held=None, after=None,
+) -> None:  # fmt: skip
     """Plain local training: shuffled batches, mean loss, one optimiser over the parameters that train.
 
     ``memory``, a dict, keeps the optimiser's state from call to call; entries where ``held`` is True do not move.
@@ -52,27 +84,35 @@ def train_client(
     if memory:
         optimizer.load_state_dict(memory["optimizer"])
     anchor = {name: p.detach().clone() for name, p in named.items()}
-    n, size = len(x), min(batch_size or len(x), len(x))
-    shuffled = rng.permuted(np.tile(np.arange(n), (epochs, 1)), axis=1)
-    for order in shuffled:
-        for low in range(0, n, size):
-            rows = torch.from_numpy(order[low : low + size])
-            out = net(x[rows])
-            if out.shape[1] == 1:
-                loss = nn.functional.binary_cross_entropy_with_logits(out[:, 0], y[rows].float())
-            else:
-                loss = nn.functional.cross_entropy(out, y[rows])
-            if penalty is not None:
-                loss = loss + penalty(named, anchor)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            for name, mask in (held or {}).items():
-                named[name].data[mask] = anchor[name][mask]
-            if after is not None:
-                after(named)
+    for rows in shuffled(len(x), batch_size, epochs, rng):
+        out = net(x[rows])
+        if out.shape[1] == 1:
+            loss = nn.functional.binary_cross_entropy_with_logits(out[:, 0], y[rows].float())
+        else:
+            loss = nn.functional.cross_entropy(out, y[rows])
+        if penalty is not None:
+            loss = loss + penalty(named, anchor)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        for name, mask in (held or {}).items():
+            named[name].data[mask] = anchor[name][mask]
+        if after is not None:
+            after(named)
     if memory is not None:
         memory["optimizer"] = optimizer.state_dict()
+
+
+def trained_alone(job: Job, sizes: list[int], make_optimizer: Callable) -> np.ndarray:
+    """The first layer's weights (client, unit, input) of clients that trained by themselves before the first round."""
+    weights = []
+    for c in range(job.clients):
+        net = module(sizes)
+        net.load_state_dict(job.net.init(streams.generator(job.seed, "start")))
+        rng, (x, y) = streams.generator(job.seed, "batches", -1, 0, c), samples(job.train, c)
+        train_client(net, x, y, make_optimizer, epochs=job.local_epochs, batch_size=job.batch_size, rng=rng)
+        weights.append(net.fc1.weight.detach().numpy())
+    return np.stack(weights)
 
 
 def run(
@@ -141,14 +181,7 @@ def run(
                     mixed = torch.from_numpy(np.tensordot(weights, all_, 1)).float()
                     own[i][name] = torch.where(new[i][name], mixed, own[i][name])
         masks = new
-    models = [download(c) for c in clients]
-    accuracy = []
-    for c in clients:
-        x, y = samples(job.test, c)
-        out = train(c, ("finetune", rounds), finetune)(x)
-        guess = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
-        accuracy.append((guess == y).float().mean().item())
-    return models, np.array(accuracy)
+    return [download(c) for c in clients], accuracies(job, lambda c, x: train(c, ("finetune", rounds), finetune)(x))
 
 
 def run_fedem(
@@ -180,35 +213,20 @@ def run_fedem(
             pi[c] = r.double().mean(1).numpy()
             for net, weight in zip(nets, r, strict=True):
                 optimizer = make_optimizer(net.parameters())
-                rng = streams.generator(job.seed, "batches", number, 0, int(c))
-                size = min(job.batch_size or len(x), len(x))
-                for order in rng.permuted(np.tile(np.arange(len(x)), (job.local_epochs, 1)), axis=1):
-                    for low in range(0, len(x), size):
-                        rows = torch.from_numpy(order[low : low + size])
-                        loss = nn.functional.cross_entropy(net(x[rows]), y[rows], reduction="none")
-                        optimizer.zero_grad()
-                        (weight[rows] * loss).mean().backward()
-                        optimizer.step()
+                for rows in batches(job, c, "batches", number, 0):
+                    loss = nn.functional.cross_entropy(net(x[rows]), y[rows], reduction="none")
+                    optimizer.zero_grad()
+                    (weight[rows] * loss).mean().backward()
+                    optimizer.step()
             trained.append(nets)
-        n = torch.tensor([float(job.train.sizes[c]) for c in active])
-        for k, state in enumerate(server):
-            for name in state:
-                all_ = [nets[k].state_dict()[name] for nets in trained]
-                state[name] = sum(w * p for w, p in zip(n / n.sum(), all_, strict=True))
-    models, accuracy = [], []
+        server = [mean_by_samples(job, active, [nets[k].state_dict() for nets in trained]) for k in range(components)]
     shared = {name + n: p for name, state in zip(names, server, strict=True) for n, p in state.items()}
-    for c in range(job.clients):
-        x, y = samples(job.test, c)
-        guess = sum(w * probability(net, x) for w, net in zip(pi[c], downloaded(), strict=True)).argmax(1)
-        models.append(shared | {"mixture.weight": torch.from_numpy(pi[c]).float()})
-        accuracy.append((guess == y.numpy()).mean())
-    return models, np.array(accuracy)
 
+    def mixture(c: int, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(sum(w * probability(net, x) for w, net in zip(pi[c], downloaded(), strict=True)))
 
-def samples(data: Rows, client: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One client's x and y."""
-    rows = slice(data.start[client], data.start[client + 1])
-    return data.x[rows], data.y[rows]
+    models = [shared | {"mixture.weight": torch.from_numpy(pi[c]).float()} for c in range(job.clients)]
+    return models, accuracies(job, mixture)
 
 
 def run_shrunken(
@@ -248,9 +266,5 @@ def run_shrunken(
         steps = np.full(job.clients, grid[int(np.argmin(pooled))])
     else:
         steps = np.array([grid[int(np.argmin([loss(c, step) for step in grid]))] for c in range(job.clients)])
-    accuracy = []
-    for c, step in enumerate(steps):
-        x, y = samples(job.test, c)
-        out = between(c, finetuned(c, *samples(job.train, c)), step, x)
-        accuracy.append((out.argmax(1) == y).float().mean().item())
-    return models, np.array(accuracy), steps
+    found = accuracies(job, lambda c, x: between(c, finetuned(c, *samples(job.train, c)), steps[c], x))
+    return models, found, steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import plain_loop
 import torch
 import trainer
+from plain_loop import mean
 from torch.func import functional_call
 
 from fedstat._utils import streams
@@ -19,28 +20,15 @@ def gradient(sizes, params, x, y):
     return dict(zip(leaves, torch.autograd.grad(loss, [*leaves.values()]), strict=True))
 
 
-def batches(job, c, key, epochs):
-    """A client's batches, in their order: rows of its samples."""
-    x, _ = plain_loop.samples(job.train, c)
-    rng, size = streams.generator(job.seed, *key, int(c)), min(job.batch_size or len(x), len(x))
-    for order in rng.permuted(torch.arange(len(x)).repeat(epochs, 1).numpy(), axis=1):
-        for low in range(0, len(x), size):
-            yield torch.from_numpy(order[low : low + size])
-
-
 def descent(sizes, job, c, start, number, *, step=None, epochs=None, position=0):
     """Local training; ``step(params, x, y)`` gives the next parameters, by default those of a plain gradient step."""
     params, (x, y) = {name: p.clone() for name, p in start.items()}, plain_loop.samples(job.train, c)
-    for rows in batches(job, c, ("batches", number, position), job.local_epochs if epochs is None else epochs):
+    for rows in plain_loop.batches(job, c, "batches", number, position, epochs=epochs):
         if step is None:
             params = {n: params[n] - LR * g for n, g in gradient(sizes, params, x[rows], y[rows]).items()}
         else:
             params = step(params, x[rows], y[rows])
     return params
-
-
-def mean(models, weights):
-    return {name: sum(w * m[name] for w, m in zip(weights, models, strict=True)) for name in models[0]}
 
 
 def run(job, rounds, *, local, server=None, download=None):

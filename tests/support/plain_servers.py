@@ -36,10 +36,6 @@ def trained(job, make_optimizer, model, number, client, penalty=None):
     return {name: p.detach().clone() for name, p in net.state_dict().items()}
 
 
-def mixed(models, weights):
-    return {name: sum(w * m[name] for w, m in zip(weights, models, strict=True)) for name in models[0]}
-
-
 def begun(job):
     start = job.net.init(streams.generator(job.seed, "start"))
     return [{name: p.clone() for name, p in start.items()} for _ in range(job.clients)]
@@ -52,12 +48,12 @@ def loss_of(job, model, x, y):
 
 
 def accuracies(job, models):
-    found = []
-    for client, model in enumerate(models):
-        net, (x, y) = module(job), plain_loop.samples(job.test, client)
-        net.load_state_dict(model)
-        found.append((net(x).argmax(1) == y).float().mean().item())
-    return np.array(found)
+    def predict(client, x):
+        net = module(job)
+        net.load_state_dict(models[client])
+        return net(x)
+
+    return plain_loop.accuracies(job, predict)
 
 
 def near(cloud, strength):
@@ -86,7 +82,7 @@ def fedamp(job, make_optimizer, rounds, *, lam=1.0, alpha=1.0, sigma=1.0, attent
             elif others > 1:
                 xi = {j: x / others for j, x in xi.items()}
             xi[i] = 1 - sum(x for j, x in xi.items() if j != i)
-            cloud[i] = mixed([own[j] for j in active], [xi[j] for j in active])
+            cloud[i] = plain_loop.mean([own[j] for j in active], [xi[j] for j in active])
     return own, accuracies(job, own)
 
 
@@ -115,7 +111,11 @@ def fedfomo(job, make_optimizer, rounds, *, downloads=4, epsilon=0.3, decay=0.05
                 weights[n] = (before - loss_of(job, after[n], x, y)) / far if far else 0.0
             positive = {n: max(w, 0) for n, w in weights.items()}
             total = sum(positive.values())
-            new[i] = mixed([after[n] for n in models], [positive[n] / total for n in models]) if total else after[i]
+            new[i] = (
+                plain_loop.mean([after[n] for n in models], [positive[n] / total for n in models])
+                if total
+                else after[i]
+            )
             for n, w in weights.items():
                 affinity[i, n] += w if n != i else 0
         own = [new.get(c, own[c]) for c in range(job.clients)]
@@ -170,7 +170,7 @@ def clustered(job, make_optimizer, rounds, *, eps1=0.4, eps2=1.6, gamma=0.0, max
             here = [c for c in members if c in active]
             n = [float(job.train.sizes[c]) for c in here]
             old = before[parents[k]]
-            mean = mixed([after[c] for c in here], [w / sum(n) for w in n]) if here else old
+            mean = plain_loop.mean([after[c] for c in here], [w / sum(n) for w in n]) if here else old
             models.append({name: old[name] + job.server_lr * (mean[name] - old[name]) for name in old})
         if history is not None:
             history.append([list(members) for members in clusters])

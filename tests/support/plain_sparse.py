@@ -15,10 +15,6 @@ from fedstat._utils import streams
 SIZES = [6, 10, 3]
 
 
-def _accuracy(out, y):
-    return (out.argmax(1) == y).float().mean().item()
-
-
 def _copy(params):
     return {name: p.detach().clone() for name, p in params.items()}
 
@@ -56,18 +52,15 @@ def fedcac(j, optimizer, rounds, *, tau=0.5, beta=3, sizes=SIZES):
         for a in active:
             group = [a, *(b for b in active if b != a and o[a, b] >= least - 1e-12)]
             own[a] = {n: sum(trained[b][n] for b in group) / len(group) for n in server}
-        model = [
-            {
-                n: torch.where(mask[c][n], own[c][n], server[n]) for n in server
-            }  # with the masks of each client's last round
-            for c in range(j.clients)
-        ]
-    accuracy = []
-    for c, params in enumerate(model):
-        net, (x, y) = plain_loop.module(sizes), plain_loop.samples(j.test, c)
-        net.load_state_dict(params)
-        accuracy.append(_accuracy(net(x), y))
-    return model, np.array(accuracy)
+        # with the masks of each client's last round
+        model = [{n: torch.where(mask[c][n], own[c][n], server[n]) for n in server} for c in range(j.clients)]
+
+    def predict(c, x):
+        net = plain_loop.module(sizes)
+        net.load_state_dict(model[c])
+        return net(x)
+
+    return model, plain_loop.accuracies(j, predict)
 
 
 class Hadamard(nn.Module):
@@ -165,27 +158,19 @@ def pfedgate(j, optimizer, rounds, *, s=0.5, blocks=5):
             x, y = plain_loop.samples(j.train, c)
             theta = {name: p.clone().requires_grad_() for name, p in server.items()}
             rule = optimizer([*gates[c].parameters(), *theta.values()])
-            rng, size = streams.generator(j.seed, "batches", number, 0, int(c)), min(j.batch_size or len(x), len(x))
-            for order in rng.permuted(np.tile(np.arange(len(x)), (j.local_epochs, 1)), axis=1):
-                for low in range(0, len(x), size):
-                    rows = torch.from_numpy(order[low : low + size])
-                    m = gates[c](x[rows]).mean(0)
-                    g = m * (chosen(m, parts, s) + m - m.detach())
-                    out = mlp(sparse(theta, g, parts), x[rows])
-                    rule.zero_grad()
-                    nn.functional.cross_entropy(out, y[rows]).backward()
-                    rule.step()
+            for rows in plain_loop.batches(j, c, "batches", number, 0):
+                m = gates[c](x[rows]).mean(0)
+                g = m * (chosen(m, parts, s) + m - m.detach())
+                out = mlp(sparse(theta, g, parts), x[rows])
+                rule.zero_grad()
+                nn.functional.cross_entropy(out, y[rows]).backward()
+                rule.step()
             m = gates[c](x).mean(0).detach()
             seen[c] = m * chosen(m, parts, s)
             trained.append(_copy(theta))
-        n = torch.tensor([float(j.train.sizes[c]) for c in active])
-        server = {k: sum(w * p[k] for w, p in zip(n / n.sum(), trained, strict=True)) for k in server}
-    models, accuracy = [], []
-    for c, gate in enumerate(gates):
-        x, y = plain_loop.samples(j.test, c)
-        accuracy.append(_accuracy(mlp(sparse(server, seen[c], parts), x), y))
-        models.append(server | _copy(gate.named()) | {"gate.open": seen[c]})
-    return models, np.array(accuracy)
+        server = plain_loop.mean_by_samples(j, active, trained)
+    models = [server | _copy(gate.named()) | {"gate.open": seen[c]} for c, gate in enumerate(gates)]
+    return models, plain_loop.accuracies(j, lambda c, x: mlp(sparse(server, seen[c], parts), x))
 
 
 PLAIN = {"fedcac": fedcac, "pfedgate": pfedgate, "pfedpara": pfedpara}

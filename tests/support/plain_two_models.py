@@ -10,7 +10,7 @@ import plain_loop
 import torch
 import trainer
 from algorithm_jobs import SETTINGS
-from plain_seams import batches, mean
+from plain_loop import batches, mean, mean_by_samples
 from torch import nn
 
 from fedstat._utils import streams
@@ -30,11 +30,6 @@ def values(net):
 
 def gradient(net, x, y):
     return torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
-
-
-def accuracy(net, j, c):
-    x, y = plain_loop.samples(j.test, c)
-    return (net(x).argmax(1) == y).float().mean().item()
 
 
 def begin(j, prefix=""):
@@ -79,21 +74,22 @@ def per_fedavg(j, make_optimizer, rounds, *, alpha, finetune_steps, difference=N
         for c in trainer.active(j, number):
             net, (x, y) = module(server), plain_loop.samples(j.train, c)
             optimizer = make_optimizer(net.parameters())
-            for rows in batches(j, c, ("batches", number, 0), j.local_epochs):
+            for rows in batches(j, c, "batches", number, 0):
                 for p, d in zip(net.parameters(), of_meta_loss(net, x[rows], y[rows], alpha, difference), strict=True):
                     p.grad = d
                 optimizer.step()
             sent.append(values(net))
         server = mean(sent, [1 / len(sent)] * len(sent))
-    found = []
-    for c in range(j.clients if score else 0):
+
+    def tuned(c, test):
         net, (x, y) = module(server), plain_loop.samples(j.train, c)
         each = -(-len(x) // min(j.batch_size or len(x), len(x)))
-        drawn = batches(j, c, ("finetune", rounds, 0), -(-finetune_steps // each))
+        drawn = batches(j, c, "finetune", rounds, 0, epochs=-(-finetune_steps // each))
         for rows, _ in zip(drawn, range(finetune_steps), strict=False):
             net = away(net, gradient(net, x[rows], y[rows]), -alpha)
-        found.append(accuracy(net, j, c))
-    return [server] * j.clients, np.array(found)
+        return net(test)
+
+    return [server] * j.clients, plain_loop.accuracies(j, tuned) if score else np.zeros(0)
 
 
 def moreau(net, w, x, y, make_optimizer, drawn, *, lam, eta, inner_steps):
@@ -116,13 +112,13 @@ def pfedme(j, make_optimizer, rounds, *, variant="paper", score=True, **settings
         sent, active = [], trainer.active(j, number)
         for c in active:
             net, (x, y) = module(server), plain_loop.samples(j.train, c)
-            drawn = batches(j, c, ("batches", number, 0), j.local_epochs)
+            drawn = batches(j, c, "batches", number, 0)
             sent.append(moreau(net, server, x, y, make_optimizer, drawn, **settings))
             own[c] = values(net)
         n = j.train.sizes[active] if variant == "code" else np.ones(len(active))
         new = mean(sent, (n / n.sum()).tolist())
         server = {name: (1 - j.server_lr) * p + j.server_lr * new[name] for name, p in server.items()}
-    return both(server, own), np.array([accuracy(module(own[c]), j, c) for c in range(j.clients if score else 0)])
+    return both(server, own), plain_loop.accuracies(j, lambda c, x: module(own[c])(x)) if score else np.zeros(0)
 
 
 def ditto(j, make_optimizer, rounds, *, lam, own_epochs, score=True):
@@ -143,9 +139,8 @@ def ditto(j, make_optimizer, rounds, *, lam, own_epochs, score=True):
                 trained.append(values(net))
             sent.append(trained[0])
             own[c] = trained[1]
-        n = j.train.sizes[active]
-        server = mean(sent, (n / n.sum()).tolist())
-    return both(server, own), np.array([accuracy(module(own[c]), j, c) for c in range(j.clients if score else 0)])
+        server = mean_by_samples(j, active, sent)
+    return both(server, own), plain_loop.accuracies(j, lambda c, x: module(own[c])(x)) if score else np.zeros(0)
 
 
 def both(server, own):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import xarray as xr
 
 from fedstat.fl import nets
@@ -49,3 +50,17 @@ def near(found, expected, *, rtol=2e-4, atol=2e-5):
                     np.testing.assert_allclose(other, values, rtol=rtol, atol=atol, err_msg=where)
                 else:
                     np.testing.assert_array_equal(other, values, err_msg=where)
+
+
+def interrupted_and_resumed(go, out, *, after):
+    """The run of ``go(out=...)`` that is interrupted after so many rounds, and then resumed."""
+    rounds = []
+
+    def stop(step):
+        rounds.append(step)
+        if sum(rounds) == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(out=out, progress=stop)
+    return go(out=out, resume=True)
