@@ -195,13 +195,16 @@ def test_the_normalisation_of_a_network_follows_from_it(network):
 
 
 @pytest.mark.parametrize("name", ["fedcp", "fedrod", "fedphp", "pfedsd"])
-@pytest.mark.parametrize("kind", ["text", "module"])
+@pytest.mark.parametrize("kind", ["fasttext", "lstm", "module"])
 def test_texts_and_users_modules(name, kind):
     """Images have a test with all methods."""
     data = rows(SAMPLES, 0, features=64)
-    if kind == "text":
+    if kind != "module":
         rng = np.random.default_rng(0)
-        net, x = nets.named("fasttext", (6,), 3, vocabulary=11), torch.from_numpy(rng.integers(1, 11, (len(data.x), 6)))
+        net, x = (
+            nets.named(kind, (6,), 3, vocabulary=11, width=0.25),
+            torch.from_numpy(rng.integers(1, 11, (len(data.x), 6))),
+        )
     else:
         net, x = nets.from_module(several_norms(), [1, 8, 8]), data.x.view(-1, 1, 8, 8)
     j = job(make(name), net=net, data=Rows(x, *data[1:]), batch_size=None, participation=0.5)
