@@ -25,52 +25,62 @@ MODULES = {one.module.removesuffix(".__main__"): name for name, one in entrance.
 RUN_AS_MODULES = [
     one.module.removesuffix(".__main__") for one in entrance.COMMANDS.values() if one.module.endswith("__main__")
 ]
-HELP = "import sys\nsys.argv[0] = {where!r}\nfrom fedstat.__main__ import main\nmain({argv!r})"
+LOADED = """
+import contextlib, io, json, sys
+from importlib import import_module
 
+def loaded_by(work):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            status = work()
+        except SystemExit as left:
+            status = left.code
+    return [name for name in LATER if name in sys.modules], status or 0, out.getvalue(), err.getvalue()
 
-AT_EXIT = """
-import atexit, json, sys
-atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))
+def call(program, argv):
+    sys.argv[0] = program
+    return import_module("fedstat.__main__").main(argv)
 """
 
 
-def loaded_by(code):
-    """Modules of those in LATER that a process has imported when it ends, and what it said."""
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT + code], capture_output=True, text=True, check=False, timeout=60
-    )
-    modules = json.loads(done.stderr.splitlines()[-1])
-    return [name for name in LATER if name in modules], done
-
-
-@pytest.mark.parametrize(
-    "code",
-    ["import fedstat", "import fedstat.fl", "import fedstat.sim, fedstat.decompose, fedstat.data, fedstat.study"],
-)
-def test_an_import_loads_nothing_that_it_does_not_use(code):
-    loaded, done = loaded_by(code)
+def in_new_process(expression):
+    """Value of an expression in a process that has imported nothing."""
+    code = f"LATER = {LATER}\n{LOADED}\nprint(json.dumps({expression}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert loaded == [], (
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def calls():
+    """What imports, then calls for help, have loaded up to each of them; their status, output and errors."""
+    modules = "fedstat", "fedstat.fl", "fedstat.sim", "fedstat.decompose", "fedstat.data", "fedstat.study"
+    lines = [[], *([name] for name in entrance.COMMANDS)]
+    return in_new_process(
+        f"[loaded_by(lambda: import_module(name) and 0) for name in {modules}]"
+        f" + [loaded_by(lambda: call('fedstat', [*line, '--help'])) for line in {lines}]"
+        " + [loaded_by(lambda: call('x/fedstat/__main__.py', ['fl', '--no-such-option']))]"
+    )
+
+
+def test_imports_and_help_load_nothing_that_they_do_not_use(calls):
+    assert [loaded for loaded, *_ in calls] == [[]] * len(calls), (
         "import these late: from fedstat._utils.lazy import torch, xr, ..., or in the function that works"
     )
 
 
-@pytest.mark.parametrize("name", [None, *entrance.COMMANDS])
-def test_help_loads_nothing_that_it_does_not_use(name):
-    argv = ["--help"] if name is None else [name, "--help"]
-    loaded, done = loaded_by(HELP.format(where="fedstat", argv=argv))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: fedstat" + (f" {name} " if name else " "))
-    assert loaded == [], (
-        "import these late: from fedstat._utils.lazy import torch, xr, ..., or in the function that works"
-    )
+def test_every_command_shows_its_help(calls):
+    for name, (_, status, out, err) in zip(
+        ["", *entrance.COMMANDS], calls[-len(entrance.COMMANDS) - 2 : -1], strict=True
+    ):
+        assert (status, err) == (0, "")
+        assert out.startswith(f"usage: fedstat {name} ".rstrip() if name else "usage: fedstat")
 
 
-def test_a_wrong_option_is_refused_before_anything_is_loaded():
-    loaded, done = loaded_by(HELP.format(where="x/fedstat/__main__.py", argv=["fl", "--no-such-option"]))
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-2] == ("python -m fedstat fl: error: unrecognized arguments: --no-such-option")
-    assert loaded == []
+def test_a_wrong_option_is_refused_in_one_line(calls):
+    _, status, out, err = calls[-1]
+    assert (status, out) == (2, "")
+    assert err.splitlines()[-1] == "python -m fedstat fl: error: unrecognized arguments: --no-such-option"
 
 
 def test_what_comes_late_is_of_the_package_itself():

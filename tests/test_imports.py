@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Set
+from functools import cache
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
-
-import fedstat
-
-PACKAGE = Path(fedstat.__file__).parent
-FILES = {
-    ".".join(("fedstat", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
-    for path in PACKAGE.rglob("*.py")
-}
+from package_sources import trees
 
 
-def imported(path: Path) -> set[str]:
-    """Modules of the package that a file imports, anywhere in it; by name, too, if a call says it in full."""
+@cache
+def imports() -> dict[str, set[str]]:
+    """Modules of the package that each imports, anywhere in it; by name, too, if a call says it in full."""
+    return {name: imported(tree, trees().keys()) for name, tree in trees().items()}
+
+
+def imported(tree: ast.Module, modules: Set[str]) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {full if (full := f"{node.module}.{one.name}") in FILES else node.module for one in node.names}
+            found |= {full if (full := f"{node.module}.{one.name}") in modules else node.module for one in node.names}
         elif isinstance(node, ast.Import):
             found |= {one.name for one in node.names}
         elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "import_module":
             found |= {one.value for one in node.args if isinstance(one, ast.Constant)}
-    return found & FILES.keys()
+    return found & modules
 
 
 def test_no_circle() -> None:
-    graph = {name: imported(path) - {name, "fedstat"} for name, path in FILES.items() if name != "fedstat"}
+    graph = {name: modules - {name, "fedstat"} for name, modules in imports().items() if name != "fedstat"}
     assert len(list(TopologicalSorter(graph).static_order())) == len(graph)  # CycleError names a circle
 
 
 def test_nobody_imports_a_command() -> None:
-    asked = {name: imported(path) for name, path in FILES.items()}
-    assert {name for name, found in asked.items() if any(one.endswith("__main__") for one in found)} == set()
+    assert [name for name, modules in imports().items() if any(one.endswith("__main__") for one in modules)] == []
 
 
 @pytest.mark.parametrize("module", ["fedstat", "fedstat.fl", "fedstat.data", "fedstat.plot", "fedstat.sim"])

@@ -6,11 +6,12 @@ import ast
 import contextlib
 import pkgutil
 import re
-from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
+
+from package_sources import trees
 
 import fedstat
 
@@ -64,13 +65,17 @@ ALLOWED = {
     ("fedstat.stats.clustering", "permutations"): "a count within the module of arrays",
 }
 COMMANDS = ("fl", "sim", "sim.recovery", "decompose", "attack", "ntk", "motivation", "reporting")
-ROOT = Path(fedstat.__file__).parent
 
 
-def _modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(ROOT.rglob("*.py")):
-        name = ".".join(["fedstat", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
-        yield name, ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def _definitions() -> list[tuple[str, ast.ClassDef | ast.FunctionDef]]:
+    """Classes and functions of the package, by module."""
+    return [
+        (name, node)
+        for name, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    ]
 
 
 def _is_allowed(module: str, name: str) -> bool:
@@ -79,34 +84,25 @@ def _is_allowed(module: str, name: str) -> bool:
 
 def test_no_definition_has_an_earlier_name():
     used = []
-    for module, tree in _modules():
-        for node in ast.walk(tree):
-            names: set[str] = set()
-            if isinstance(node, ast.ClassDef):
-                fields = {
-                    one.target.id
-                    for one in node.body
-                    if isinstance(one, ast.AnnAssign)
-                    if isinstance(one.target, ast.Name)
-                }
-                settings = (
-                    FIELDS if node.name in ("Settings", "Federation", "TrainConfig", "ComputeConfig") else PARAMETERS
-                )
-                names = ({node.name} & CLASSES) | (fields & settings)
-            elif isinstance(node, ast.FunctionDef):
-                public = not node.name.startswith("_")
-                args = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-                names = ({node.name} & FUNCTIONS) | (args & PARAMETERS if public else set())
-            used += [(module, name) for name in sorted(names) if not _is_allowed(module, name)]
+    for module, node in _definitions():
+        if isinstance(node, ast.ClassDef):
+            assigned = [one.target for one in node.body if isinstance(one, ast.AnnAssign)]
+            fields = {target.id for target in assigned if isinstance(target, ast.Name)}
+            settings = FIELDS if node.name in ("Settings", "Federation", "TrainConfig", "ComputeConfig") else PARAMETERS
+            names = ({node.name} & CLASSES) | (fields & settings)
+        else:
+            public = not node.name.startswith("_")
+            args = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+            names = ({node.name} & FUNCTIONS) | (args & PARAMETERS if public else set())
+        used += [(module, name) for name in sorted(names) if not _is_allowed(module, name)]
     assert used == []
 
 
 def test_no_column_of_a_result_has_an_earlier_name():
     used = [
         (module, function.name, text.value)
-        for module, tree in _modules()
+        for module, function in _definitions()
         if module.startswith(("fedstat.results", "fedstat.study", "fedstat.ntk.results"))
-        for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef) and function.name in ("tidy", "glance", "augment", "row")
         for text in ast.walk(function)
         if isinstance(text, ast.Constant) and text.value in COLUMNS

@@ -31,6 +31,7 @@ LAYERS = {
     name: {f"fc{i}.weight": np.random.default_rng([i, c]).normal(size=(6, 20)) for i in (1, 2)}
     for c, name in enumerate("abcde")
 }
+RUN: dict[str, Any] = {"clients": 6, "rounds": 2, "participation": 0.5, "max_samples": 30, "net_options": "hidden=9"}
 ONE = np.random.default_rng(0).normal(size=(5, 6, 20))
 
 SLOW = """
@@ -128,8 +129,14 @@ def test_a_pipe_gets_plain_lines_on_stderr_if_asked() -> None:
     assert in_pipe(SLOW.format(progress="None")).stderr == ""
 
 
-def test_a_notebook_shows_bars_and_nothing_on_stderr() -> None:
-    ((outer, inner, *rest),) = in_notebook(SLOW.format(progress="None"))
+@pytest.fixture(scope="module")
+def notebook() -> list[list[dict[str, Any]]]:
+    """Outputs of a cell that ends, and of one that is interrupted."""
+    return in_notebook(SLOW.format(progress="None"), INTERRUPTED)
+
+
+def test_a_notebook_shows_bars_and_nothing_on_stderr(notebook: list[list[dict[str, Any]]]) -> None:
+    outer, inner, *rest = notebook[0]
     assert re.search(r"runs: 100%\|.*\| 2/2 \[", outer["data"]["text/plain"])
     assert len(outer["data"]["text/plain"]) <= 72, "JupyterLab shows it on one line"
     assert inner["data"]["text/plain"] == "", "the inner bar is gone"
@@ -137,8 +144,8 @@ def test_a_notebook_shows_bars_and_nothing_on_stderr() -> None:
     assert "".join(output["text"] for output in rest) == "run 0 is done\nrun 1 is done\n"
 
 
-def test_an_interrupt_says_how_to_resume() -> None:
-    ((bar, error),) = in_notebook(INTERRUPTED)
+def test_an_interrupt_says_how_to_resume(notebook: list[list[dict[str, Any]]]) -> None:
+    bar, error = notebook[1]
     assert "4/9" in bar["data"]["text/plain"]
     assert error["ename"] == "KeyboardInterrupt"
     assert "To resume, repeat the call." in "\n".join(error["traceback"])
@@ -214,7 +221,7 @@ VERBS: dict[str, tuple[Callable[..., Any], list[str]]] = {
         counted(3, "round"),
     ),
     "study.run": (
-        lambda **options: study.run(Settings(clients=6, rounds=2, participation=0.5), **options), counted(2, "round")
+        lambda **options: study.run(Settings(**RUN), **options), counted(2, "round")
     ),
     "sim.study": (
         lambda **options: fedstat.sim.study(
@@ -236,8 +243,8 @@ VERBS: dict[str, tuple[Callable[..., Any], list[str]]] = {
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_long_call_counts_its_outer_loop(name: str, lines: Callable[[], list[str]]) -> None:
     call, expected = VERBS[name]
-    for silent in ({}, {"progress": None}, {"progress": False}):
-        call(**silent)
+    for silent in (None, False):
+        call(progress=silent)
         assert lines() == [], "without terminal and notebook, only True shows progress"
     call(progress=True)
     shown = lines()
@@ -269,7 +276,7 @@ def test_every_call_that_can_take_long_has_the_argument() -> None:
 
 
 def test_a_grid_counts_runs_and_their_rounds(tmp_path: Path, lines: Callable[[], list[str]]) -> None:
-    runs = [Settings(clients=6, rounds=2, participation=0.5, seed=seed) for seed in range(2)]
+    runs = [Settings(**RUN, seed=seed) for seed in range(2)]
     list(grid.run_all(runs, tmp_path, progress=True))
     assert lines() == [*counted(2, "round"), "1 of 2 runs", *counted(2, "round"), "2 of 2 runs"]
     list(grid.run_all(runs, tmp_path, progress=True))

@@ -365,20 +365,6 @@ def test_the_attacked_run_is_the_stored_one(stores):
     np.testing.assert_allclose(originals * 16, np.round(originals * 16), atol=1e-4)  # grey levels of the digits again
 
 
-def test_the_command_refuses_what_it_cannot_attack(stores, tmp_path, capsys):
-    cases = {
-        "round 3 is attacked, but fedavg has 2 rounds": [str(stores / "fedavg"), "--rounds", "3"],
-        "there is no run": [str(tmp_path / "nothing")],
-        "images must be": [str(stores / "fedavg"), "--images", "0"],
-        "of each client are to be attacked": [str(stores / "fedavg"), "--images", "200"],
-    }
-    for message, argv in cases.items():
-        with pytest.raises(SystemExit) as left:
-            main(argv)
-        assert left.value.code == 2
-        assert message in capsys.readouterr().err
-
-
 def test_clients_whose_images_are_recovered_alike_leave_no_interval():
     found = leakage_of(job(make("fedavg")), rounds=[0], images=1, iterations=1, labels="given")
     alike = LeakageResult(found.data.assign(psnr=found.data["class_mean_psnr"] + 0.5 + 0 * found.data["psnr"]))

@@ -18,16 +18,13 @@ FILE = Path(__file__).parents[2] / "simulations/all.toml"
 def test_the_grid_holds_every_method_that_it_can_in_the_order_of_tables():
     """FedSplit needs a split, and FedBN networks with normalisation."""
     names = [name for name in run_settings.named() if name != "fedbn"]
-    for scale in ("quick", "cpu", "paper"):
-        runs = grid.cells(FILE, scale=scale, study=scale)
+    by_scale = {scale: grid.cells(FILE, scale=scale, study=scale) for scale in ("quick", "cpu", "paper")}
+    for runs in by_scale.values():
         assert list(dict.fromkeys(one.algorithm for one in runs)) == names
         assert all(one.validation_fraction > 0 and one.unseen_fraction > 0 for one in runs)
-    assert {one.data for one in grid.cells(FILE, scale="quick", study="quick")} == {
-        "mnist", "cifar-10", "shakespeare-leaf", "ag-news",
-    }  # fmt: skip
-    labels = {one.name for one in grid.cells(FILE, scale="cpu", study="cpu")}
-    assert len(labels) == 6
-    assert len(grid.cells(FILE, scale="cpu", study="cpu")) == 6 * 3 * len(names)
+    assert {one.data for one in by_scale["quick"]} == {"mnist", "cifar-10", "shakespeare-leaf", "ag-news"}
+    assert len({one.name for one in by_scale["cpu"]}) == 6
+    assert len(by_scale["cpu"]) == 6 * 3 * len(names)
 
 
 def test_the_rate_is_chosen_on_validation_samples_of_the_seeds_of_tuning_alone():

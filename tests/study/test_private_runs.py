@@ -52,11 +52,8 @@ def test_a_private_run_by_command_says_so_and_can_be_made_again(tmp_path, capsys
     ("wrong", "message"),
     [
         ({"clip": 1.0}, "clip=1 makes a run private, but noise_multiplier is missing"),
-        ({"noise_multiplier": 1.0}, "noise_multiplier has no effect without clip"),
         ({"delta": 1e-5}, "delta has no effect without clip"),
-        ({"clip": -1.0, "noise_multiplier": 1.0}, r"clip must be a finite number in \(0, inf\), but got -1.0"),
         ({"clip": 1.0, "noise_multiplier": 0.0}, "noise_multiplier must be a finite number"),
-        ({"clip": 1.0, "noise_multiplier": 1.0, "delta": 2.0}, r"delta must be a finite number in \(0, 1\)"),
         ({"sampling": "coin"}, "sampling must be one of 'fixed', 'poisson'"),
     ],
 )

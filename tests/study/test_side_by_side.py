@@ -56,13 +56,11 @@ def test_labels_paths_and_runs_in_memory_mean_the_same(folder):
     paths = {name: [folder / f"A-{name}-{seed}.zarr" for seed in SEEDS] for name in names}
     mixed = {name: [fedstat.open_run(own[0]), *map(str, own[1:])] for name, own in paths.items()}
     every = [path for own in paths.values() for path in own]
-    for one in (mixed, dict(reversed(mixed.items())), every):
-        found = study.compare_runs(one, reference="fedper")
-        pd.testing.assert_frame_equal(
-            found.table.set_index("method").loc[list(names)],
-            study.compare_runs(paths, reference="fedper").table.set_index("method"),
-        )
-    named = study.compare_runs({"ours": paths["fedper"], "theirs": paths["fedavg"]})
+    expected = study.compare_runs(paths, reference="fedper").table.set_index("method")
+    for runs in (mixed, dict(reversed(mixed.items())), every):
+        found = study.compare_runs(runs, reference="fedper")
+        pd.testing.assert_frame_equal(found.table.set_index("method").loc[list(names)], expected)
+    named = study.compare_runs({"ours": paths["fedper"][:1], "theirs": paths["fedavg"][:1]})
     assert (named.reference, list(named.table["method"])) == ("ours", ["ours", "theirs"])
     alone = study.compare_runs(paths["fedper"][0])
     assert alone.glance()["n_methods"].item() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -80,9 +81,9 @@ def test_a_run_with_the_names_of_before_is_found_continued_compared_and_reported
         experiment.run(SETTINGS.but(max_samples=30), out=path, resume=True, threads=1)
 
 
-def test_a_longer_run_equals_one_without_interruption(tmp_path):
+def test_a_longer_run_equals_one_without_interruption(folder, tmp_path):
     longer = SETTINGS.but(rounds=3)
-    experiment.run(SETTINGS, out=tmp_path / "a.zarr", threads=1)
+    shutil.copytree(folder / f"{NAME}.zarr", tmp_path / "a.zarr")
     experiment.run(longer, out=tmp_path / "a.zarr", resume=True, threads=1)
     alone = experiment.run(longer, threads=1)
     np.testing.assert_array_equal(open_run(tmp_path / "a.zarr")["metrics/accuracy"], alone["metrics/accuracy"])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(["children", "jobs", "algorithm_jobs"])
+CHILDREN.set_forkserver_preload(["children", "jobs", "algorithm_jobs", "distributed"])
 
 
 def parent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import children
 import pytest
 
 from fedstat._cli.dask import dask_executor
@@ -9,7 +10,10 @@ from fedstat._cli.dask import dask_executor
 
 @pytest.fixture(scope="module")
 def two_processes():
-    """Executor of a local Dask cluster, as ``--dask --threads 2`` makes it."""
+    """Executor of a local Dask cluster, as ``--dask --threads 2`` makes it, of processes that start fast."""
     pytest.importorskip("distributed", reason="Dask is not installed: pip install -c constraints.txt -e '.[sweep]'")
-    with dask_executor("", 2) as executor:
+    import dask
+
+    children.parent()
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}), dask_executor("", 2) as executor:
         yield executor

@@ -296,7 +296,7 @@ LINES = [
     *_config("fedstat.fl", "--config", TUNE_TOML, "--tune"),
     *(
         line._replace(argv=["fedfac", f"table{n}", *line.argv])
-        for n in range(2, 9)
+        for n in (2, 5, 8)
         for line in _lines("analysis/tables.py", TABLES)
     ),
     *_lines("analysis/tables.py", "fedfac | required: table\nfedfac table9 | invalid choice\nx t | invalid choice"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hostile_weights import LIMIT, hostile, normal, zeros
+from hostile_weights import HOSTILE, LIMIT, NORMAL, case, hostile, zeros
 from PIL import Image
 from scipy.io import savemat
 
@@ -49,51 +49,11 @@ def own(at: Path) -> Path:
 IMAGES = idx((2, 28, 28), bytes(2 * 784))
 
 
-@hostile("is damaged at byte")
-def idx_of_absurd_shape(at: Path) -> Read:
-    return mnist(at, idx((0xFFFFFFFF,) * 3))
-
-
-@hostile(LIMIT)
-def idx_of_absurd_shape_zipped(at: Path) -> Read:
-    return mnist(at, gzip.compress(idx((0xFFFFFFFF,) * 3)))
-
-
-@hostile("is damaged at byte")
-def idx_that_promises_more_than_its_gzip_can_hold(at: Path) -> Read:
-    return mnist(at, gzip.compress(idx((1_000_000, 28, 28))))
-
-
-@hostile("is damaged at byte")
-def idx_with_a_gzip_bomb_behind_it(at: Path) -> Read:
-    return mnist(at, gzip.compress(IMAGES) + zipped_zeros())
-
-
 @hostile(LIMIT)
 def idx_of_a_terabyte_of_holes(at: Path) -> Read:
     read = mnist(at, idx(((1 << 40) // 784, 28, 28)))
     os.truncate(at / "train-images-idx3-ubyte", 16 + (1 << 40) // 784 * 784)
     return read
-
-
-@hostile("is damaged at byte")
-def idx_whose_gzip_is_cut_short(at: Path) -> Read:
-    return mnist(at, gzip.compress(IMAGES)[:-9])
-
-
-@hostile("swapped")
-def idx_of_labels_for_images(at: Path) -> Read:
-    return mnist(at, idx((2,), b"\1\2"))
-
-
-@hostile("labels must be")
-def idx_of_labels_that_are_no_digits(at: Path) -> Read:
-    return mnist(at, IMAGES, idx((2,), b"\1\xc8"))
-
-
-@hostile("no rows")
-def idx_of_nothing(at: Path) -> Read:
-    return mnist(at, idx((0, 28, 28)), idx((0,)))
 
 
 def cifar(at: Path, test: bytes, meta: bytes | None = None) -> Read:
@@ -112,52 +72,12 @@ class Code:
         return os.system, ("touch was-executed",)
 
 
-@hostile("which no data file needs")
-def cifar_that_runs_code(at: Path) -> Read:
-    return cifar(at, pickle.dumps(batch(labels=Code())))
-
-
-@hostile("is damaged at byte")
-def cifar_with_an_absurd_memo(at: Path) -> Read:
-    return cifar(at, b"\x80\x02}r\xff\xff\xff\x7f.")
-
-
-@hostile("is damaged at byte")
-def cifar_of_absurdly_many_bytes(at: Path) -> Read:
-    return cifar(at, b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.")
-
-
-@hostile("is damaged at byte")
-def cifar_of_an_absurd_bytearray(at: Path) -> Read:
-    return cifar(at, b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".")
-
-
 @hostile("labels must be integers")
 def cifar_of_a_billion_labels_by_reference(at: Path) -> Read:
     labels: list[Any] = [0] * 10
     for _ in range(12):
         labels = [labels] * 10
     return cifar(at, pickle.dumps(batch(labels=labels)))
-
-
-@hostile("is damaged at byte")
-def cifar_with_a_key_nested_deeply(at: Path) -> Read:
-    return cifar(at, b"\x80\x02})" + b"\x85" * 400_000 + b"K\x01s.")
-
-
-@hostile(LIMIT)
-def cifar_of_empty_lists(at: Path) -> Read:
-    return cifar(at, gzip.compress(b"\x80\x02(" + b"]" * 4_000_000 + b"l."))
-
-
-@hostile("must hold the names of the classes")
-def cifar_without_names_of_classes(at: Path) -> Read:
-    return cifar(at, pickle.dumps(batch()), pickle.dumps([1, 2]))
-
-
-@hostile("no rows")
-def cifar_of_nothing(at: Path) -> Read:
-    return cifar(at, pickle.dumps(batch(data=np.zeros((0, 3072), np.uint8), labels=[]), protocol=2))
 
 
 def svhn(at: Path, content: dict[str, Any] | bytes) -> Read:
@@ -176,11 +96,6 @@ def matrix(kind: int, dims: tuple[int, ...], content: bytes, name: bytes = b"X")
 
 
 MAT = b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM"
-
-
-@hostile(LIMIT)
-def mat_of_absurd_shape(at: Path) -> Read:
-    return svhn(at, MAT + matrix(9, (32, 32, 3, 2_000_000_000), element(2, bytes(8))))
 
 
 @hostile(LIMIT)
@@ -205,11 +120,6 @@ def mat_of_cells_nested_deeply(at: Path) -> Read:
     for _ in range(3_000):
         body = matrix(1, (1, 1), body, b"")
     return svhn(at, MAT + matrix(1, (1, 1), body))
-
-
-@hostile("test_32x32.mat is damaged")
-def mat_of_an_unknown_version(at: Path) -> Read:
-    return svhn(at, MAT[:124] + b"\0\2IM" + bytes(64))
 
 
 def tiny(at: Path, image: bytes | None = None, wnids: str | bytes = "n01", list_: str = "a.JPEG\tn01\n") -> Path:
@@ -243,42 +153,12 @@ def png(side: int, *more: bytes) -> bytes:
 
 
 @hostile("64 × 64")
-def png_of_absurd_size(at: Path) -> Read:
-    return tiny_test(at, png(2_000_000_000))
-
-
-@hostile("64 × 64")
-def png_of_15000_by_15000(at: Path) -> Read:
-    return tiny_test(at, png(15_000))
-
-
-@hostile("is damaged at byte")
-def png_with_a_text_bomb(at: Path) -> Read:
-    return tiny_test(at, png(64, chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 24)))))
-
-
-@hostile("64 × 64")
 def jpeg_of_absurd_size(at: Path) -> Read:
     stream = io.BytesIO()
     Image.new("RGB", (64, 64)).save(stream, "JPEG")
     raw = stream.getvalue()
     where = raw.index(b"\xff\xc0") + 5
     return tiny_test(at, raw[:where] + struct.pack(">HH", 65_500, 65_500) + raw[where + 4 :])
-
-
-@hostile("is damaged at byte")
-def postscript_for_a_jpeg(at: Path) -> Read:
-    return tiny_test(at, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\n(x) run\n%%EOF\n")
-
-
-@hostile("'../../../outside.JPEG'")
-def annotation_that_leaves_the_folder(at: Path) -> Read:
-    return tiny_test(at, None, "n01", "../../../outside.JPEG\tn01\n")
-
-
-@hostile("outside.JPEG'")
-def annotation_that_is_an_absolute_path(at: Path) -> Read:
-    return tiny_test(at, None, "n01", f"{at.parent / 'outside.JPEG'}\tn01\n")
 
 
 @hostile("'a.JPEG'")
@@ -296,11 +176,6 @@ def link_to_the_outside_among_the_training_images(at: Path) -> Read:
     return read
 
 
-@hostile("'../n01'")
-def class_that_leaves_the_folder(at: Path) -> Read:
-    return tiny_test(at, None, "../n01", "", split="train")
-
-
 @hostile("is not a regular file")
 def pipe_among_the_images(at: Path) -> Read:
     read = tiny_test(at, split="train")
@@ -308,36 +183,67 @@ def pipe_among_the_images(at: Path) -> Read:
     return read
 
 
-@hostile("wnids.txt")
-def classes_that_are_no_text(at: Path) -> Read:
-    return tiny_test(at, None, b"\xff\xfe\x00n")
-
-
-@hostile("twice")
-def class_named_twice(at: Path) -> Read:
-    return tiny_test(at, None, "n01 n01")
-
-
-@normal
-def idx_images(at: Path) -> Read:
-    return mnist(at, gzip.compress(IMAGES))
-
-
-@normal
-def cifar_batch(at: Path) -> Read:
-    return cifar(at, pickle.dumps(batch(), protocol=2))
-
-
-@normal
-def mat(at: Path) -> Read:
-    return svhn(at, {"X": np.zeros((32, 32, 3, 200), np.uint8), "y": np.ones((200, 1), np.uint8)})
-
-
-@normal
-def jpeg_images(at: Path) -> Read:
-    return tiny_test(at, split=None)
-
-
-@normal
-def png_images(at: Path) -> Read:
-    return tiny_test(at, png(64))
+HOSTILE |= {
+    "idx_of_absurd_shape": case("is damaged at byte", lambda at: mnist(at, idx((0xFFFFFFFF,) * 3))),
+    "idx_of_absurd_shape_zipped": case(LIMIT, lambda at: mnist(at, gzip.compress(idx((0xFFFFFFFF,) * 3)))),
+    "idx_that_promises_more_than_its_gzip_can_hold": case(
+        "is damaged at byte", lambda at: mnist(at, gzip.compress(idx((1_000_000, 28, 28))))
+    ),
+    "idx_with_a_gzip_bomb_behind_it": case(
+        "is damaged at byte", lambda at: mnist(at, gzip.compress(IMAGES) + zipped_zeros())
+    ),
+    "idx_whose_gzip_is_cut_short": case("is damaged at byte", lambda at: mnist(at, gzip.compress(IMAGES)[:-9])),
+    "idx_of_labels_for_images": case("swapped", lambda at: mnist(at, idx((2,), b"\1\2"))),
+    "idx_of_labels_that_are_no_digits": case("labels must be", lambda at: mnist(at, IMAGES, idx((2,), b"\1\xc8"))),
+    "idx_of_nothing": case("no rows", lambda at: mnist(at, idx((0, 28, 28)), idx((0,)))),
+    "cifar_that_runs_code": case("which no data file needs", lambda at: cifar(at, pickle.dumps(batch(labels=Code())))),
+    "cifar_with_an_absurd_memo": case("is damaged at byte", lambda at: cifar(at, b"\x80\x02}r\xff\xff\xff\x7f.")),
+    "cifar_of_absurdly_many_bytes": case(
+        "is damaged at byte", lambda at: cifar(at, b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.")
+    ),
+    "cifar_of_an_absurd_bytearray": case(
+        "is damaged at byte", lambda at: cifar(at, b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".")
+    ),
+    "cifar_with_a_key_nested_deeply": case(
+        "is damaged at byte", lambda at: cifar(at, b"\x80\x02})" + b"\x85" * 400_000 + b"K\x01s.")
+    ),
+    "cifar_of_empty_lists": case(LIMIT, lambda at: cifar(at, gzip.compress(b"\x80\x02(" + b"]" * 4_000_000 + b"l."))),
+    "cifar_without_names_of_classes": case(
+        "must hold the names of the classes", lambda at: cifar(at, pickle.dumps(batch()), pickle.dumps([1, 2]))
+    ),
+    "cifar_of_nothing": case(
+        "no rows", lambda at: cifar(at, pickle.dumps(batch(data=np.zeros((0, 3072), np.uint8), labels=[]), protocol=2))
+    ),
+    "mat_of_absurd_shape": case(
+        LIMIT, lambda at: svhn(at, MAT + matrix(9, (32, 32, 3, 2_000_000_000), element(2, bytes(8))))
+    ),
+    "mat_of_an_unknown_version": case(
+        "test_32x32.mat is damaged", lambda at: svhn(at, MAT[:124] + b"\0\2IM" + bytes(64))
+    ),
+    "png_of_absurd_size": case("64 × 64", lambda at: tiny_test(at, png(2_000_000_000))),
+    "png_of_15000_by_15000": case("64 × 64", lambda at: tiny_test(at, png(15_000))),
+    "png_with_a_text_bomb": case(
+        "is damaged at byte",
+        lambda at: tiny_test(at, png(64, chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 24))))),
+    ),
+    "postscript_for_a_jpeg": case(
+        "is damaged at byte",
+        lambda at: tiny_test(at, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\n(x) run\n%%EOF\n"),
+    ),
+    "annotation_that_leaves_the_folder": case(
+        "'../../../outside.JPEG'", lambda at: tiny_test(at, None, "n01", "../../../outside.JPEG\tn01\n")
+    ),
+    "annotation_that_is_an_absolute_path": case(
+        "outside.JPEG'", lambda at: tiny_test(at, None, "n01", f"{at.parent / 'outside.JPEG'}\tn01\n")
+    ),
+    "class_that_leaves_the_folder": case("'../n01'", lambda at: tiny_test(at, None, "../n01", "", split="train")),
+    "classes_that_are_no_text": case("wnids.txt", lambda at: tiny_test(at, None, b"\xff\xfe\x00n")),
+    "class_named_twice": case("twice", lambda at: tiny_test(at, None, "n01 n01")),
+}
+NORMAL |= {
+    "idx_images": lambda at: mnist(at, gzip.compress(IMAGES)),
+    "cifar_batch": lambda at: cifar(at, pickle.dumps(batch(), protocol=2)),
+    "mat": lambda at: svhn(at, {"X": np.zeros((32, 32, 3, 200), np.uint8), "y": np.ones((200, 1), np.uint8)}),
+    "jpeg_images": lambda at: tiny_test(at, split=None),
+    "png_images": lambda at: tiny_test(at, png(64)),
+}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hostile_weights import HOSTILE, LIMIT, entry, hostile, normal, npy_head, safe, zip_bomb
+from hostile_weights import HOSTILE, LIMIT, case, entry, hostile, normal, npy_head, safe, zip_bomb
 
 import fedstat
 from fedstat import data, store
@@ -43,40 +43,10 @@ def heads(raw: bytearray, central: int, local: int, value: int) -> None:
             at = raw.find(mark, at + 4)
 
 
-@hostile("is encrypted")
-def own_arrays_encrypted(at: Path) -> Read:
-    return own_arrays(at, lambda raw: heads(raw, 8, 6, 1))
-
-
-@hostile("compression method is not supported")
-def own_arrays_of_unknown_compression(at: Path) -> Read:
-    return own_arrays(at, lambda raw: heads(raw, 10, 8, 97))
-
-
-@hostile("could not be read as plain arrays")
-def own_arrays_whose_stream_is_cut(at: Path) -> Read:
-    return own_arrays(at, lambda raw: raw.__setitem__(slice(40, 60), b"\xff" * 20))
-
-
-@hostile("but only 128 bytes")
-def own_arrays_of_64_gigabytes(at: Path) -> Read:
-    return own_arrays(at, x=npy_head("(8000000000, 1)"))
-
-
-@hostile("but only 4 bytes|has the shape")
-def own_arrays_that_are_not_there(at: Path) -> Read:
-    return own_arrays(at, x=npy_head("(4, 30000000)", "<f8") + b"1234")
-
-
 @hostile("must have shape (4,)")
 def own_labels_by_the_billion(at: Path) -> Read:
     zip_bomb(at / "own.npz", "y.npy", npy_head("(250000000,)", "<U1"), 15)
     return own_arrays(at)
-
-
-@hostile("has the shape (1000000000,)")
-def own_samples_by_the_billion_without_features(at: Path) -> Read:
-    return own_arrays(at, x=npy_head("(1000000000, 0)"), y=npy_head("(1000000000,)", "<U0"))
 
 
 @hostile(LIMIT)
@@ -89,11 +59,6 @@ def own_arrays_of_64_gigabytes_by_the_directory_too(at: Path) -> Read:
 def own_tokens_up_to_a_billion(at: Path) -> Read:
     """Their vocabulary was a list of 10⁹ strings."""
     return own_arrays(at, x=npy_head("(4, 3)", "<i8") + struct.pack("<12q", *range(11), 10**9))
-
-
-@hostile("could not be read as plain arrays")
-def own_arrays_of_nested_types(at: Path) -> Read:
-    return own_arrays(at, x=npy_head("(4, 3)", "<f8'" + ", [('a', [" * 3))
 
 
 @hostile(LIMIT)
@@ -120,16 +85,6 @@ def weights_beside_6_gigabytes_that_are_not_needed(at: Path) -> Read:
     return lambda: fedstat.read_weights([at / "own.npz"], layers=["x"])
 
 
-@hostile(LIMIT)
-def safetensors_of_400000_tensors(at: Path) -> Read:
-    return safe(at, {f"w{i}": entry([1, 1], 4 * i, 4 * i + 4) for i in range(400_000)}, bytes(1_600_000))
-
-
-@hostile(LIMIT)
-def safetensors_of_20000_tensors(at: Path) -> Read:
-    return safe(at, {f"w{i}": entry([1, 1], 4 * i, 4 * i + 4) for i in range(20_000)}, bytes(80_000))
-
-
 def pickled(at: Path, content: bytes) -> Read:
     with zipfile.ZipFile(at / "a.pt", "w") as file:
         file.writestr("a/data.pkl", b"\x80\2" + content)
@@ -137,32 +92,10 @@ def pickled(at: Path, content: bytes) -> Read:
     return lambda: fedstat.read_weights([at / "a.pt"])
 
 
-@hostile("a Python object of _codecs.encode")
-def pt_that_doubles_a_string_forty_times(at: Path) -> Read:
-    return pickled(at, b"c_codecs\nencode\n(C\1aX\3\0\0\0hextR" + b".")
-
-
-@hostile("a Python object of builtins.bytearray")
-def pt_of_a_large_bytearray(at: Path) -> Read:
-    return pickled(at, b"cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R.")
-
-
-@hostile("could not be read as plain tensors")
-def pt_that_copies_a_dictionary_again_and_again(at: Path) -> Read:
-    return pickled(
-        at, b"ccollections\nOrderedDict\nq\0}q\1(" + b"K\1N" * 200_000 + b"u" + b"h\0h\1\x85R" * 100_000 + b"."
-    )
-
-
 @hostile("but got")
 def pt_that_sets_a_state_again_and_again(at: Path) -> Read:
     states = b"h\1b" * 100_000
     return pickled(at, b"ccollections\nOrderedDict\n)Rq\0}q\1(" + b"K\1N" * 200_000 + b"u0h\0" + states + b".")
-
-
-@hostile(LIMIT)
-def pt_of_two_million_values(at: Path) -> Read:
-    return pickled(at, b"(" + b"N" * 2_200_000 + b"l.")
 
 
 @hostile("names an entry by a number")
@@ -178,45 +111,15 @@ TENSOR = (
 )
 
 
-@hostile("ends beyond its 100 numbers")
-def pt_of_a_tensor_beyond_its_storage(at: Path) -> Read:
-    return pickled(at, b"}X\1\0\0\0w" + TENSOR % b"J\xff\xff\xff\x7f" + b"s.")
-
-
 @hostile("whole numbers from 0")
 def pt_of_a_tensor_whose_sizes_have_millions_of_digits(at: Path) -> Read:
     size = b"\x8b" + struct.pack("<i", 4_000_000) + b"\x7f" * 4_000_000
     return pickled(at, b"}X\1\0\0\0w" + TENSOR.replace(b"K\2\x86", size + b"\x86") % size + b"s.")
 
 
-@hostile("nested too deeply")
-def pt_of_dictionaries_in_dictionaries(at: Path) -> Read:
-    return pickled(at, b"}X\1\0\0\0a" * 10_000 + b"}X\1\0\0\0w" + TENSOR % b"K\0" + b"s" + b"s" * 10_000 + b".")
-
-
-@hostile("sets the state of a ndarray")
-def pt_that_sets_the_state_of_an_array(at: Path) -> Read:
-    return pickled(at, TENSOR % b"K\2" + b"(K\1K\1K\1K\1tb.")
-
-
 def toml(at: Path, text: str) -> Read:
     (at / "grid.toml").write_text(text)
     return lambda: grid.cells(at / "grid.toml")
-
-
-@hostile("is nested too deep")
-def grid_with_a_key_of_100000_parts(at: Path) -> Read:
-    return toml(at, "a" + ".a" * 100_000 + " = 1")
-
-
-@hostile("is nested too deep")
-def grid_with_a_quoted_key_of_1000_parts(at: Path) -> Read:
-    return toml(at, "[" + '"\\"".' * 1_000 + "a]\n")
-
-
-@hostile("nested too deep")
-def grid_of_arrays_in_arrays(at: Path) -> Read:
-    return toml(at, "x = " + "[" * 900 + "]" * 900)
 
 
 @hostile(LIMIT)
@@ -227,34 +130,9 @@ def grid_of_a_sweep_of_10_to_the_14(at: Path) -> Read:
     return toml(at, f"[[method]]\nalgorithm = 'fedfac-dynamic'\n[method.sweep]\n{lists}\n")
 
 
-@hostile(LIMIT)
-def grid_of_200000_seeds(at: Path) -> Read:
-    return toml(at, f"seeds = {[i % 10 for i in range(200_000)]}")
-
-
-@hostile(LIMIT)
-def grid_of_two_megabytes(at: Path) -> Read:
-    return toml(at, f"label = '{'a' * 2_000_000}'")
-
-
-@hostile("clients must be an integer >= 1, but got 'aaa")
-def grid_with_a_long_value(at: Path) -> Read:
-    return toml(at, f"clients = '{'a' * 500_000}'")
-
-
-@hostile("has 500,000 characters, but at most 200 are read")
-def grid_with_a_long_key(at: Path) -> Read:
-    return toml(at, f"{'a' * 500_000} = 1")
-
-
 @hostile("must be names, such as 'fc1'")
 def layer_named_by_a_number(_: Path) -> Read:
     return lambda: fedstat.read_weights([{"fc1.weight": np.ones((2, 3))}], layers=[0])  # type: ignore[list-item]
-
-
-@hostile("holds no numbers")
-def weights_of_meta_tensors(_: Path) -> Read:
-    return lambda: fedstat.icc(torch.ones(3, 4, 5, device="meta"))
 
 
 @normal
@@ -307,3 +185,74 @@ for name, edge in EDGES.items():
             "ValueError",
             "cannot be the path of a file: embedded null",
         )
+
+
+HOSTILE |= {
+    "own_arrays_encrypted": case("is encrypted", lambda at: own_arrays(at, lambda raw: heads(raw, 8, 6, 1))),
+    "own_arrays_of_unknown_compression": case(
+        "compression method is not supported", lambda at: own_arrays(at, lambda raw: heads(raw, 10, 8, 97))
+    ),
+    "own_arrays_whose_stream_is_cut": case(
+        "could not be read as plain arrays",
+        lambda at: own_arrays(at, lambda raw: raw.__setitem__(slice(40, 60), b"\xff" * 20)),
+    ),
+    "own_arrays_of_64_gigabytes": case("but only 128 bytes", lambda at: own_arrays(at, x=npy_head("(8000000000, 1)"))),
+    "own_arrays_that_are_not_there": case(
+        "but only 4 bytes|has the shape", lambda at: own_arrays(at, x=npy_head("(4, 30000000)", "<f8") + b"1234")
+    ),
+    "own_samples_by_the_billion_without_features": case(
+        "has the shape (1000000000,)",
+        lambda at: own_arrays(at, x=npy_head("(1000000000, 0)"), y=npy_head("(1000000000,)", "<U0")),
+    ),
+    "own_arrays_of_nested_types": case(
+        "could not be read as plain arrays", lambda at: own_arrays(at, x=npy_head("(4, 3)", "<f8'" + ", [('a', [" * 3))
+    ),
+    "safetensors_of_400000_tensors": case(
+        LIMIT, lambda at: safe(at, {f"w{i}": entry([1, 1], 4 * i, 4 * i + 4) for i in range(400_000)}, bytes(1_600_000))
+    ),
+    "safetensors_of_20000_tensors": case(
+        LIMIT, lambda at: safe(at, {f"w{i}": entry([1, 1], 4 * i, 4 * i + 4) for i in range(20_000)}, bytes(80_000))
+    ),
+    "pt_that_doubles_a_string_forty_times": case(
+        "a Python object of _codecs.encode", lambda at: pickled(at, b"c_codecs\nencode\n(C\1aX\3\0\0\0hextR" + b".")
+    ),
+    "pt_of_a_large_bytearray": case(
+        "a Python object of builtins.bytearray",
+        lambda at: pickled(at, b"cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R."),
+    ),
+    "pt_that_copies_a_dictionary_again_and_again": case(
+        "could not be read as plain tensors",
+        lambda at: pickled(
+            at, b"ccollections\nOrderedDict\nq\0}q\1(" + b"K\1N" * 200_000 + b"u" + b"h\0h\1\x85R" * 100_000 + b"."
+        ),
+    ),
+    "pt_of_two_million_values": case(LIMIT, lambda at: pickled(at, b"(" + b"N" * 2_200_000 + b"l.")),
+    "pt_of_a_tensor_beyond_its_storage": case(
+        "ends beyond its 100 numbers", lambda at: pickled(at, b"}X\1\0\0\0w" + TENSOR % b"J\xff\xff\xff\x7f" + b"s.")
+    ),
+    "pt_of_dictionaries_in_dictionaries": case(
+        "nested too deeply",
+        lambda at: pickled(
+            at, b"}X\1\0\0\0a" * 10_000 + b"}X\1\0\0\0w" + TENSOR % b"K\0" + b"s" + b"s" * 10_000 + b"."
+        ),
+    ),
+    "pt_that_sets_the_state_of_an_array": case(
+        "sets the state of a ndarray", lambda at: pickled(at, TENSOR % b"K\2" + b"(K\1K\1K\1K\1tb.")
+    ),
+    "grid_with_a_key_of_100000_parts": case("is nested too deep", lambda at: toml(at, "a" + ".a" * 100_000 + " = 1")),
+    "grid_with_a_quoted_key_of_1000_parts": case(
+        "is nested too deep", lambda at: toml(at, "[" + '"\\"".' * 1_000 + "a]\n")
+    ),
+    "grid_of_arrays_in_arrays": case("nested too deep", lambda at: toml(at, "x = " + "[" * 900 + "]" * 900)),
+    "grid_of_200000_seeds": case(LIMIT, lambda at: toml(at, f"seeds = {[i % 10 for i in range(200_000)]}")),
+    "grid_of_two_megabytes": case(LIMIT, lambda at: toml(at, f"label = '{'a' * 2_000_000}'")),
+    "grid_with_a_long_value": case(
+        "clients must be an integer >= 1, but got 'aaa", lambda at: toml(at, f"clients = '{'a' * 500_000}'")
+    ),
+    "grid_with_a_long_key": case(
+        "has 500,000 characters, but at most 200 are read", lambda at: toml(at, f"{'a' * 500_000} = 1")
+    ),
+    "weights_of_meta_tensors": case(
+        "holds no numbers", lambda _: lambda: fedstat.icc(torch.ones(3, 4, 5, device="meta"))
+    ),
+}

@@ -351,9 +351,9 @@ def log_whose_line_promises_5000_digits(at: Path) -> Read:
     return lambda: fedstat.open_run(path)
 
 
-@hostile("and 49994 more", "DamageError")
-def log_of_50000_files_that_are_missing(at: Path) -> Read:
-    path = logged(at, line({f"metrics/loss/c.{i}.0": [9, 9, "9"] for i in range(1, 50_000)}))
+@hostile("and 9994 more", "DamageError")
+def log_of_10000_files_that_are_missing(at: Path) -> Read:
+    path = logged(at, line({f"metrics/loss/c.{i}.0": [9, 9, "9"] for i in range(1, 10_000)}))
     return lambda: fedstat.open_run(path)
 
 

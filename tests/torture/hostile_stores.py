@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from hostile_data import Code, Read
-from hostile_weights import LIMIT, hostile, normal, npy_head
+from hostile_weights import HOSTILE, LIMIT, NORMAL, case, hostile, npy_head
 
 from fedstat.data import open_folder, save_folder
 from fedstat.ntk import descent
@@ -50,41 +50,6 @@ def kept_variable_that_is_a_link_to_the_outside(at: Path) -> Read:
     return kept(at, link)
 
 
-@hostile("'../x'")
-def variable_to_keep_outside_the_folder(at: Path) -> Read:
-    return lambda: save_folder(xr.Dataset({"../x": ("sample", np.ones(2))}), at / "kept")
-
-
-@hostile("x.npy")
-def kept_array_of_absurd_shape(at: Path) -> Read:
-    return kept(at, lambda folder: folder.joinpath("x.npy").write_bytes(npy_head("(1000000000000,)") + bytes(24)))
-
-
-@hostile("x.npy")
-def kept_array_that_is_a_pickle(at: Path) -> Read:
-    return kept(at, lambda folder: np.save(folder / "x.npy", np.array([Code()] * 3), allow_pickle=True))
-
-
-@hostile("split.npy")
-def kept_codes_beyond_their_names(at: Path) -> Read:
-    return kept(at, lambda folder: np.save(folder / "split.npy", np.array([0, 1, -1])))
-
-
-@hostile("dims")
-def kept_variable_without_dims(at: Path) -> Read:
-    return kept(at, lambda folder: (folder / "dataset.json").write_text('{"variables": {"x": {}}, "attrs": {}}'))
-
-
-@hostile("'x'")
-def kept_array_of_other_length(at: Path) -> Read:
-    return kept(at, lambda folder: np.save(folder / "x.npy", np.ones(5)))
-
-
-@hostile("dataset.json")
-def kept_index_nested_deeply(at: Path) -> Read:
-    return kept(at, lambda folder: (folder / "dataset.json").write_text("[" * 1_000_000))
-
-
 def store(at: Path, **options: Any) -> Read:
     x = options.pop("x", (("client", "sample", "feature"), np.ones((2, 3, 4))))
     y = options.pop("y", (("client", "sample"), np.ones((2, 3))))
@@ -101,35 +66,10 @@ def reshaped(at: Path, what: str, old: str, new: str) -> Read:
     return read
 
 
-@hostile(LIMIT)
-def zarr_of_absurd_shape(at: Path) -> Read:
-    return reshaped(at, "x", '"shape":[2,3,4]', '"shape":[2,3,4000000000000]')
-
-
-@hostile(LIMIT)
-def zarr_of_absurd_chunks(at: Path) -> Read:
-    return reshaped(at, "x", '"chunk_shape":[2,3,4]', '"chunk_shape":[20000000,3,4]')
-
-
 @hostile("x.y")
 def zarr_without_labels(at: Path) -> Read:
     xr.Dataset({"x": (("client", "sample", "feature"), np.ones((2, 3, 4)))}).to_zarr(at / "x.y", consolidated=False)
     return lambda: descent.read(at / "x.y")
-
-
-@hostile("must hold numbers")
-def zarr_of_words(at: Path) -> Read:
-    return store(at, y=(("client", "sample"), np.array([["a", "b", "c"]] * 2, dtype=object)))
-
-
-@hostile("dims")
-def zarr_of_other_dims(at: Path) -> Read:
-    return store(at, x=(("client", "sample", "a", "b"), np.ones((2, 3, 4, 1))))
-
-
-@hostile("train")
-def zarr_without_training_samples(at: Path) -> Read:
-    return store(at, coords={"split": ("sample", np.array(["a"] * 3, dtype=object))})
 
 
 @hostile("zarr store")
@@ -138,16 +78,47 @@ def file_for_a_zarr(at: Path) -> Read:
     return lambda: descent.read(at / "a.zarr")
 
 
-@hostile("a.zarr")
-def zarr_whose_metadata_are_damaged(at: Path) -> Read:
-    return reshaped(at, "x", '"shape":[2,3,4]', '"shape":[2,3,')
-
-
-@normal
-def kept_folder(at: Path) -> Read:
-    return kept(at, lambda _: None)
-
-
-@normal
-def zarr(at: Path) -> Read:
-    return store(at)
+HOSTILE |= {
+    "variable_to_keep_outside_the_folder": case(
+        "'../x'", lambda at: lambda: save_folder(xr.Dataset({"../x": ("sample", np.ones(2))}), at / "kept")
+    ),
+    "kept_array_of_absurd_shape": case(
+        "x.npy",
+        lambda at: kept(
+            at, lambda folder: folder.joinpath("x.npy").write_bytes(npy_head("(1000000000000,)") + bytes(24))
+        ),
+    ),
+    "kept_array_that_is_a_pickle": case(
+        "x.npy",
+        lambda at: kept(at, lambda folder: np.save(folder / "x.npy", np.array([Code()] * 3), allow_pickle=True)),
+    ),
+    "kept_codes_beyond_their_names": case(
+        "split.npy", lambda at: kept(at, lambda folder: np.save(folder / "split.npy", np.array([0, 1, -1])))
+    ),
+    "kept_variable_without_dims": case(
+        "dims",
+        lambda at: kept(
+            at, lambda folder: (folder / "dataset.json").write_text('{"variables": {"x": {}}, "attrs": {}}')
+        ),
+    ),
+    "kept_array_of_other_length": case(
+        "'x'", lambda at: kept(at, lambda folder: np.save(folder / "x.npy", np.ones(5)))
+    ),
+    "kept_index_nested_deeply": case(
+        "dataset.json", lambda at: kept(at, lambda folder: (folder / "dataset.json").write_text("[" * 1_000_000))
+    ),
+    "zarr_of_absurd_shape": case(LIMIT, lambda at: reshaped(at, "x", '"shape":[2,3,4]', '"shape":[2,3,4000000000000]')),
+    "zarr_of_absurd_chunks": case(
+        LIMIT, lambda at: reshaped(at, "x", '"chunk_shape":[2,3,4]', '"chunk_shape":[20000000,3,4]')
+    ),
+    "zarr_of_words": case(
+        "must hold numbers",
+        lambda at: store(at, y=(("client", "sample"), np.array([["a", "b", "c"]] * 2, dtype=object))),
+    ),
+    "zarr_of_other_dims": case("dims", lambda at: store(at, x=(("client", "sample", "a", "b"), np.ones((2, 3, 4, 1))))),
+    "zarr_without_training_samples": case(
+        "train", lambda at: store(at, coords={"split": ("sample", np.array(["a"] * 3, dtype=object))})
+    ),
+    "zarr_whose_metadata_are_damaged": case("a.zarr", lambda at: reshaped(at, "x", '"shape":[2,3,4]', '"shape":[2,3,')),
+}
+NORMAL |= {"kept_folder": lambda at: kept(at, lambda _: None), "zarr": lambda at: store(at)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hostile_data import zipped_zeros
-from hostile_weights import LIMIT, hostile, normal
+from hostile_weights import HOSTILE, LIMIT, NORMAL, case, hostile
 
 from fedstat.data import load
 
@@ -36,66 +36,6 @@ def block(pixel: Any = 0.5, label: Any = 1) -> dict[str, Any]:
     return {"x": [[0.0] * 783 + [pixel], [1] * 784], "y": [label, 2]}
 
 
-@hostile("1.7")
-def leaf_label_between_two(at: Path) -> Read:
-    return writers(at, block(label=1.7))
-
-
-@hostile("True")
-def leaf_label_of_truth(at: Path) -> Read:
-    return writers(at, block(label=True))
-
-
-@hostile("'3'")
-def leaf_label_in_quotes(at: Path) -> Read:
-    return writers(at, block(label="3"))
-
-
-@hostile("labels")
-def leaf_label_beyond_int64(at: Path) -> Read:
-    return writers(at, block(label=10**30))
-
-
-@hostile("'0.5'")
-def leaf_pixel_in_quotes(at: Path) -> Read:
-    return writers(at, block("0.5"))
-
-
-@hostile("None")
-def leaf_pixel_missing(at: Path) -> Read:
-    return writers(at, block(None))
-
-
-@hostile("True")
-def leaf_pixel_of_truth(at: Path) -> Read:
-    return writers(at, block(True))
-
-
-@hostile("NaN")
-def leaf_pixel_nan(at: Path) -> Read:
-    return writers(at, block(float("nan")))
-
-
-@hostile("0 to 1")
-def leaf_pixel_infinite_by_its_digits(at: Path) -> Read:
-    return leaf(at, json.dumps({"users": ["a"], "user_data": {"a": block(0.123)}}).replace("0.123", "1e400"))
-
-
-@hostile("0 to 1")
-def leaf_pixel_huge(at: Path) -> Read:
-    return writers(at, block(1e38))
-
-
-@hostile("a.json")
-def leaf_pixel_of_a_million_digits(at: Path) -> Read:
-    return leaf(at, json.dumps({"users": ["a"], "user_data": {"a": block(0.123)}}).replace("0.123", "9" * 1_000_000))
-
-
-@hostile("twice")
-def leaf_user_listed_twice(at: Path) -> Read:
-    return writers(at, block(), users=["f0", "f0"], num_samples=[2, 2])
-
-
 @hostile("'a' twice")
 def leaf_user_with_two_blocks(at: Path) -> Read:
     text = json.dumps(block())
@@ -109,90 +49,15 @@ def leaf_user_in_two_files(at: Path) -> Read:
     return lambda: load("femnist", at, split="train")
 
 
-@hostile("num_samples")
-def leaf_user_with_fewer_samples_than_counted(at: Path) -> Read:
-    return writers(at, block(), num_samples=[3])
-
-
-@hostile("num_samples")
-def leaf_of_more_users_than_counts(at: Path) -> Read:
-    return writers(at, block(), block(), num_samples=[2])
-
-
-@hostile("'f1'")
-def leaf_samples_of_nobody(at: Path) -> Read:
-    return writers(at, block(), block(), users=["f0"], num_samples=[2])
-
-
-@hostile("users")
-def leaf_users_that_are_no_list_of_names(at: Path) -> Read:
-    return writers(at, block(), users=[["f0"]])
-
-
-@hostile("user_data")
-def leaf_blocks_in_a_list(at: Path) -> Read:
-    return writers(at, block(), user_data=[block()])
-
-
-@hostile("'f0'")
-def leaf_samples_that_are_a_number(at: Path) -> Read:
-    return writers(at, block(), user_data={"f0": {"x": 3, "y": 3}})
-
-
 @hostile("'a'")
 def leaf_windows_that_are_numbers(at: Path) -> Read:
     text = json.dumps({"users": ["a"], "user_data": {"a": {"x": [[1] * 80], "y": ["b"]}}})
     return leaf(at, text, "shakespeare-leaf")
 
 
-@hostile("no rows")
-def leaf_of_nobody(at: Path) -> Read:
-    return leaf(at, '{"users": [], "user_data": {}}')
-
-
-@hostile("a.json")
-def leaf_nested_deeply(at: Path) -> Read:
-    return leaf(at, '{"users": ' + "[" * 1_000_000)
-
-
-@hostile("a.json")
-def leaf_that_is_no_text(at: Path) -> Read:
-    return leaf(at, b'{"users": ["\xff"]}')
-
-
-@hostile(LIMIT)
-def leaf_of_empty_lists(at: Path) -> Read:
-    return leaf(at, gzip.compress(b'{"users": [' + b"[]," * 25_000_000 + b"[]]}", 1))
-
-
-@hostile(LIMIT)
-def leaf_of_a_gzip_bomb(at: Path) -> Read:
-    return leaf(at, zipped_zeros())
-
-
 def news(at: Path, content: bytes) -> Read:
     (at / "test.csv").write_bytes(content)
     return lambda: load("ag-news", at, split="test")
-
-
-@hostile("test.csv is damaged")
-def news_that_are_no_text(at: Path) -> Read:
-    return news(at, b'"1","\xff","b"\n')
-
-
-@hostile(LIMIT)
-def news_of_many_empty_articles(at: Path) -> Read:
-    return news(at, gzip.compress(b'1,"",""\n' * 1_400_000, 1))
-
-
-@hostile("test.csv is damaged")
-def news_of_one_endless_field(at: Path) -> Read:
-    return news(at, b'"1","' + b"a" * 1_000_000)
-
-
-@hostile("no rows")
-def news_of_nothing(at: Path) -> Read:
-    return news(at, b"")
 
 
 def plays(at: Path, text: str) -> Read:
@@ -203,31 +68,50 @@ def plays(at: Path, text: str) -> Read:
 SPEECH = "".join(f"  {who}. {'word ' * 20}\n" for who in ("Fool", "King") * 3)
 
 
-@hostile("100.txt is damaged")
-def plays_without_roles(at: Path) -> Read:
-    return plays(at, "nobody speaks\n" * 9)
-
-
-@hostile("100.txt is damaged")
-def plays_in_foreign_letters(at: Path) -> Read:
-    return plays(at, SPEECH.replace("word", "w{rd"))
-
-
-@hostile(LIMIT)
-def plays_of_absurdly_many_windows(at: Path) -> Read:
-    return plays(at, SPEECH + f"    {'word ' * 30}\n" * 100_000)
-
-
-@normal
-def leaf_writers(at: Path) -> Read:
-    return writers(at, block(), block())
-
-
-@normal
-def articles(at: Path) -> Read:
-    return news(at, b'"1","A title","and words"\n')
-
-
-@normal
-def roles(at: Path) -> Read:
-    return plays(at, SPEECH)
+HOSTILE |= {
+    "leaf_label_between_two": case("1.7", lambda at: writers(at, block(label=1.7))),
+    "leaf_label_of_truth": case("True", lambda at: writers(at, block(label=True))),
+    "leaf_label_in_quotes": case("'3'", lambda at: writers(at, block(label="3"))),
+    "leaf_label_beyond_int64": case("labels", lambda at: writers(at, block(label=10**30))),
+    "leaf_pixel_in_quotes": case("'0.5'", lambda at: writers(at, block("0.5"))),
+    "leaf_pixel_missing": case("None", lambda at: writers(at, block(None))),
+    "leaf_pixel_of_truth": case("True", lambda at: writers(at, block(True))),
+    "leaf_pixel_nan": case("NaN", lambda at: writers(at, block(float("nan")))),
+    "leaf_pixel_infinite_by_its_digits": case(
+        "0 to 1",
+        lambda at: leaf(at, json.dumps({"users": ["a"], "user_data": {"a": block(0.123)}}).replace("0.123", "1e400")),
+    ),
+    "leaf_pixel_huge": case("0 to 1", lambda at: writers(at, block(1e38))),
+    "leaf_pixel_of_a_million_digits": case(
+        "a.json",
+        lambda at: leaf(
+            at, json.dumps({"users": ["a"], "user_data": {"a": block(0.123)}}).replace("0.123", "9" * 1_000_000)
+        ),
+    ),
+    "leaf_user_listed_twice": case("twice", lambda at: writers(at, block(), users=["f0", "f0"], num_samples=[2, 2])),
+    "leaf_user_with_fewer_samples_than_counted": case("num_samples", lambda at: writers(at, block(), num_samples=[3])),
+    "leaf_of_more_users_than_counts": case("num_samples", lambda at: writers(at, block(), block(), num_samples=[2])),
+    "leaf_samples_of_nobody": case("'f1'", lambda at: writers(at, block(), block(), users=["f0"], num_samples=[2])),
+    "leaf_users_that_are_no_list_of_names": case("users", lambda at: writers(at, block(), users=[["f0"]])),
+    "leaf_blocks_in_a_list": case("user_data", lambda at: writers(at, block(), user_data=[block()])),
+    "leaf_samples_that_are_a_number": case("'f0'", lambda at: writers(at, block(), user_data={"f0": {"x": 3, "y": 3}})),
+    "leaf_of_nobody": case("no rows", lambda at: leaf(at, '{"users": [], "user_data": {}}')),
+    "leaf_nested_deeply": case("a.json", lambda at: leaf(at, '{"users": ' + "[" * 1_000_000)),
+    "leaf_that_is_no_text": case("a.json", lambda at: leaf(at, b'{"users": ["\xff"]}')),
+    "leaf_of_empty_lists": case(
+        LIMIT, lambda at: leaf(at, gzip.compress(b'{"users": [' + b"[]," * 25_000_000 + b"[]]}", 1))
+    ),
+    "leaf_of_a_gzip_bomb": case(LIMIT, lambda at: leaf(at, zipped_zeros())),
+    "news_that_are_no_text": case("test.csv is damaged", lambda at: news(at, b'"1","\xff","b"\n')),
+    "news_of_many_empty_articles": case(LIMIT, lambda at: news(at, gzip.compress(b'1,"",""\n' * 1_400_000, 1))),
+    "news_of_one_endless_field": case("test.csv is damaged", lambda at: news(at, b'"1","' + b"a" * 1_000_000)),
+    "news_of_nothing": case("no rows", lambda at: news(at, b"")),
+    "plays_without_roles": case("100.txt is damaged", lambda at: plays(at, "nobody speaks\n" * 9)),
+    "plays_in_foreign_letters": case("100.txt is damaged", lambda at: plays(at, SPEECH.replace("word", "w{rd"))),
+    "plays_of_absurdly_many_windows": case(LIMIT, lambda at: plays(at, SPEECH + f"    {'word ' * 30}\n" * 100_000)),
+}
+NORMAL |= {
+    "leaf_writers": lambda at: writers(at, block(), block()),
+    "articles": lambda at: news(at, b'"1","A title","and words"\n'),
+    "roles": lambda at: plays(at, SPEECH),
+}

@@ -23,9 +23,13 @@ LIMIT = "FEDSTAT_MAX_BYTES"
 _BLOCK = 1 << 26
 
 
+def case(word: str, make: Case, kind: str = "") -> tuple[Case, str, str]:
+    return make, kind or ("LimitError" if word == LIMIT else "ValueError"), word
+
+
 def hostile(word: str, kind: str = "") -> Callable[[Case], Case]:
     def add(make: Case) -> Case:
-        HOSTILE[make.__name__] = (make, kind or ("LimitError" if word == LIMIT else "ValueError"), word)
+        HOSTILE[make.__name__] = case(word, make, kind)
         return make
 
     return add
@@ -84,21 +88,6 @@ def arrays(at: Path, **content: object) -> Callable[[], object]:
 
 
 @hostile(LIMIT)
-def pt_of_an_expanded_number(at: Path) -> Callable[[], object]:
-    return saved(at, {"fc1.weight": torch.zeros(1).expand(1_000_000, 1_000_000)})
-
-
-@hostile(LIMIT)
-def pt_of_many_expanded_layers(at: Path) -> Callable[[], object]:
-    return saved(at, {f"fc{i}.weight": torch.zeros(1).expand(5_000, 5_000) for i in range(40)})
-
-
-@hostile("holds no numbers")
-def pt_of_meta_tensors(at: Path) -> Callable[[], object]:
-    return saved(at, {"fc1.weight": torch.zeros(4, 3, device="meta")})
-
-
-@hostile(LIMIT)
 def pt_that_is_a_zip_bomb(at: Path) -> Callable[[], object]:
     torch.save({"fc1.weight": torch.ones(64, 64)}, at / "b.pt")
     with (
@@ -120,16 +109,6 @@ def rewritten(at: Path, change: Callable[[str, bytes], bytes]) -> Callable[[], o
 
 
 @hostile("could not be read as plain tensors")
-def pt_whose_numbers_are_missing(at: Path) -> Callable[[], object]:
-    return rewritten(at, lambda name, b: b[:8] if name.endswith("data/0") else b)
-
-
-@hostile("could not be read as plain tensors")
-def pt_whose_pickle_is_damaged(at: Path) -> Callable[[], object]:
-    return rewritten(at, lambda name, b: b"\x80\x02r\xff\xff\xff\x7f" if name.endswith("data.pkl") else b)
-
-
-@hostile("could not be read as plain tensors")
 def pt_cut_short(at: Path) -> Callable[[], object]:
     read = saved(at, {"fc1.weight": torch.zeros(40, 30)})
     (at / "a.pt").write_bytes((at / "a.pt").read_bytes()[:-700])
@@ -145,25 +124,10 @@ def old_pt_of_absurd_size(at: Path) -> Callable[[], object]:
     return read
 
 
-@hostile("but got")
-def pt_of_an_empty_dict(at: Path) -> Callable[[], object]:
-    return saved(at, {})
-
-
-@hostile("but got")
-def pt_of_lists(at: Path) -> Callable[[], object]:
-    return saved(at, {"fc1.weight": [[1.0, 2.0]]})
-
-
 @hostile("must be an array or a tensor, but got list")
 def pt_of_a_list_among_tensors(at: Path) -> Callable[[], object]:
     saved(at, {"fc1.weight": [[1.0, 2.0]], "fc2.weight": torch.ones(2, 2)})
     return lambda: read_weights([at / "a.pt"], layers=["fc1"])
-
-
-@hostile("complex64")
-def pt_of_complex_numbers(at: Path) -> Callable[[], object]:
-    return saved(at, {"fc1.weight": torch.ones(4, 3, dtype=torch.complex64), "fc2.weight": torch.ones(2, 2)})
 
 
 @hostile("dequantize")
@@ -180,21 +144,6 @@ def state_of_a_nested_tensor(_: Path) -> Callable[[], object]:
         warnings.simplefilter("ignore")  # nested tensors are a prototype
         weight = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)])
     return lambda: read_weights([{"fc1.weight": weight}])
-
-
-@hostile("must be a dense tensor")
-def pt_of_a_sparse_tensor(at: Path) -> Callable[[], object]:
-    return saved(at, {"fc1.weight": torch.ones(4, 3).to_sparse()})
-
-
-@hostile("is empty")
-def pt_of_no_units(at: Path) -> Callable[[], object]:
-    return saved(at, {"fc1.weight": torch.ones(0, 3)})
-
-
-@hostile("60,000 units", "UserWarning")
-def npz_of_a_layer_too_wide_for_its_correlations(at: Path) -> Callable[[], object]:
-    return arrays(at, w=np.ones((60_000, 2)))
 
 
 @hostile(LIMIT)
@@ -218,11 +167,6 @@ def npz_of_negative_shape(at: Path) -> Callable[[], object]:
 
 
 @hostile("could not be read as plain arrays")
-def npz_of_objects(at: Path) -> Callable[[], object]:
-    return arrays(at, w=np.array([[1, None]], dtype=object))
-
-
-@hostile("could not be read as plain arrays")
 def npz_cut_short(at: Path) -> Callable[[], object]:
     read = arrays(at, w=np.ones((4, 3)))
     (at / "a.npz").write_bytes((at / "a.npz").read_bytes()[:-40])
@@ -238,11 +182,6 @@ def npz_with_a_flipped_byte(at: Path) -> Callable[[], object]:
     return read
 
 
-@hostile("complex128")
-def npz_of_complex_numbers(at: Path) -> Callable[[], object]:
-    return arrays(at, w=np.ones((4, 3), dtype=complex))
-
-
 @hostile("<U1")
 def npz_of_words(at: Path) -> Callable[[], object]:
     np.savez(at / "a.npz", w=np.array([["a", "b"]]))
@@ -253,16 +192,6 @@ def npz_of_words(at: Path) -> Callable[[], object]:
 def safetensors_of_absurd_header(at: Path) -> Callable[[], object]:
     (at / "a.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
     return lambda: read_weights([at / "a.safetensors"])
-
-
-@hostile("do not hold")
-def safetensors_of_absurd_shape(at: Path) -> Callable[[], object]:
-    return safe(at, {"w": entry([1 << 40, 1 << 40], 0, 16)}, bytes(16))
-
-
-@hostile("a tensor of 4,000,001 dims")
-def safetensors_of_four_million_dims(at: Path) -> Callable[[], object]:
-    return safe(at, b'{"w": {"dtype": "F32", "data_offsets": [0, 0], "shape": [' + b"3," * 4_000_000 + b"3]}}")
 
 
 @hostile("a name of 10,009 characters, but at most 200 are read")
@@ -280,60 +209,15 @@ def safetensors_of_2000_square_layers(at: Path) -> Callable[[], object]:
     return safe(at, {name: entry(shape, begin, end) for name, shape, begin, end in parts}, bytes(ends[-1]))
 
 
-@hostile("whole numbers")
-def safetensors_of_broken_shape(at: Path) -> Callable[[], object]:
-    return safe(at, {"w": entry([0.5, 8], 0, 16)}, bytes(16))
-
-
-@hostile("whole numbers")
-def safetensors_of_negative_shape(at: Path) -> Callable[[], object]:
-    return safe(at, {"w": entry([-1, -4], 0, 16)}, bytes(16))
-
-
-@hostile("overlap")
-def safetensors_that_overlap(at: Path) -> Callable[[], object]:
-    return safe(at, {f"w{i}": entry([1 << 10, 1 << 10], 0, 1 << 22) for i in range(500)}, bytes(1 << 22))
-
-
-@hostile("overlap")
-def safetensors_with_a_hole(at: Path) -> Callable[[], object]:
-    return safe(at, {"a": entry([1, 2], 0, 8), "b": entry([1, 2], 16, 24)}, bytes(24))
-
-
 @hostile("'w' twice")
 def safetensors_of_one_name_twice(at: Path) -> Callable[[], object]:
     one = json.dumps(entry([1, 2], 0, 8))
     return safe(at, f'{{"w": {one}, "w": {one}}}'.encode(), bytes(8))
 
 
-@hostile("data_offsets")
-def safetensors_without_offsets(at: Path) -> Callable[[], object]:
-    return safe(at, {"w": {"dtype": "F32", "shape": [1, 2]}}, bytes(8))
-
-
-@hostile("could not be read as safetensors")
-def safetensors_nested_deeply(at: Path) -> Callable[[], object]:
-    return safe(at, b"[" * 1_000_000)
-
-
-@hostile(LIMIT)
-def safetensors_of_a_header_of_empty_lists(at: Path) -> Callable[[], object]:
-    return safe(at, b'{"w": [' + b"[]," * 20_000_000 + b"[]]}")
-
-
 def twice(at: Path, again: Path) -> Callable[[], object]:
     np.savez(at / "a.npz", w=np.ones((4, 3)))
     return lambda: read_weights([at / "a.npz", again])
-
-
-@hostile("one file")
-def file_given_twice(at: Path) -> Callable[[], object]:
-    return twice(at, at / "a.npz")
-
-
-@hostile("one file")
-def file_given_in_two_spellings(at: Path) -> Callable[[], object]:
-    return twice(at, at / ".." / at.name / "a.npz")
 
 
 @hostile("one file")
@@ -349,21 +233,78 @@ def clients_of_one_name(_: Path) -> Callable[[], object]:
 
 
 @normal
-def pt(at: Path) -> Callable[[], object]:
-    return saved(at, {"state_dict": {"fc1.weight": torch.ones(40, 30), "tied": torch.ones(1).expand(3, 3)}})
-
-
-@normal
-def old_pt(at: Path) -> Callable[[], object]:
-    return saved(at, {"fc1.weight": torch.ones(40, 30)}, "a.pth", _use_new_zipfile_serialization=False)
-
-
-@normal
 def npz(at: Path) -> Callable[[], object]:
     np.savez_compressed(at / "a.npz", w=np.zeros((4_000, 300)))
     return lambda: read_weights([at / "a.npz"])
 
 
-@normal
-def safetensors(at: Path) -> Callable[[], object]:
-    return safe(at, {"b": entry([2], 8, 16), "w": entry([1, 2], 0, 8), "__metadata__": {"a": "b"}}, bytes(16))
+HOSTILE |= {
+    "pt_of_an_expanded_number": case(
+        LIMIT, lambda at: saved(at, {"fc1.weight": torch.zeros(1).expand(1_000_000, 1_000_000)})
+    ),
+    "pt_of_many_expanded_layers": case(
+        LIMIT, lambda at: saved(at, {f"fc{i}.weight": torch.zeros(1).expand(5_000, 5_000) for i in range(40)})
+    ),
+    "pt_of_meta_tensors": case(
+        "holds no numbers", lambda at: saved(at, {"fc1.weight": torch.zeros(4, 3, device="meta")})
+    ),
+    "pt_whose_numbers_are_missing": case(
+        "could not be read as plain tensors",
+        lambda at: rewritten(at, lambda name, b: b[:8] if name.endswith("data/0") else b),
+    ),
+    "pt_whose_pickle_is_damaged": case(
+        "could not be read as plain tensors",
+        lambda at: rewritten(at, lambda name, b: b"\x80\x02r\xff\xff\xff\x7f" if name.endswith("data.pkl") else b),
+    ),
+    "pt_of_an_empty_dict": case("but got", lambda at: saved(at, {})),
+    "pt_of_lists": case("but got", lambda at: saved(at, {"fc1.weight": [[1.0, 2.0]]})),
+    "pt_of_complex_numbers": case(
+        "complex64",
+        lambda at: saved(at, {"fc1.weight": torch.ones(4, 3, dtype=torch.complex64), "fc2.weight": torch.ones(2, 2)}),
+    ),
+    "pt_of_a_sparse_tensor": case(
+        "must be a dense tensor", lambda at: saved(at, {"fc1.weight": torch.ones(4, 3).to_sparse()})
+    ),
+    "pt_of_no_units": case("is empty", lambda at: saved(at, {"fc1.weight": torch.ones(0, 3)})),
+    "npz_of_a_layer_too_wide_for_its_correlations": case(
+        "60,000 units", lambda at: arrays(at, w=np.ones((60_000, 2))), "UserWarning"
+    ),
+    "npz_of_objects": case(
+        "could not be read as plain arrays", lambda at: arrays(at, w=np.array([[1, None]], dtype=object))
+    ),
+    "npz_of_complex_numbers": case("complex128", lambda at: arrays(at, w=np.ones((4, 3), dtype=complex))),
+    "safetensors_of_absurd_shape": case(
+        "do not hold", lambda at: safe(at, {"w": entry([1 << 40, 1 << 40], 0, 16)}, bytes(16))
+    ),
+    "safetensors_of_four_million_dims": case(
+        "a tensor of 4,000,001 dims",
+        lambda at: safe(at, b'{"w": {"dtype": "F32", "data_offsets": [0, 0], "shape": [' + b"3," * 4_000_000 + b"3]}}"),
+    ),
+    "safetensors_of_broken_shape": case("whole numbers", lambda at: safe(at, {"w": entry([0.5, 8], 0, 16)}, bytes(16))),
+    "safetensors_of_negative_shape": case(
+        "whole numbers", lambda at: safe(at, {"w": entry([-1, -4], 0, 16)}, bytes(16))
+    ),
+    "safetensors_that_overlap": case(
+        "overlap",
+        lambda at: safe(at, {f"w{i}": entry([1 << 10, 1 << 10], 0, 1 << 22) for i in range(500)}, bytes(1 << 22)),
+    ),
+    "safetensors_with_a_hole": case(
+        "overlap", lambda at: safe(at, {"a": entry([1, 2], 0, 8), "b": entry([1, 2], 16, 24)}, bytes(24))
+    ),
+    "safetensors_without_offsets": case(
+        "data_offsets", lambda at: safe(at, {"w": {"dtype": "F32", "shape": [1, 2]}}, bytes(8))
+    ),
+    "safetensors_nested_deeply": case("could not be read as safetensors", lambda at: safe(at, b"[" * 1_000_000)),
+    "safetensors_of_a_header_of_empty_lists": case(
+        LIMIT, lambda at: safe(at, b'{"w": [' + b"[]," * 20_000_000 + b"[]]}")
+    ),
+    "file_given_twice": case("one file", lambda at: twice(at, at / "a.npz")),
+    "file_given_in_two_spellings": case("one file", lambda at: twice(at, at / ".." / at.name / "a.npz")),
+}
+NORMAL |= {
+    "pt": lambda at: saved(at, {"state_dict": {"fc1.weight": torch.ones(40, 30), "tied": torch.ones(1).expand(3, 3)}}),
+    "old_pt": lambda at: saved(at, {"fc1.weight": torch.ones(40, 30)}, "a.pth", _use_new_zipfile_serialization=False),
+    "safetensors": lambda at: safe(
+        at, {"b": entry([2], 8, 16), "w": entry([1, 2], 0, 8), "__metadata__": {"a": "b"}}, bytes(16)
+    ),
+}

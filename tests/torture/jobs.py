@@ -84,7 +84,8 @@ STREAMED: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-SLOW = {"sim, longer"}
+SLOW = {"sim, longer", "fl, longer"}
+"""Jobs whose kills and power cuts are tried in the slow tests alone."""
 
 
 def at_every_turn() -> None:

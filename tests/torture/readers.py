@@ -11,7 +11,6 @@ from pathlib import Path
 
 import hostile_data
 import hostile_stores
-import hostile_text
 import hostile_weights
 import numpy as np
 import torch
@@ -75,9 +74,7 @@ def reader(name: str, *fine: str) -> Callable[[Callable[[Path], Made]], Callable
     return add
 
 
-@reader("weights, .pt")
-def pt(at: Path) -> Made:
-    return at / "a.pt", hostile_weights.saved(at, {"fc1.weight": torch.ones(40, 30)})
+reader("weights, .pt")(lambda at: (at / "a.pt", hostile_weights.saved(at, {"fc1.weight": torch.ones(40, 30)})))
 
 
 @reader("weights, .pth before torch 1.6")
@@ -86,59 +83,21 @@ def old_pt(at: Path) -> Made:
     return at / "a.pth", hostile_weights.saved(at, state, "a.pth", _use_new_zipfile_serialization=False)
 
 
-@reader("weights, .npz")
-def npz(at: Path) -> Made:
-    return at / "a.npz", hostile_weights.arrays(at, w=np.ones((40, 30)))
-
-
-@reader("weights, .safetensors")
-def safetensors(at: Path) -> Made:
-    return at / "a.safetensors", hostile_weights.safetensors(at)
-
-
-@reader("own arrays, .npz")
-def own_arrays(at: Path) -> Made:
-    return hostile_data.own(at), lambda: data.load(str(at / "own.npz"))
-
-
-@reader("digest of own arrays", "nothing inside", "half of it", "noise", "zeros")
-def own_digest(at: Path) -> Made:
-    return hostile_data.own(at), lambda: arrays.digest(str(at / "own.npz"))
-
-
-@reader("shape of own arrays")
-def own_shape(at: Path) -> Made:
-    return hostile_data.own(at), lambda: federation.like(str(at / "own.npz"))
-
-
-@reader("images, idx")
-def idx_images(at: Path) -> Made:
-    return at / "train-images-idx3-ubyte", hostile_data.mnist(at, hostile_data.IMAGES)
-
-
-@reader("images, idx zipped")
-def idx_zipped(at: Path) -> Made:
-    return at / "train-images-idx3-ubyte", hostile_data.mnist(at, gzip.compress(hostile_data.IMAGES))
-
-
-@reader("images, CIFAR")
-def cifar(at: Path) -> Made:
-    return at / "test_batch", hostile_data.cifar_batch(at)
-
-
-@reader("classes, CIFAR")
-def cifar_classes(at: Path) -> Made:
-    return at / "batches.meta", hostile_data.cifar_batch(at)
-
-
-@reader("images, MATLAB")
-def mat(at: Path) -> Made:
-    return at / "test_32x32.mat", hostile_data.mat(at)
-
-
-@reader("images, JPEG")
-def jpeg(at: Path) -> Made:
-    return at / "val" / "images" / "a.JPEG", hostile_data.tiny_test(at)
+reader("weights, .npz")(lambda at: (at / "a.npz", hostile_weights.arrays(at, w=np.ones((40, 30)))))
+reader("weights, .safetensors")(lambda at: (at / "a.safetensors", NORMAL["safetensors"](at)))
+reader("own arrays, .npz")(lambda at: (hostile_data.own(at), lambda: data.load(str(at / "own.npz"))))
+reader("digest of own arrays", "nothing inside", "half of it", "noise", "zeros")(
+    lambda at: (hostile_data.own(at), lambda: arrays.digest(str(at / "own.npz")))
+)
+reader("shape of own arrays")(lambda at: (hostile_data.own(at), lambda: federation.like(str(at / "own.npz"))))
+reader("images, idx")(lambda at: (at / "train-images-idx3-ubyte", hostile_data.mnist(at, hostile_data.IMAGES)))
+reader("images, idx zipped")(
+    lambda at: (at / "train-images-idx3-ubyte", hostile_data.mnist(at, gzip.compress(hostile_data.IMAGES)))
+)
+reader("images, CIFAR")(lambda at: (at / "test_batch", NORMAL["cifar_batch"](at)))
+reader("classes, CIFAR")(lambda at: (at / "batches.meta", NORMAL["cifar_batch"](at)))
+reader("images, MATLAB")(lambda at: (at / "test_32x32.mat", NORMAL["mat"](at)))
+reader("images, JPEG")(lambda at: (at / "val" / "images" / "a.JPEG", hostile_data.tiny_test(at)))
 
 
 @reader("training images, JPEG", "nothing")
@@ -149,39 +108,13 @@ def jpegs(at: Path) -> Made:
     return images / "b.JPEG", read
 
 
-@reader("classes, Tiny-ImageNet")
-def wnids(at: Path) -> Made:
-    return at / "wnids.txt", hostile_data.tiny_test(at)
-
-
-@reader("list of images, Tiny-ImageNet")
-def annotations(at: Path) -> Made:
-    return at / "val" / "val_annotations.txt", hostile_data.tiny_test(at)
-
-
-@reader("samples, LEAF")
-def leaf(at: Path) -> Made:
-    return at / "train" / "a.json", hostile_text.leaf_writers(at)
-
-
-@reader("articles, csv")
-def articles(at: Path) -> Made:
-    return at / "test.csv", hostile_text.articles(at)
-
-
-@reader("plays, text")
-def plays(at: Path) -> Made:
-    return at / "100.txt", hostile_text.roles(at)
-
-
-@reader("index of a folder of data")
-def folder_index(at: Path) -> Made:
-    return at / "kept" / "dataset.json", hostile_stores.kept_folder(at)
-
-
-@reader("array in a folder of data")
-def folder_array(at: Path) -> Made:
-    return at / "kept" / "x.npy", hostile_stores.kept_folder(at)
+reader("classes, Tiny-ImageNet")(lambda at: (at / "wnids.txt", hostile_data.tiny_test(at)))
+reader("list of images, Tiny-ImageNet")(lambda at: (at / "val" / "val_annotations.txt", hostile_data.tiny_test(at)))
+reader("samples, LEAF")(lambda at: (at / "train" / "a.json", NORMAL["leaf_writers"](at)))
+reader("articles, csv")(lambda at: (at / "test.csv", NORMAL["articles"](at)))
+reader("plays, text")(lambda at: (at / "100.txt", NORMAL["roles"](at)))
+reader("index of a folder of data")(lambda at: (at / "kept" / "dataset.json", NORMAL["kept_folder"](at)))
+reader("array in a folder of data")(lambda at: (at / "kept" / "x.npy", NORMAL["kept_folder"](at)))
 
 
 @reader("array in a zarr store of data", "nothing", "a link to nothing")

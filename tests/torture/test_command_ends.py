@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import signal
 import subprocess
 import sys
@@ -13,11 +14,17 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 
+import fedstat
 from fedstat import _cli, store
 from fedstat._utils.drafts import replace_file
 
 mpl.use("Agg")
-COMMANDS = [f"fedstat.{name}" for name in ("sim", "sim.recovery", "motivation", "ntk", "decompose", "attack", "fl")]
+PROGRAMS = sorted(Path(fedstat.__file__).parent.glob("**/*/__main__.py"))
+BEGINNING = """
+from fedstat._utils import lazy
+if __name__ == '__main__':
+    lazy.leave_while_loading()
+"""
 FULL = Path("/dev/full")
 
 
@@ -73,7 +80,13 @@ def run(command, *argv, stdout=subprocess.PIPE):
     return subprocess.Popen(process, stdout=stdout, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.parent.name)
+def test_every_command_says_first_how_ctrl_c_ends_it(path):
+    beginning = ast.parse(BEGINNING).body
+    assert [ast.unparse(node) for node in ast.parse(path.read_text()).body[2:4]] == [*map(ast.unparse, beginning)]
+
+
+@pytest.mark.parametrize("command", ["fedstat.sim", "fedstat.fl"])
 def test_ctrl_c_while_a_command_loads_ends_in_one_line(command):
     process = run(command, "--help")
     maps = Path(f"/proc/{process.pid}/maps")

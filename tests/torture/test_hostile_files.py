@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ import hostile_weights
 import pytest
 import readers
 from hostile_weights import HOSTILE, NORMAL
+from package_sources import trees
 
 import fedstat
 from fedstat._utils import guard
@@ -41,7 +44,7 @@ OPENERS = {
 }  # fmt: skip
 ELSEWHERE = {
     "_utils.drafts:replace_file": "the draft of what is written",
-    "_cli.__init__:_discard_output": "the null device",
+    "_cli:_discard_output": "the null device",
     "reporting.doctor:cpu_flags": "of the system",
     "_utils.memory:_text": "of the system",
     "reporting.references:_read": "part of the package",
@@ -69,26 +72,33 @@ ELSEWHERE = {
 
 
 def attempt(name: str, place: Path) -> dict[str, str]:
-    """Make and read one file in this process, whose address space and time are limited for good."""
+    """Make one file and read it, in bounded address space and time."""
     at = place / str(abs(hash(name)))
     at.mkdir()
+    limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
     read = (HOSTILE[name][0] if name in HOSTILE else NORMAL[name])(at)
     os.chdir(at)
+    gc.collect(), gc.freeze()  # what files before have left takes no time of this one
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MORE_MEMORY, resource.RLIM_INFINITY))
-    seconds = resource.getrusage(resource.RUSAGE_SELF)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds.ru_utime + seconds.ru_stime) + SECONDS + 1,) * 2)
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message=".*were published")
+    limit(resource.RLIMIT_AS, used + MORE_MEMORY)
+    limit(resource.RLIMIT_CPU, int(time.process_time()) + SECONDS + 1)
     try:
-        read()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", message=".*were published")
+            read()
     except Exception as error:
         ran = " It ran code." if (at / "was-executed").exists() else ""
         return {"kind": type(error).__name__, "message": str(error) + ran, "at": at.name}
     return {"kind": "none", "message": "", "at": at.name}
 
 
-def apart(work: Any, wall: int = WALL) -> int:
+def limit(what: int, value: int) -> None:
+    """Set a limit that ends or refuses, and that the process may set again."""
+    resource.setrlimit(what, (value, resource.getrlimit(what)[1]))
+
+
+def apart(work: Callable[[], object], wall: int = WALL) -> int:
     """Do some work in a child process, which a signal ends if it hangs, and return how it ended."""
     child = os.fork()
     if child == 0:
@@ -98,29 +108,44 @@ def apart(work: Any, wall: int = WALL) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def attempted(name: str, place: Path) -> dict[str, str]:
-    result = place / "result.json"
-    status = apart(lambda: result.write_text(json.dumps(attempt(name, place))))
-    return {"kind": f"ended with status {status}", "message": ""} if status else json.loads(result.read_text())
+def attempt_all(names: list[str], place: Path) -> dict[str, dict[str, str]]:
+    """What became of files, read one after the other in a child; where it ends, the next child goes on."""
+    lines = place / "outcomes"
+
+    def work() -> None:
+        with lines.open("a") as file:
+            for name in names[len(outcomes) :]:
+                signal.alarm(WALL)
+                print(json.dumps(attempt(name, place)), file=file, flush=True)
+
+    outcomes: list[dict[str, str]] = []
+    while len(outcomes) < len(names):
+        lines.write_text("")
+        status = apart(work)
+        outcomes += map(json.loads, lines.read_text().splitlines())
+        if status:
+            outcomes.append({"kind": f"ended with status {status}", "message": ""})
+    return dict(zip(names, outcomes, strict=True))
 
 
-def in_a_new_process(what: str, place: Path, names: list[str]) -> Any:
-    """What a fresh interpreter, from which children are forked, finds out."""
-    environment = {**os.environ, "FEDSTAT_MAX_BYTES": str(MOST_BYTES), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, what, str(place)]
+@pytest.fixture(scope="module")
+def process(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a fresh interpreter finds out: outcomes of the files of the tests that are run, and who asks the guard."""
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("the address space is measured in /proc")
+    items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
+    names = [item.callspec.params["name"] for item in items if "outcomes" in item.fixturenames]
+    paths = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": paths, "FEDSTAT_MAX_BYTES": str(MOST_BYTES), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, str(tmp_path_factory.mktemp("hostile"))]
     done = subprocess.run(command, env=environment, input="\n".join(names), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """What became of the files of the tests that are run."""
-    if not Path("/proc/self/statm").exists():
-        pytest.skip("the address space is measured in /proc")
-    items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
-    names = [item.callspec.params["name"] for item in items if "outcomes" in item.fixturenames]
-    return in_a_new_process("attempt", tmp_path_factory.mktemp("hostile"), names)
+@pytest.fixture
+def outcomes(process: dict[str, Any]) -> dict[str, dict[str, str]]:
+    return process["outcomes"]
 
 
 SPOILED = [name for name in HOSTILE if name.partition(": ")[0] in readers.READERS]
@@ -158,10 +183,9 @@ def calls() -> Iterator[tuple[str, str]]:
                 yield f"{module}:{'.'.join(inner)}", ast.unparse(child.func)
             yield from of(child, module, inner)
 
-    for path in sorted(PACKAGE.rglob("*.py")):
-        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-        if module != "_utils.guard":
-            yield from of(ast.parse(path.read_text()), module, ())
+    for module, tree in trees().items():
+        if module != "fedstat._utils.guard":
+            yield from of(tree, module.removeprefix("fedstat."), ())
 
 
 def test_whatever_opens_a_file_asks_the_guard_or_says_why_not() -> None:
@@ -171,7 +195,7 @@ def test_whatever_opens_a_file_asks_the_guard_or_says_why_not() -> None:
     assert ends == ELSEWHERE.keys()
 
 
-def test_every_call_of_the_guard_is_reached_by_a_reader_of_the_table(tmp_path: Path) -> None:
+def test_every_call_of_the_guard_is_reached_by_a_reader_of_the_table(process: dict[str, Any]) -> None:
     asked = {
         where
         for where, what in calls()
@@ -179,11 +203,10 @@ def test_every_call_of_the_guard_is_reached_by_a_reader_of_the_table(tmp_path: P
             what == f"{module.__name__.rpartition('.')[2]}.{name}" for module, names in GUARDS.items() for name in names
         )
     }
-    reached = set(in_a_new_process("trace", tmp_path, list(readers.READERS)))
-    assert asked == reached
+    assert asked == set(process["asked"])
 
 
-def traced(place: Path, names: list[str]) -> list[str]:
+def traced(place: Path) -> list[str]:
     """Functions that call the guard as sound files are read."""
     found: set[str] = set()
 
@@ -191,26 +214,23 @@ def traced(place: Path, names: list[str]) -> list[str]:
         code = sys._getframe(1).f_code
         file = Path(code.co_filename)
         if file.is_relative_to(PACKAGE) and file.stem != "guard":
-            found.add(
-                f"{'.'.join(file.relative_to(PACKAGE).with_suffix('').parts)}:{code.co_qualname.partition('.<locals>')[0]}"
-            )
+            module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+            found.add(f"{module}:{code.co_qualname.partition('.<locals>')[0]}")
         return function(*args, **options)
 
     for module, functions in GUARDS.items():
         for name in functions:
             setattr(module, name, partial(noting, getattr(module, name)))
-    for number, name in enumerate(names):
+    for number, make in enumerate(readers.READERS.values()):
         (place / str(number)).mkdir()
-        readers.READERS[name](place / str(number))[1]()
+        make(place / str(number))[1]()
     return sorted(found)
 
 
 if __name__ == "__main__":
-    what, place, names = sys.argv[1], Path(sys.argv[2]), sys.stdin.read().splitlines()
+    place, names = Path(sys.argv[1]), sys.stdin.read().splitlines()
     os.environ[readers.SOUND] = str(place / "sound.zarr")
+    hostile_weights.zeros(), hostile_data.zipped_zeros()  # made once, before the children
     assert apart(lambda: readers.make_sound(place / "sound.zarr")) == 0
-    if what == "trace":
-        print(json.dumps(traced(place, names)))
-    else:
-        hostile_weights.zeros(), hostile_data.zipped_zeros()  # made once, before the children
-        print(json.dumps({name: attempted(name, place) for name in names}))
+    assert apart(lambda: (place / "asked").write_text(json.dumps(traced(place))), 9 * WALL) == 0
+    print(json.dumps({"asked": json.loads((place / "asked").read_text()), "outcomes": attempt_all(names, place)}))

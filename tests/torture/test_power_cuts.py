@@ -14,7 +14,7 @@ import xarray as xr
 
 from fedstat import store
 
-CUTS = [pytest.param(3, id="few"), pytest.param(80, id="many", marks=pytest.mark.slow)]
+CUTS = [pytest.param(2, id="few"), pytest.param(80, id="many", marks=pytest.mark.slow)]
 
 
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in jobs.SLOW)) for name in (*jobs.STREAMED, "replaced")]

@@ -18,7 +18,7 @@ FL = """
 --partition pathological:-2 | the number in partition must be
 --partition pathological:99999999999 | classes_per_client must be
 --partition iid:3 | partition must be one of
---partition natural | needs samples that belong to users
+--partition natural | 'natural' needs samples that belong to users, but samples of digits do not
 --partition '' | partition must be one of
 --clients 0 | clients must be an integer >= 1
 --clients 100000 | clients
@@ -29,7 +29,7 @@ FL = """
 --validation-fraction 0.9 | validation_fraction must be
 --unseen-fraction 1 | unseen_fraction must be
 --net resnet9 | Did you mean 'resnet
---net lstm | net 'lstm' takes texts, but digits holds images
+--net lstm | net 'lstm' takes texts, but digits holds images. Choose mlp, lenet, cnn
 --net cnn | at least 16
 --width 0 | width must be
 --norm batch | norm
@@ -45,7 +45,7 @@ FL = """
 --layers 0 | layers to split must be among
 --layers ² | layers to split must be among
 --layers '' | layers to split must be among
---kappa 1.5 | kappa must be
+--kappa 1.5 | kappa must be a finite number in (0, 1]
 --tau 1.5 | tau
 --tau half | tau must be a number, inf, -inf, mean or test, but got 'half'
 --tau nan | tau
@@ -59,7 +59,7 @@ FL = """
 --rounds 0 | rounds must be an integer >= 1
 --participation 0 | participation must be
 --participation 1.5 | participation must be
---clients 8 --participation 0.01 | participation=0.01 selects none of 8 clients
+--clients 8 --participation 0.01 | participation=0.01 selects none of 8 clients. Use at least 0.12
 --local-epochs 0 | local_epochs must be
 --batch-size -1 | batch_size must be
 --optimizer lbfgs | optimizer must be one of 'sgd', 'adam'
