@@ -160,7 +160,7 @@ def test_a_bad_argument_is_named_with_its_value(wrong, message):
     assert "but got" in str(error.value)
 
 
-ARGUMENTS = "--clients 12 --d 15 --m 24 --kappa 0.2 0.6 0.9 --replicates 2 --p 0.25 0.5".split()
+ARGUMENTS = ["--clients=12", "--d=15", "--m=24", "--kappa", "0.2", "0.6", "0.9", "--replicates=2", "--p", "0.25", "0.5"]
 
 
 def test_command_prints_tables_and_writes_store_and_figure_without_a_warning(tmp_path, capsys):

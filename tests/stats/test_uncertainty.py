@@ -276,10 +276,7 @@ def test_stability_varies_one_choice_at_a_time() -> None:
     assert more["converged"], "it stops where the reference stopped"
     assert more["prop_unchanged"] == 1
     said = repr(result)
-    for part in (
-        "Reference: 5 shared, 5 personal (pa, kappa = 0.5, tau = 0.5,",
-        "  tau            0.3  ",
-    ):
+    for part in ("Reference: 5 shared, 5 personal (pa, kappa = 0.5, tau = 0.5,", "  tau            0.3  "):
         assert part in said
 
 
