@@ -218,25 +218,21 @@ def test_the_map_shows_the_labels_of_every_analysis():
         plot.split_map(result, kappas=(0.5,))
 
 
-@pytest.mark.parametrize(
-    "figure",
-    [
-        "accuracy_curves",
-        "client_boxplot",
-        "client_lines",
-        "communality",
-        "loss_curves",
-        "partition",
-        "profile",
-        "rounds",
-    ],
-)
-def test_the_path_of_a_run_is_drawn_as_the_run(trained, tmp_path, figure):
+@pytest.fixture(scope="module")
+def stored(trained, tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "run.zarr"
+    trained[0].to_zarr(path, consolidated=False, zarr_format=3)
+    return path
+
+
+@pytest.mark.parametrize("figure", [
+    "accuracy_curves", "client_boxplot", "client_lines", "communality", "loss_curves", "partition", "profile", "rounds",
+])  # fmt: skip
+def test_the_path_of_a_run_is_drawn_as_the_run(trained, stored, figure):
     run, _ = trained
-    run.to_zarr(tmp_path / "run.zarr", consolidated=False, zarr_format=3)
     draw = getattr(plot, figure)
     expected = draw(run)
-    paths = [tmp_path / "run.zarr", str(tmp_path / "run.zarr")]
+    paths = [stored, str(stored)]
     if figure in ("accuracy_curves", "client_boxplot", "loss_curves"):
         paths += [[paths[0]], {"fedfac": paths[0]}]
     for path in paths:
