@@ -185,11 +185,11 @@ def compare_runs(
     >>> from fedstat.fl import algorithms, nets
     >>> data = fedstat.sim.generate(clients=6, d=8, m=10, n_train=20, n_test=10)
     >>> how = {"rounds": 3, "lr": 0.5, "batch_size": 10}
-    >>> methods = [algorithms.fedavg(), algorithms.fedprox(mu=0.1), algorithms.fedprox(mu=1.0)]
+    >>> methods = [algorithms.fedprox(mu=0.1), algorithms.fedprox(mu=1.0)]
     >>> seeds = range(3)
     >>> runs = [fedstat.fl.train(data, nets.mlp([8, 10, 1]), m, seed=s, **how) for m in methods for s in seeds]
     >>> compare_runs(runs).table[["method", "n"]].to_dict("list")
-    {'method': ['fedavg', 'fedprox, mu=0.1', 'fedprox, mu=1.0'], 'n': [0, 3, 3]}
+    {'method': ['fedprox, mu=0.1', 'fedprox, mu=1.0'], 'n': [0, 3]}
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     finished, unfinished = _read(runs)

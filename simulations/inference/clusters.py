@@ -45,11 +45,14 @@ def related(clients: int, away: float, rng: np.random.Generator) -> tuple[np.nda
     return away * centres[group] + rng.normal(size=(clients, 30)), group
 
 
+DRAWS = 2000
+
+
 @cache
 def mean_rand(clients: int, away: float) -> float:
-    """Mean adjusted Rand index of clusters and groups, over 2,000 draws of clients."""
+    """Mean adjusted Rand index of clusters and groups, over ``DRAWS`` draws of clients."""
     rng, found = np.random.default_rng(1), []
-    for _ in range(2000):
+    for _ in range(DRAWS):
         v, group = related(clients, away, rng)
         if len(np.unique(group)) == 4:
             found.append(_clusters(v, group, resamples=1).ari)

@@ -78,6 +78,7 @@ def test_shakespeare_has_leafs_roles_and_samples(place):
     assert sum(len(said) - 80 for said in long.values()) == 4_226_206
 
 
+@pytest.mark.slow  # 5 s: both texts whole
 def test_shakespeare_cut_and_split_here_is_leafs_sample(place):
     leaf = partition.natural(load("shakespeare-leaf", place))
     text = load("shakespeare", place)

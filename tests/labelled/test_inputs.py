@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 import xarray as xr
 from layers import weights
 from torch import nn
+from verbs import VERBS
 
 import fedstat
 from fedstat.labelled import weight_files
@@ -25,21 +25,6 @@ NAMES = np.array([f"client{c}" for c in range(len(W))], object)
 STATES = {
     name: {"conv.weight": torch.asarray(c), "conv.bias": torch.zeros(8), "fc1.weight": torch.asarray(w), "head": h}
     for name, c, w, h in zip(NAMES, CONV, W, torch.asarray(HEAD), strict=True)
-}
-VERBS: dict[str, Callable[..., Any]] = {
-    "split": lambda w, **which: fedstat.split(w, n_factors=2, **which).communality,
-    "split by icc": lambda w, **which: fedstat.split(w, method="icc", **which).icc,
-    "fa": lambda w, **which: fedstat.fa(w, n_factors=2, **which).communality,
-    "n_factors": lambda w, **which: list(fedstat.n_factors(w, draws=2, **which).numbers.values()),
-    "bootstrap": lambda w, **which: fedstat.bootstrap(w, n_factors=2, n_boot=3, **which).communality,
-    "jackknife": lambda w, **which: fedstat.jackknife(w, n_factors=2, **which).communality,
-    "permutation_test": lambda w, **which: (
-        fedstat.permutation_test(w, n_factors=2, n_permutations=3, **which).communality
-    ),
-    "sensitivity": lambda w, **which: fedstat.sensitivity(w, kappas=(0.6,), n_starts=1, **which).table["ari"],
-    "icc": lambda w, **which: fedstat.icc(w, **which).agreement,
-    "split_map": lambda w, **which: fedstat.split_map(w, kappas=(0.5, 0.75), methods=("pc", "icc"), **which).shared,
-    "client_clusters": lambda w, **which: fedstat.client_clusters(w, n_clusters=2, n_subsamples=3, **which).similarity,
 }
 REFUSED = {  # what verbs say of objects that hold layers, which they do not take
     "layer_matrix": r"weights must be one array",
@@ -83,6 +68,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "list of arrays": list(W),
         "Dataset of a layer": run["weights/fc1"].to_dataset(),
         "node of a layer": run["weights/fc1"],
+        "rounds of a layer": run["weights/fc1/w"],
     }
 
 
@@ -90,7 +76,15 @@ FORMS = [
     "run", "weights of a run", "path of a run", "read weights", "files", "names of files", "folder", "pattern",
     "files by client", "state_dicts by client", "list of state_dicts",
 ]  # fmt: skip
-ARRAYS = ["array", "tensor", "DataArray", "list of arrays", "Dataset of a layer", "node of a layer"]
+ARRAYS = [
+    "array",
+    "tensor",
+    "DataArray",
+    "list of arrays",
+    "Dataset of a layer",
+    "node of a layer",
+    "rounds of a layer",
+]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -150,15 +144,6 @@ def test_one_update_of_several_layers_names_them(held: dict[str, Any]) -> None:
         ValueError, match=r"update takes the weights of one layer, .* with the layers conv, fc1\. Choose"
     ):
         fedstat.update(fedstat.split(W, n_factors=2), held["run"])
-
-
-@pytest.mark.parametrize("kind", ["tensor", "DataArray", "layer of a run", "rounds of a layer"])
-def test_one_array_is_one_layer(held: dict[str, Any], kind: str) -> None:
-    node = held["run"]["weights/fc1"]
-    given = {"tensor": torch.asarray(W), "DataArray": xr.DataArray(W, dims=("client", "unit", "weight")),
-             "layer of a run": node, "rounds of a layer": node["w"]}[kind]  # fmt: skip
-    found = fedstat.split(given, n_factors=2)
-    np.testing.assert_allclose(found.communality, fedstat.split(W, n_factors=2).communality, rtol=0, atol=1e-12)
 
 
 def test_a_factor_analysis_of_weights_is_that_of_their_matrix_and_knows_the_agreement() -> None:

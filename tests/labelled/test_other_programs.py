@@ -124,7 +124,7 @@ def random_layer(style: str, rng: np.random.Generator) -> tuple[str, tuple[int, 
 def test_layers_of_any_shape_are_read_rightly_or_refused(style: str, weight: str, bias: str) -> None:
     rng = np.random.default_rng(0)
     right = refused = 0
-    for _ in range(300):
+    for _ in range(120):
         state, axes = {}, {}
         for number in range(2):
             kind, shape, axis, out = random_layer(style, rng)
@@ -139,8 +139,8 @@ def test_layers_of_any_shape_are_read_rightly_or_refused(style: str, weight: str
                 continue
             np.testing.assert_array_equal(node["w"][0], np.moveaxis(state[key], axis, 0), err_msg=f"{key} of {state}")
             right += 1
-    assert right + refused == 600
-    assert right > 500
+    assert right + refused == 240
+    assert right > 200
 
 
 def flat(state: Mapping[str, Any], before: str = "") -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """Theorems 1 and 2 on labelled data: closed forms, conclusions, bad input, stores."""
 
+import functools
 import warnings
 
 import numpy as np
@@ -31,6 +32,9 @@ def signs(seed, *shape):
 def small(**arguments):
     defaults = {"widths": [32], "rounds": 15, "replicates": 2, "local_steps": 2}
     return convergence(sphere(0, 3, 4, 8), signs(1, 3, 4), **defaults | arguments)
+
+
+kept = functools.cache(small)  # for tests that only read
 
 
 def test_contraction_is_theorem_1():
@@ -84,7 +88,7 @@ def test_mean_reduction_with_n_times_the_step_is_sum_reduction():
 
 
 def test_a_bound_that_fails_is_reported_as_failed():
-    result = small()
+    result = kept()
     q = xr.full_like(result.data["contraction"], 0.01)
     wrong = ConvergenceResult(result.data.assign(contraction=q))
     assert wrong.by_setting()["holds"].tolist() == [False] * 3
@@ -109,7 +113,7 @@ def test_faster_is_the_paired_t_interval_of_log_rates():
 def test_rate_stops_at_rounding_error():
     loss = 0.5 ** np.arange(301)
     loss[100:] = 1e-31 * (1 + np.sin(np.arange(201)))
-    data = small().data.isel(round=slice(0, 1)).squeeze("round", drop=True)
+    data = kept().data.isel(round=slice(0, 1)).squeeze("round", drop=True)
     base = xr.DataArray(loss, dims="round").expand_dims(method=data.method, width=data.width, replicate=data.replicate)
     faked = data.drop_vars(["loss", "loss_limit"]).assign(loss=base, loss_limit=base).assign_coords(round=range(301))
     rates = ConvergenceResult(faked).rates()
@@ -137,7 +141,7 @@ def diverging(replicate):
 
 
 def test_a_run_that_diverges_within_its_first_round_is_counted_and_nothing_is_said_without_it():
-    result = small(replicates=3)
+    result = kept(replicates=3)
     data = result.data.copy(deep=True)
     for k in range(3):
         at = {"method": 0, "width": 0, "replicate": k}
@@ -161,7 +165,7 @@ def test_a_run_that_diverges_within_its_first_round_is_counted_and_nothing_is_sa
 
 def test_the_prints_are_their_golden_files():
     rates = np.array([[0.9, 0.8, 0.85], [0.95, 0.92, 0.94], [0.93, 0.96, 0.91]])  # fedsplit, fedavg, fedavg-matched
-    first = small(replicates=3).data.copy(deep=True)
+    first = kept(replicates=3).data.copy(deep=True)
     first["loss"][:] = rates[:, None, :, None] ** np.arange(16)
     names = [f"{name}_{part}" for name in ("gap", "drift") for part in ("shared", "personal")]
     first = first.assign({name: first[f"h_{name.split('_')[1]}_norm"] * 0.1 + 0 * first[name] for name in names})
@@ -175,7 +179,7 @@ def test_the_prints_are_their_golden_files():
 
 
 def test_a_round_is_said_to_be_worth_more_only_where_the_difference_is_conclusive():
-    data = small(replicates=3).data.copy(deep=True)
+    data = kept(replicates=3).data.copy(deep=True)
     conclusive = np.array([[0.80, 0.81, 0.80], [0.90, 0.90, 0.91], [0.93, 0.96, 0.91]])
     data["loss"][:] = conclusive[:, None, :, None] ** np.arange(16)
     speedup = ConvergenceResult(data).faster()["speedup"].iloc[0]
@@ -189,7 +193,7 @@ def test_a_round_is_said_to_be_worth_more_only_where_the_difference_is_conclusiv
 
 
 def test_a_round_is_worth_nothing_of_one_that_does_not_lower_the_loss():
-    result = small(replicates=3)
+    result = kept(replicates=3)
     data = result.data.copy(deep=True)
     rates = np.array([[0.9, 0.8, 0.85], [1.05, 1.02, 1.01], [1.02, 1.03, 1.01]])  # fedsplit, fedavg, fedavg-matched
     data["loss"][:] = rates[:, None, :, None] ** np.arange(16)
@@ -201,7 +205,7 @@ def test_a_round_is_worth_nothing_of_one_that_does_not_lower_the_loss():
 
 
 def test_runs_that_differ_from_fedavg_by_one_number_alone_have_no_interval():
-    result = small(replicates=3)
+    result = kept(replicates=3)
     data = result.data.copy(deep=True)
     data["loss"][:] = np.array([0.5, 0.7, 0.6])[:, None, None, None] ** np.arange(16)
     row = ConvergenceResult(data).faster().iloc[0]
@@ -210,7 +214,7 @@ def test_runs_that_differ_from_fedavg_by_one_number_alone_have_no_interval():
 
 
 def test_the_width_that_theorem_1_asks_for_has_its_logarithm():
-    result = small()
+    result = kept()
     a = result.data.attrs
     asked = a["samples"] ** 4 * np.log(a["samples"] / 0.05) / a["lambda_s"] ** 4
     assert gram.least_width(a["lambda_s"], n=a["samples"]) == pytest.approx(asked)
@@ -368,7 +372,7 @@ def test_dataset_dataarray_and_arrays_give_the_same_result():
 
 
 def test_results_survive_a_store(tmp_path):
-    first = small()
+    first = kept()
     second = generalization(descent.gaussian(clients=2, n=6, d=6, n_test=4), width=16, rounds=5, replicates=2)
     for result, path in ((first, tmp_path / "a.zarr"), (second, tmp_path / "b.zarr")):
         result.to_datatree().to_zarr(path, consolidated=False)
@@ -381,7 +385,7 @@ def test_results_survive_a_store(tmp_path):
 
 
 def test_tidy_has_one_row_per_run_and_round():
-    result = small()
+    result = kept()
     table = result.tidy()
     assert len(table) == 3 * 1 * 2 * 16
     np.testing.assert_allclose(table["bound"].to_numpy().reshape(3, 2, 16), result.bound().values[:, 0], rtol=1e-12)

@@ -247,18 +247,24 @@ def test_the_map_shows_the_labels_of_every_analysis():
         plot.split_map(result, kappas=(0.5,))
 
 
+@pytest.fixture(scope="module")
+def stored(trained, tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "run.zarr"
+    trained[0].to_zarr(path, consolidated=False, zarr_format=3)
+    return path
+
+
 RUNS = [
     "accuracy_curves", "client_boxplot", "client_lines", "communality", "loss_curves", "partition", "profile", "rounds"
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("figure", RUNS)
-def test_the_path_of_a_run_is_drawn_as_the_run(trained, tmp_path, figure):
+def test_the_path_of_a_run_is_drawn_as_the_run(trained, stored, figure):
     run, _ = trained
-    run.to_zarr(tmp_path / "run.zarr", consolidated=False, zarr_format=3)
     draw = getattr(plot, figure)
     expected = draw(run)
-    paths = [tmp_path / "run.zarr", str(tmp_path / "run.zarr")]
+    paths = [stored, str(stored)]
     if figure in ("accuracy_curves", "client_boxplot", "loss_curves"):
         paths += [[paths[0]], {"fedfac": paths[0]}]
     for path in paths:

@@ -79,8 +79,13 @@ def run(tmp_path_factory):
     )
 
 
-def test_a_run_is_reported_with_its_numbers(run):
-    made, tree = fedstat.report(run), fedstat.open_run(run)
+@pytest.fixture(scope="module")
+def reported(run):
+    return fedstat.report(run)
+
+
+def test_a_run_is_reported_with_its_numbers(run, reported):
+    made, tree = reported, fedstat.open_run(run)
     text = page(made).text
     row = run_table.row(tree)
     (part,) = made.parts
@@ -106,8 +111,8 @@ def test_a_run_is_reported_with_its_numbers(run):
     assert "liang2020" not in text
 
 
-def test_one_run_claims_nothing_over_seeds(run):
-    made = fedstat.report(run)
+def test_one_run_claims_nothing_over_seeds(reported):
+    made = reported
     assert "One seed" in [one.title for one in made.cautions]
     assert "a single run, of seed 0: no interval over seeds can be given" in page(made).text
     assert "interval over seeds" not in page(made).text.replace("no interval over seeds can be given", "")

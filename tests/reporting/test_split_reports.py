@@ -56,16 +56,20 @@ def test_a_common_start_that_was_subtracted_is_said(given: Path, tmp_path: Path)
     assert "pa, 2 factors, τ = 0.5" in text
 
 
-@pytest.fixture
-def stored(tmp_path: Path) -> xr.DataTree:
-    """A split of two layers, as it is stored."""
-    rng, folder = np.random.default_rng(1), tmp_path / "two"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def two_layers(tmp_path_factory: pytest.TempPathFactory) -> xr.DataTree:
+    rng, folder = np.random.default_rng(1), tmp_path_factory.mktemp("two")
     for i in range(5):
         np.savez(folder / f"{i}.npz", **{f"fc{n}.weight": rng.normal(size=(9, 9)) for n in (1, 2)})
-    out = tmp_path / "split.zarr"
+    out = folder / "split.zarr"
     assert decompose.main([str(folder), "--layer", "*", "--method", "icc", "--out", str(out)]) == 0
     return fedstat.open_run(out).load()
+
+
+@pytest.fixture
+def stored(two_layers: xr.DataTree) -> xr.DataTree:
+    """A split of two layers, as it is stored."""
+    return two_layers.copy(deep=True)
 
 
 def test_a_layer_whose_result_cannot_be_read_does_not_take_the_others_with_it(stored: xr.DataTree) -> None:

@@ -117,10 +117,7 @@ OWN, SHARED, OPEN, NONE = (0.8, 0.7, 0.9, 0.0), (0.2, 0.1, 0.3, 0.01), (0.6, 0.3
             (OWN, SHARED),
             "in the last layer Last layer: l1 0.20 [0.10, 0.30], below 0.5 Before it, but above 0.5: l0 0.80",
         ),
-        (
-            (OWN, NONE),
-            "Last layer: l1 0.10 [-2.00, 0.60], no evidence of differences beyond training noise Before it",
-        ),
+        ((OWN, NONE), "Last layer: l1 0.10 [-2.00, 0.60], no evidence of differences beyond training noise Before it"),
         ((NONE, OWN), "Layer before: l0 0.10 [-2.00, 0.60], no evidence of differences beyond training noise"),
         ((OWN,), "from layer l0 on l0 0.80 [0.70, 0.90] 95% CIs"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -226,18 +227,21 @@ def test_a_killed_study_resumes_to_the_numbers_of_an_uninterrupted_one(tmp_path,
     same(a, b)
 
 
-def test_ctrl_c_leaves_with_130_and_says_how_to_go_on(tmp_path):
-    out = tmp_path / "run.zarr"
-    process = command(*LONG, "--rounds", "2000", "--out", str(out))
-    try:
-        wait_for_rounds(out, 5)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert f"--out {out} --resume" in err
-    assert store.open_run(out)["metrics/rounds_done"].sum() >= 5
+def test_ctrl_c_leaves_with_130_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    out, plain, rounds = tmp_path / "run.zarr", experiment._run, itertools.count(1)
+
+    def interrupted(job, n_rounds, index, writer, tick):
+        def tick_or_stop():
+            tick()
+            if next(rounds) == 43:
+                raise KeyboardInterrupt
+
+        plain(job, n_rounds, index, writer, tick_or_stop)
+
+    monkeypatch.setattr(experiment, "_run", interrupted)
+    assert main([*LONG, "--out", str(out)]) == 130
+    assert f"--out {out} --resume" in capsys.readouterr().err
+    assert store.open_run(out)["metrics/rounds_done"].values[0, 0].tolist() == [[40, 0, 0], [3, 0, 0], [0, 0, 0]]
 
 
 def test_the_command_prints_the_table_and_where_the_run_is(tmp_path, capsys):

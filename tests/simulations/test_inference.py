@@ -15,7 +15,7 @@ from real_data import require_real_data
 
 from fedstat.results.split import WRONG_SIDE
 from simulations.inference import __main__ as command
-from simulations.inference import table
+from simulations.inference import clusters, pools, shares, table
 from simulations.inference.claims import CLAIMS
 from simulations.inference.digests import digest
 
@@ -117,27 +117,35 @@ def test_the_print_of_a_split_by_test_has_the_largest_rates_of_the_table() -> No
 TRAINED = {claim: [name for name, case in CLAIMS[claim].cases.items() if case.trained] for claim in CLAIMS}
 
 
-@pytest.fixture
-def mnist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSTAT_DATA", str(require_real_data()))
+@pytest.fixture(scope="module")
+def mnist() -> Iterator[None]:
+    """Pools of fewer clients: no case that is tried here draws more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSTAT_DATA", str(require_real_data()))
+        patch.setattr(pools, "CLIENTS", 120)
+        patch.setattr(pools, "REPLICATED", 20)
+        yield
+    for pool in (pools._trained, pools.accuracies, shares._of_pool):
+        pool.cache_clear()
 
 
 @pytest.mark.usefixtures("mnist")
 @pytest.mark.parametrize("claim", [claim for claim, names in TRAINED.items() if names])
 def test_a_claim_can_be_tried_on_trained_networks(claim: str) -> None:
     case = CLAIMS[claim].cases[TRAINED[claim][0]]
-    for one in table.tried(case, (claim, TRAINED[claim][0]), replicates=2, seed=0):
+    for one in table.tried(case, (claim, TRAINED[claim][0]), replicates=1, seed=0):
         assert 0 <= one.observed <= 1 or one.replicates == 0
 
 
 @pytest.mark.parametrize("claim", [claim for claim in CLAIMS if len(TRAINED[claim]) < len(CLAIMS[claim].cases)])
-def test_a_claim_can_be_tried(claim: str) -> None:
-    """The quick form: the first case, a few replicates; drawn again they are the same."""
+def test_a_claim_can_be_tried(claim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick form: the first case, one replicate; drawn again it is the same."""
+    monkeypatch.setattr(clusters, "DRAWS", 20)
     name, case = next((name, case) for name, case in CLAIMS[claim].cases.items() if not case.trained)
-    found = table.tried(case, (claim, name), replicates=3, seed=0)
+    found = table.tried(case, (claim, name), replicates=1, seed=0)
     assert len(found) == len(case.parts)
     assert all(0 <= one.observed <= 1 or one.replicates == 0 for one in found)
-    np.testing.assert_equal(table.tried(case, (claim, name), replicates=3, seed=0), found)
+    np.testing.assert_equal(table.tried(case, (claim, name), replicates=1, seed=0), found)
 
 
 def test_outcomes_count_what_was_claimed() -> None:

@@ -74,7 +74,7 @@ def test_paired_tests_are_those_of_scipy_and_holm_of_statsmodels():
     assert_allclose(found["std_error_mean"], wide.sem())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_an_interval_without_zero_is_never_against_holm(seed):
     found = fedstat.compare(drawn(5, 4, seed), reference="m0", level=0.9).table.iloc[1:]
     apart = (found["sim_conf_low"] > 0) | (found["sim_conf_high"] < 0)
@@ -128,14 +128,16 @@ def test_two_seeds_give_no_interval_and_say_so():
     assert all("(too few pairs)" in line for line in shown[1:3])
 
 
-def test_a_method_of_its_own_spread_makes_no_other_differ():
-    """One variance for all methods would be too small for the one that varies more."""
-    rng, wrong = np.random.default_rng(0), 0
-    for _ in range(200):
-        data = pd.DataFrame(rng.normal(size=(3, 5)) * [1, 20, 1, 1, 1], columns=list("abcde"))
-        table = fedstat.compare(tidy(data.to_dict("list")), reference="a").table
-        wrong += bool(((table["sim_conf_low"] > 0) | (table["sim_conf_high"] < 0)).any())
-    assert wrong <= 0.05 * 200 + 3 * np.sqrt(200 * 0.05 * 0.95)
+def test_a_method_of_its_own_spread_changes_nothing_for_the_others():
+    """One variance for all methods would be too small for the one that varies more, and too large for the others."""
+    values = np.random.default_rng(0).normal(size=(3, 5))
+    alike, wide = (
+        fedstat.compare(tidy(dict(zip("abcde", (values * spread).T.tolist(), strict=True))), reference="a").table
+        for spread in ([1, 1, 1, 1, 1], [1, 20, 1, 1, 1])
+    )
+    columns = ["std_error", "p_value", "conf_low", "conf_high", "sim_conf_low", "sim_conf_high"]
+    assert_allclose(wide.loc[2:, columns], alike.loc[2:, columns])
+    assert wide.loc[1, "std_error"] > 10 * alike.loc[1, "std_error"]
 
 
 def test_equal_methods_do_not_differ_and_a_constant_difference_is_not_tested():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,18 @@ def to_fixed_point(r: Any, n_factors: int) -> factor.Fit:
     return factor.fit(r, n_factors=n_factors, max_iter=30_000, tol=1e-14)
 
 
+@functools.cache
+def fixed_point(name: str) -> factor.Fit:
+    return to_fixed_point(np.array(CASES[name]["r"]), CASES[name]["n_factors"])
+
+
 # --- against programs we did not write -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_principal_axis_equals_psych(name: str) -> None:
     case = CASES[name]
-    fit = to_fixed_point(np.array(case["r"]), case["n_factors"])
+    fit = fixed_point(name)
     assert fit.converged
     np.testing.assert_allclose(fit.communality, case["pa"]["communality"], atol=TOL["pa"], rtol=0)
     np.testing.assert_allclose((fit.loadings**2).sum(0)[: case["n_factors"]], case["pa"]["ss_loadings"], atol=TOL["pa"])
@@ -47,7 +53,7 @@ def test_principal_axis_equals_statsmodels(name: str) -> None:
     case = CASES[name]
     r, g = np.array(case["r"]), case["n_factors"]
     peer = Factor(corr=r, n_factor=g, method="pa", smc=False).fit(maxiter=30_000, tol=1e-14)
-    np.testing.assert_allclose(to_fixed_point(r, g).communality, peer.communality, atol=1e-8, rtol=0)
+    np.testing.assert_allclose(fixed_point(name).communality, peer.communality, atol=1e-8, rtol=0)
 
 
 def test_one_step_equals_statsmodels_after_one_iteration_of_principal_components() -> None:
@@ -87,7 +93,7 @@ def test_minres_equals_psych(name: str) -> None:
 def test_minres_ends_where_principal_axis_ends_if_that_is_proper(name: str) -> None:
     case = CASES[name]
     r = np.array(case["r"])
-    a, b = factor.fit(r, n_factors=case["n_factors"], method="minres", tol=1e-8), to_fixed_point(r, case["n_factors"])
+    a, b = factor.fit(r, n_factors=case["n_factors"], method="minres", tol=1e-8), fixed_point(name)
     np.testing.assert_allclose(a.communality, b.communality, atol=1e-6, rtol=0)
     assert a.n_iter < b.n_iter / (5 if b.n_iter > 60 else 4)
 

@@ -243,15 +243,6 @@ def test_a_layer_matrix_given_as_weights_is_sent_to_fa() -> None:
         fs.split(labelled.rename(client="site"))
 
 
-def test_client_chunks_on_any_partition_sum_to_the_stacked_matrix() -> None:
-    w = weights()
-    chunks = [moments(fs.layer_matrix(w[i : i + 2])) for i in (0, 2, 4)]
-    total = chunks[0] + chunks[1] + chunks[2]
-    whole = moments(fs.layer_matrix(w))
-    np.testing.assert_allclose(total.cross, whole.cross, atol=1e-12)
-    np.testing.assert_allclose(correlation(total), correlation(whole), atol=1e-13)
-
-
 def test_arrays_tensors_and_data_arrays_in_any_order_of_dims_give_one_answer() -> None:
     w = weights(shape=(3, 2, 2))
     labelled = xr.DataArray(w, dims=("client", "unit", "weight", "height", "width"))

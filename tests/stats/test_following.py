@@ -71,13 +71,13 @@ def followed(monkeypatch):
     {"kappa": 0.75},
     {"kappa": 0.9},
     {"kappa": 0.75, "heywood": "bound"},
-    {"n_factors": 60, "tol": 1e-4, "max_iter": 400},
+    {"n_factors": 50, "tol": 1e-4, "max_iter": 400},
     {"kappa": 0.8, "init": "smc"},
-    {"kappa": 0.8, "init": np.full(200, 0.6)},
+    {"kappa": 0.8, "init": np.full(160, 0.6)},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("data", [noise, unlike, twins, with_dead])
 def test_steps_are_those_of_the_plain_iteration(data, options, decomposed, followed):
-    r = correlations(data(200))
+    r = correlations(data(160))
     found, plain = factor.fit(r, **options), decomposed(r, **options)
     assert followed[True] > 0
     assert int(found.n_iter) == int(plain.n_iter)
@@ -165,7 +165,7 @@ def by_plain_loop(w, n_boot, kappa, *, steps=50, tol=1e-3):
     return np.array(results)
 
 
-@pytest.mark.parametrize(("kappa", "n_units"), [(0.6, 160), (0.85, 160), (0.85, 300)])
+@pytest.mark.parametrize(("kappa", "n_units"), [(0.6, 160), (0.85, 160), (0.85, 220)])
 def test_the_bootstrap_is_a_plain_loop_over_samples(kappa, n_units, followed):
     rng = np.random.default_rng(0)
     w = rng.uniform(-1, 1, size=(1, n_units, 100)) + rng.normal(size=(8, n_units, 100))

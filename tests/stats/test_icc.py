@@ -171,7 +171,7 @@ def test_a_start_that_clients_did_not_have_is_refused() -> None:
     rng = np.random.default_rng(0)
     at = np.arange(64)
     smooth = np.exp(-0.5 * ((at[:, None] - at) / 3) ** 2)
-    for _ in range(50):
+    for _ in range(20):
         w, other = rng.normal(size=(12, 32, 64)) @ smooth, rng.normal(size=(32, 64))
         for verb in (fs.icc, lambda w, baseline: fs.split(w, baseline=baseline, n_factors=1, method="pc")):
             with pytest.raises(
@@ -348,13 +348,6 @@ def test_equal_units_are_told_from_units_drawn_anew() -> None:
     np.testing.assert_array_equal(fs.icc(w).agreement[:8], 1)
     for kappa in (0.5, 0.75):
         assert split.auc(fs.split(w, kappa=kappa, method="pc").communality, same) < 1
-
-
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_agreement_finds_the_shared_units_of_model_8_at_every_p(p: float) -> None:
-    model = Model8(clients=20, d=40, m=60, p=p, seed=1)
-    w = np.stack([client.w for client in truth(model)])
-    assert split.auc(fs.icc(w).agreement, model.unit_shared) == 1
 
 
 @pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning")

@@ -87,7 +87,7 @@ def test_a_constant_unit_has_no_standard_error() -> None:
     assert np.flatnonzero(np.isnan(result.df)).tolist() == [3, 4]
 
 
-def errors_and_truth(draw: Any, options: dict[str, Any], *, n_samples: int = 25, n_truth: int = 200) -> tuple[Any, Any]:
+def errors_and_truth(draw: Any, options: dict[str, Any], *, n_samples: int = 15, n_truth: int = 200) -> tuple[Any, Any]:
     """Root mean square of the standard errors, and the standard deviation over repeated sampling."""
     rng = np.random.default_rng(1)
     truth = np.std([communality(draw(rng), n_factors=2) for _ in range(n_truth)], axis=0, ddof=1)

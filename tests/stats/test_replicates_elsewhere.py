@@ -48,7 +48,7 @@ def dask() -> Iterator[Executor]:
 EXECUTORS: dict[str, Callable[[], Any]] = {
     "a thread": lambda: ThreadPoolExecutor(1),
     "threads": lambda: ThreadPoolExecutor(3),
-    "processes": lambda: ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")),
+    "processes": lambda: ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")),
     "loky": lambda: loky.ProcessPoolExecutor(1),
     "dask": dask,
 }
@@ -61,7 +61,7 @@ def plain() -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore:clients agree less", "ignore:.*long")
-@pytest.mark.parametrize("kind", EXECUTORS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow if k == "loky" else ()) for k in EXECUTORS])
 def test_replicates_are_the_same_to_the_bit_whatever_the_executor(kind: str, plain: dict[str, Any]) -> None:
     with EXECUTORS[kind]() as executor:
         for name, verb in VERBS.items():
