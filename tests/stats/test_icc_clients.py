@@ -213,6 +213,12 @@ def test_few_clients_allow_no_conclusion(clients: int, least: str) -> None:
     assert np.isnan(found.coefficients.p_value).all() == (clients < 5)
 
 
+@pytest.mark.parametrize(("units", "number"), [(8, 8**4 - 1), (9, 445)])
+def test_units_are_shifted_in_all_ways_where_these_are_at_most_4096(units: int, number: int) -> None:
+    w = np.random.default_rng(0).normal(size=(5, units, 3))
+    assert fs.icc(w, inference="permutation").glance()["n_permutations"][0] == number
+
+
 @pytest.mark.parametrize("inference", ["sign-flip", "permutation"])
 @pytest.mark.parametrize(("units", "shared"), [(8, 3), (30, 6), (30, 24), (20, 18), (80, 10)])
 def test_shared_units_are_called_and_no_other(inference: str, units: int, shared: int) -> None:
