@@ -1,9 +1,9 @@
 """Change the package at random places, one place at a time, and list the changes that no test notices.
 
-``make mutants`` draws places by seed and changes each as an operator of Cosmic Ray says. The tests are imported once. For
-each change a process is forked that takes over what differs in the changed file, in memory: no file is touched. It runs
-the test files that name the changed function, its class, its module and their users most often, up to a limit of time.
-A survivor is to be read: it may be equivalent, or die by a test further away, or in a process that a test starts.
+``make mutants`` draws places by seed and changes each as an operator of Cosmic Ray says. The tests are imported once.
+For each change a process is forked that takes over what differs in the changed file, in memory: no file is touched. It
+runs the test files that name the changed function, its class, its module and their users most often, up to a limit of
+time. A survivor is to be read: it may be equivalent, or die by a test further away, or in a process that a test starts.
 """
 
 import argparse
