@@ -315,6 +315,15 @@ def test_blocks_of_clients_units_and_tensors_give_the_same(
                     np.testing.assert_allclose(x, y, rtol=1e-6, atol=2e-6)
 
 
+def test_weights_are_read_once_if_their_rows_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    w, calls = layer(6, 10, 4), []
+    for memory in (w.size, w.size - 1):
+        monkeypatch.setattr(icc_resampling, "_MEMORY", memory)
+        icc_resampling.over_clients(lambda: [calls.append(memory) or w], icc.sums(w), fs.agreement._TESTS["sign-flip"])  # noqa: B023
+    assert calls.count(w.size) == 1
+    assert calls.count(w.size - 1) > 1
+
+
 def test_a_start_is_subtracted_before_the_test() -> None:
     w, start = layer(8, 10, 0, seed=1), 5 * np.random.default_rng(9).normal(size=(10, 20))
     assert fs.icc(w + start).glance()["n_agreeing"][0] == 10
