@@ -3,8 +3,7 @@
 ``make mutants`` draws places by seed and changes each as an operator of Cosmic Ray says. The tests are imported once.
 For each change a process is forked that takes over what differs in the changed file, in memory: no file is touched. It
 runs the test files that name the changed function, its class, its module and their users most often, up to a limit of
-time.
-A survivor is to be read: it may be equivalent, or die by a test further away, or in a process that a test starts.
+time. A survivor is to be read: it may be equivalent, or die by a test further away, or in a process that a test starts.
 """
 
 import argparse
@@ -177,13 +176,15 @@ class Mutants:
         for path, text in texts.items():
             changes |= changes_by_place(path, text)
         generator = random.Random(self.options.seed)  # noqa: S311
-        drawn = 0
+        left = self.options.n // len(PARTS)
         for path, line, column in generator.sample(sorted(changes), len(changes)):
             operator, occurrence = generator.choice(changes[path, line, column])
             mutant = mutate_code(texts[path], OPERATORS[operator], occurrence)
-            if drawn < self.options.n // len(PARTS) and is_valid(mutant):
-                drawn += 1
+            if is_valid(mutant):
                 yield path, line, texts[path], mutant, folders
+                left -= 1
+            if left <= 0:
+                return
 
     def judge(self, items, path, line, text, mutant, folders):
         """Try one mutant; print it if it survives."""

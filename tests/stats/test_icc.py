@@ -15,6 +15,7 @@ from statsmodels.regression.mixed_linear_model import MixedLM
 
 import fedstat.labelled as fs
 from fedstat.labelled.agreement import icc_sums
+from fedstat.labelled.baselines import require_related
 from fedstat.sim.model8 import Model8, truth
 from fedstat.stats import icc as arrays
 from fedstat.stats import split
@@ -181,6 +182,14 @@ def test_a_start_that_clients_did_not_have_is_refused() -> None:
             verb(w + 0.5 * smooth.sum(0).max() * other, baseline=other)
     constant = fs.icc(w, baseline=np.full((32, 64), 0.1))
     np.testing.assert_allclose(constant.agreement, fs.icc(w).agreement, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("weight", "start"), [(1.0, None), (np.nan, None), (None, 1.0)])
+def test_a_correlation_that_is_undefined_refuses_no_start(weight: float | None, start: float | None) -> None:
+    """Neither with a warning, which would be an error here."""
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(3, 4, 5)) if weight is None else np.full((3, 4, 5), weight)
+    assert require_related(rng.normal(size=(4, 5)) if start is None else np.full((4, 5), start), w) is None
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -213,6 +213,12 @@ def test_few_clients_allow_no_conclusion(clients: int, least: str) -> None:
     assert np.isnan(found.coefficients.p_value).all() == (clients < 5)
 
 
+@pytest.mark.parametrize(("units", "number"), [(8, 8**4 - 1), (9, 445)])
+def test_units_are_shifted_in_all_ways_where_these_are_at_most_4096(units: int, number: int) -> None:
+    w = np.random.default_rng(0).normal(size=(5, units, 3))
+    assert fs.icc(w, inference="permutation").glance()["n_permutations"][0] == number
+
+
 @pytest.mark.parametrize("inference", ["sign-flip", "permutation"])
 @pytest.mark.parametrize(("units", "shared"), [(8, 3), (30, 6), (30, 24), (20, 18), (80, 10)])
 def test_shared_units_are_called_and_no_other(inference: str, units: int, shared: int) -> None:
@@ -307,6 +313,15 @@ def test_blocks_of_clients_units_and_tensors_give_the_same(
             for x, y in zip(a, b, strict=True):
                 if y is not None:
                     np.testing.assert_allclose(x, y, rtol=1e-6, atol=2e-6)
+
+
+def test_weights_are_read_once_if_their_rows_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    w, calls = layer(6, 10, 4), []
+    for memory in (w.size, w.size - 1):
+        monkeypatch.setattr(icc_resampling, "_MEMORY", memory)
+        icc_resampling.over_clients(lambda: [calls.append(memory) or w], icc.sums(w), fs.agreement._TESTS["sign-flip"])  # noqa: B023
+    assert calls.count(w.size) == 1
+    assert calls.count(w.size - 1) > 1
 
 
 def test_a_start_is_subtracted_before_the_test() -> None:
