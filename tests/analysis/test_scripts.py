@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -15,12 +13,6 @@ from fedstat import sim
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"clients": 6, "d": 10, "m": 12, "n_train": 20, "n_test": 20, "rounds": 3, "replicates": 2}
-
-
-def script(*arguments):
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +56,7 @@ def test_a_figure_says_what_to_run_first(name, said, tmp_path, monkeypatch, caps
 
 
 def test_the_table_is_written(runs, tmp_path):
-    script("analysis/sim_table.py", runs / "vary_p-tiny.zarr", tmp_path / "table.csv")
+    assert load("analysis/sim_table.py").main([str(runs / "vary_p-tiny.zarr"), str(tmp_path / "table.csv")]) == 0
     table = pd.read_csv(tmp_path / "table.csv")
     assert len(table) == 2 * 8
     assert table["accuracy"].between(0, 1).all()

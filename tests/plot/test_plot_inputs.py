@@ -276,12 +276,27 @@ def test_the_path_of_a_run_is_drawn_as_the_run(trained, stored, figure):
 SAVED = sorted((figure, name) for figure, names in MEANT.items() for name in names)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Function from the name of a result to the paths of its store and of its file."""
+    folder = tmp_path_factory.mktemp("saved")
+
+    @cache
+    def paths(name):
+        both = folder / f"{name}.zarr", str(folder / f"{name}.json")
+        for path in both:
+            made(name).save(path)
+        return both
+
+    return paths
+
+
 @pytest.mark.parametrize(("figure", "name"), SAVED)
-def test_the_path_of_a_saved_result_is_drawn_as_the_result(tmp_path, figure, name):
-    result, draw = made(name), getattr(plot, figure)
-    for path in (tmp_path / "result.zarr", str(tmp_path / "result.json")):
-        result.save(path)
-        assert drawn_on(draw(path)) == drawn_on(draw(result))
+def test_the_path_of_a_saved_result_is_drawn_as_the_result(saved, figure, name):
+    draw = getattr(plot, figure)
+    expected = drawn_on(draw(made(name)))
+    for path in saved(name):
+        assert drawn_on(draw(path)) == expected
 
 
 STUDIES = {
@@ -332,13 +347,15 @@ def studies(tmp_path_factory):
 @pytest.mark.parametrize(("study", "figure"), [(study, figure) for study, names in STUDIES.items() for figure in names])
 def test_the_path_of_a_study_is_drawn_as_the_study(studies, study, figure):
     source, path = studies(study)
-    draw, required = getattr(plot, figure), {"case": "iid"} if figure == "relation" else {}
-    for name in (path, str(path)):
-        drawn, expected = draw(name, **required), draw(source, **required)
-        if isinstance(expected, xr.Dataset):
-            xr.testing.assert_identical(drawn, expected)
-        else:
-            assert drawn == expected if isinstance(expected, str) else drawn_on(drawn) == drawn_on(expected)
+    required = {"case": "iid"} if figure == "relation" else {}
+    expected, *drawn = (getattr(plot, figure)(given, **required) for given in (source, path, str(path)))
+    if isinstance(expected, xr.Dataset):
+        for data in drawn:
+            xr.testing.assert_identical(data, expected)
+    elif isinstance(expected, str):
+        assert drawn == [expected] * 2
+    else:
+        assert [drawn_on(canvas) for canvas in drawn] == [drawn_on(expected)] * 2
 
 
 def test_every_figure_of_a_run_or_a_study_takes_its_path():
