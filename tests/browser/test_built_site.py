@@ -113,6 +113,7 @@ IS_IN_VIEW = """([theme, width]) => innerWidth === width && matchMedia(`(prefers
   && (document.documentElement.dataset.theme ?? theme) === theme"""
 FAULTS = ("wide", "cut", "overlap", "pictures")
 INSPECT = """async rules => {
+  document.getAnimations().filter(change => change instanceof CSSTransition).forEach(change => change.finish());
   const options = {resultTypes: ["violations"], preload: false, ...(rules && {runOnly: rules})};
   const {violations} = await axe.run(options);
   return violations.filter(({impact}) => ["serious", "critical"].includes(impact))
@@ -191,6 +192,7 @@ async def _visit(page: Any, address: str, name: str, axe: str, seen: Seen) -> No
         await page.evaluate(axe)
         seen.violations[f"{name}, dark"] = await page.evaluate(INSPECT, None)
         await page.emulate_media(color_scheme="light")
+        await page.wait_for_function(IS_IN_VIEW, arg=["light", DESKTOP], timeout=10_000)
         seen.violations[f"{name}, light"] = await page.evaluate(INSPECT, ["color-contrast"])
 
 
