@@ -161,6 +161,8 @@ def test_a_client_goes_without_a_class_only_when_no_sample_of_it_is_left():
         assert (counts.sum(axis=1) == n).all()
         assert ((counts >= ideal) | (counts.cumsum(axis=0) == supply)).all()
         assert moved == np.maximum(counts - ideal, 0).sum()
+    # The last sample of another class of the client's comes before those of classes that it has no share of.
+    assert partition.draw_equal(np.array([[0.6, 0.4, 0]]), 10, np.array([5, 5, 90]))[0].tolist() == [[5, 5, 0]]
 
 
 ERRORS = [
