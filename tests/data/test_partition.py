@@ -152,6 +152,19 @@ def test_deal_is_uniform_over_the_samples_of_a_class():
     assert multinomial.pmf((held == 0).sum(axis=0), 6000, [1 / 6] * 6) > 0
 
 
+def test_a_client_goes_without_a_class_only_when_no_sample_of_it_is_left():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        proportion, supply = rng.dirichlet(np.ones(4), size=5), rng.integers(0, 8, size=4)
+        counts, moved = partition.draw_equal(proportion, n := int(supply.sum()) // 5, supply)
+        ideal = partition.apportion(np.full(5, n), proportion)
+        assert (counts.sum(axis=1) == n).all()
+        assert ((counts >= ideal) | (counts.cumsum(axis=0) == supply)).all()
+        assert moved == np.maximum(counts - ideal, 0).sum()
+    # The last sample of another class of the client's comes before those of classes that it has no share of.
+    assert partition.draw_equal(np.array([[0.6, 0.4, 0]]), 10, np.array([5, 5, 90]))[0].tolist() == [[5, 5, 0]]
+
+
 ERRORS = [
     (lambda: partition.iid(DIGITS, clients=0), "clients must be an integer from 1 to 1797, but got 0"),
     (lambda: partition.iid(DIGITS, clients=1798), "from 1 to 1797, but got 1798"),
@@ -167,6 +180,7 @@ ERRORS = [
     (lambda: partition.natural(DIGITS, by="split", min_samples=1798), "min_samples must be at most 1797"),
     (lambda: partition.domains(DIGITS), "by must be a variable of the samples, but got 'coarse'"),
     (lambda: partition.domains(DIGITS, groups={"a": [1, 77]}, by="y"), "'a': no sample has 77"),
+    (lambda: partition.domains(labels(9, 0, 9), groups={"a": [0, 1]}, by="y"), "'a': no sample has 1"),
     (lambda: partition.domains(DIGITS, groups={"a": [1], "b": [1]}, by="y"), "'b': it shares values"),
     (lambda: partition.domains(labels(3), groups={"a": [0]}, by="y"), "at least 4 samples, one per client, but got 3"),
     (lambda: partition.train_test(DIGITS), r"must have a coordinate client .*partition\.iid"),

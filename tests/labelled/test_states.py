@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import fedstat
+from fedstat.labelled import states
 from fedstat.labelled.weight_files import read_weights
 
 
@@ -305,3 +306,10 @@ def test_layers_are_found_by_the_names_that_a_tree_gives_them() -> None:
     state = {"net/~/linear": {"w": drawn(8, 4), "b": drawn(4)}}
     (name,) = read_weights([state]).children
     np.testing.assert_array_equal(read_weights([state], layers=[name])[name]["w"][0], state["net/~/linear"]["w"].T)
+
+
+def test_a_module_with_a_number_for_a_name_is_shown_wherever_it_stands_alone() -> None:
+    module = nn.ModuleDict({"body": nn.Sequential(nn.Conv2d(1, 16, 5), nn.ReLU()), "head": nn.Sequential(nn.ReLU())})
+    assert states.indexed_modules(module, ["0", "body.0", "1"]) == {"body.0": "Conv2d 16×1×5×5"}
+    assert states.indexed_modules(module["body"], ["0"]) == {"0": "Conv2d 16×1×5×5"}
+    assert states.indexed_modules(nn.ModuleDict({"body": module["body"]}), ["0"]) == {"0": "Conv2d 16×1×5×5"}

@@ -33,11 +33,14 @@ ROOT = Path(__file__).parents[2]
 ROUND = "aggregate batches chunks client_rows cohort communication_round evaluate hooks local_training loop optim state"
 READERS = "layer_names states torch_files weight_files"
 PARTS = {  # names of source files, folders of their tests
-    "statistics": ("stats/* labelled/*", "stats labelled results"),  # but the readers
+    "statistics": ("stats/* labelled/*", "stats labelled results properties"),  # but the readers
     "round": (" ".join(f"fl/{name}" for name in ROUND.split()), "fl"),
-    "masks": ("fl/masks fl/split_halves fl/probes/*", "fl"),
+    "masks": ("fl/masks fl/split_halves fl/probes/*", "fl properties"),
     "stores": ("store/*", "store torture fl"),
-    "readers": (" ".join(["data/*", *(f"labelled/{name}" for name in READERS.split())]), "data labelled torture"),
+    "readers": (
+        " ".join(["data/*", *(f"labelled/{name}" for name in READERS.split())]),
+        "data labelled properties torture",
+    ),
 }
 LEAST_KILLED = 0.95
 LONGEST = 5  # seconds of the processor; a test that takes longer is left out
@@ -50,7 +53,7 @@ SKIPPED = re.compile(
 )
 PAIRS = "min max, minimum maximum, argmin argmax, any all, floor ceil, median mean, startswith endswith"
 COUNTERPART = dict(names for pair in PAIRS.split(", ") for names in (pair.split(), pair.split()[::-1]))
-PLAIN = (bool, int, float, complex, str, bytes, tuple, frozenset, re.Pattern)
+PLAIN = (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset, re.Pattern)
 
 
 class SwapName(Operator):
@@ -146,7 +149,8 @@ def take_over(path, mutant):
         if repr((function.__defaults__, function.__kwdefaults__)) != repr((other.__defaults__, other.__kwdefaults__)):
             function.__defaults__, function.__kwdefaults__ = other.__defaults__, other.__kwdefaults__
     for key, value in vars(sys.modules[name]).copy().items():
-        if isinstance(value, PLAIN) and key[:2] != "__" and repr(changed.get(key)) != repr(value):
+        old, new = repr(value), repr(changed.get(key))
+        if isinstance(value, PLAIN) and key[:2] != "__" and old != new and " at 0x" not in old:
             setattr(sys.modules[name], key, changed.get(key))
 
 
