@@ -39,8 +39,8 @@ $(sort $(READY) $(READY_FOR_DOCS) $(READY_FOR_MUTANTS) $(READY_FOR_BROWSER)): $(
 sim: $(READY)   ## the main job: model (8) at paper size
 	$(BIN)/python -m fedstat.sim --p 0.5 --alpha 0.4
 
-test: $(READY)  ## the tests, doctests among them, on all cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --benchmark-disable
+test: $(READY)  ## the tests, doctests among them, on all cores; options of pytest in OPTIONS
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --benchmark-disable $(OPTIONS)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
