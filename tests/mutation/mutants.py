@@ -39,7 +39,7 @@ PARTS = {  # names of source files, folders of their tests
     "stores": ("store/*", "store torture fl"),
     "readers": (
         " ".join(["data/*", *(f"labelled/{name}" for name in READERS.split())]),
-        "data labelled properties torture",
+        "data labelled properties",
     ),
 }
 LEAST_KILLED = 0.95
@@ -240,9 +240,11 @@ class Mutants:
             os._exit(LATE)
 
         signal.signal(signal.SIGPROF, stop)
+        signal.signal(signal.SIGALRM, stop)
         for item, following in zip(items, [*items[1:], None], strict=True):
             self.running = item.nodeid
             signal.setitimer(signal.ITIMER_PROF, LONGEST)
+            signal.alarm(10 * LONGEST)  # of a busy machine, or of waiting for other processes
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self.failed:
                 return KILLED
