@@ -8,7 +8,10 @@ from importlib.util import find_spec
 
 import pytest
 
-collect_ignore_glob = [] if find_spec("flwr") else ["fedstat/flower/*"]
+collect_ignore_glob = [
+    *([] if find_spec("flwr") else ["fedstat/flower/*"]),
+    *([] if find_spec("cosmic_ray") else ["tests/mutation/*"]),
+]
 
 
 def pytest_collection_finish() -> None:
