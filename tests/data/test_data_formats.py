@@ -215,6 +215,8 @@ def test_every_flipped_byte_of_a_pickle_is_read_or_refused_cleanly(tmp_path):
         ({"data": np.zeros((4, 3072))}, "but got float64"),
         ({"labels": [0, 1, 2]}, "of 3 rows"),
         ({"labels": [0, 1, 2, 10]}, "labels must be integers from 0 to 9"),
+        ({"labels": [0, 1, 2, -1]}, "labels must be integers from 0 to 9"),
+        ({"labels": [0.0, 1.0, 2.0, 3.0]}, "labels must be integers, but 'labels' holds other values"),
     ],
 )
 def test_a_batch_that_is_no_batch_is_an_error(tmp_path, changes, message):
