@@ -102,6 +102,9 @@ def test_every_set_says_where_it_is_had(name, tmp_path):
         (lambda b: b + b"xy", "byte 3936: the header says 3936 bytes, but got 3938"),
         (lambda b: b[:9], "byte 9: it ends within its header"),
         (lambda b: b"\x89PNG" + b[4:], "byte 0: idx of unsigned bytes starts with 00 00 08"),
+        (lambda b: b[:3] + b"\0" + b[4:], "byte 0: idx of unsigned bytes starts with 00 00 08"),
+        (lambda b: b[:3] + b"\5" + b[4:], "byte 0: .* but got 00 00 08 05"),
+        (lambda b: b"\0\0\x09" + b[3:], "byte 0: .* but got 00 00 09 03"),
         (lambda _: b"", "byte 0"),
         (lambda b: gzip.compress(b)[:-500], r"byte \d+: .*Download it again"),
         (lambda b: gzip.compress(b)[:40] + b"\xff" * 40 + gzip.compress(b)[80:], r"byte \d+: "),
@@ -113,6 +116,13 @@ def test_damaged_idx_names_the_file_and_the_byte(tmp_path, damage, message):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=rf"train-images-idx3-ubyte is damaged at {message}"):
         load("mnist", tmp_path, split="train")
+
+
+def test_two_sets_of_emnist_are_the_same_images():
+    """By class and by merge: 814,255 images (Cohen et al. 2017, table II)."""
+    rows = [SOURCES[name].rows for name in ("emnist-byclass", "emnist-bymerge")]
+    assert rows[0] == rows[1]
+    assert sum(rows[0].values()) == 814_255
 
 
 def test_images_without_labels_are_an_error(tmp_path):
@@ -205,6 +215,8 @@ def test_every_flipped_byte_of_a_pickle_is_read_or_refused_cleanly(tmp_path):
         ({"data": np.zeros((4, 3072))}, "but got float64"),
         ({"labels": [0, 1, 2]}, "of 3 rows"),
         ({"labels": [0, 1, 2, 10]}, "labels must be integers from 0 to 9"),
+        ({"labels": [0, 1, 2, -1]}, "labels must be integers from 0 to 9"),
+        ({"labels": [0.0, 1.0, 2.0, 3.0]}, "labels must be integers, but 'labels' holds other values"),
     ],
 )
 def test_a_batch_that_is_no_batch_is_an_error(tmp_path, changes, message):

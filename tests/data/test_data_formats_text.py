@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedstat.data import load, partition
+from fedstat.data import SOURCES, load, partition
 from fedstat.data.leaf import LETTERS, extract_roles
 
 
@@ -125,6 +125,16 @@ def test_roles_follow_leafs_rules():
         "THE_PLAY_QUEEN": "One Three Four ",
         "THE_COMEDY_OF_ERRORS_SLAVE": "Yes. Yes, indeed  A LOVER'S COMPLAINT  ".replace("  ", " "),
     }
+
+
+def test_plays_begin_at_the_second_naming_of_their_author(tmp_path):
+    author = "by William Shakespeare"
+    place = tmp_path / SOURCES["shakespeare"].first[0]
+    place.write_text(author + PLAY.replace(author, "by another"))
+    with pytest.raises(ValueError, match="must occur twice, as plays start at the second, but does not"):
+        load("shakespeare", tmp_path)
+    place.write_text(PLAY.replace("A long line", "A long line " * 20))
+    assert load("shakespeare", tmp_path).user.attrs["names"] == ["THE_PLAY_FIRST_LORD"]
 
 
 @pytest.mark.filterwarnings("ignore:.*were published")  # the files here have a few rows

@@ -20,6 +20,7 @@ from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.fl.batches import Rows
 from fedstat.fl.cohort import of_all
 from fedstat.fl.local_training import train_chunk
+from fedstat.fl.probes import measures
 from fedstat.fl.state import Download
 
 SIZES = st.lists(st.integers(2, 14), min_size=5, max_size=6)
@@ -118,3 +119,10 @@ def test_a_chunk_trains_clients_in_any_order(name, order):
     ascending, found = trained(np.arange(6)), trained(clients)
     for key, p in ascending.items():
         torch.testing.assert_close(found[key], p[clients], atol=1e-5, rtol=1e-4)
+
+
+def test_the_probe_of_halves_measures_clients_of_two_samples_and_leaves_out_those_of_one():
+    j = job(make("fedavg"), sizes=[2, 9, 8, 7, 1])
+    values = measures.halves_probe(j, 1).on_round_start(j, trainer.start(j), of_all(j))
+    for name in ("between", "within"):
+        assert np.isfinite(values[f"probe/{name}"]).all(axis=1).tolist() == [True] * 4 + [False]

@@ -193,6 +193,14 @@ def test_shared_units_have_equal_weights_and_personal_ones_do_not():
     np.testing.assert_array_equal(spread == 0, run["split/fc1/shared"].isel(round=-1))
 
 
+def test_the_analysis_behind_a_split_is_stored_with_it():
+    split = train(dense(), NET, algorithms.fedfac(["fc1"]), rounds=2, **SETTINGS)["split/fc1"].isel(round=-1)
+    shared, communality = split["shared"].values, split["communality"].values
+    assert communality[shared].min() >= communality[~shared].max()
+    assert 1 <= split["n_factors"] < 10
+    assert split["n_iter"] >= 1
+
+
 def poison(data, **changes):
     for name, value in changes.items():
         data[name] = data[name].astype(type(value))

@@ -150,6 +150,16 @@ def flat(state: Mapping[str, Any], before: str = "") -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.parametrize("bias", [(8,), (1, 8), (8, 1)])
+def test_the_next_array_is_the_bias_of_an_array_without_a_name_if_one_axis_has_its_numbers(
+    bias: tuple[int, ...],
+) -> None:
+    for shape in ((8, 4), (4, 8)):
+        state = {"arr_0": drawn(*shape), "arr_1": drawn(*bias), "arr_2": drawn(3, 8), "arr_3": drawn(3)}
+        w = state["arr_0"] if shape[0] == 8 else state["arr_0"].T
+        np.testing.assert_array_equal(read_weights([state], layers=["arr_0"])["arr_0"]["w"][0], w)
+
+
 def test_of_a_module_no_modules_are_proposed() -> None:
     module = nn.ModuleDict({"query_key_value": nn.Linear(4, 12), "fc": nn.Linear(4, 3)})
     with pytest.raises(ValueError, match=r"in blocks or head by head. Pass it as ") as refused:

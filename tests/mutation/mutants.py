@@ -84,7 +84,8 @@ def changes_by_place(name, text):
     for operator_name, operator in OPERATORS.items():
         starts = (start for node in nodes for start, _ in operator.mutation_positions(node))
         for occurrence, start in enumerate(starts):
-            if not any(first <= start < last for first, last in spans):
+            is_separator = text.splitlines()[start[0] - 1][start[1] :].startswith("*,")  # of keyword-only arguments
+            if not is_separator and not any(first <= start < last for first, last in spans):
                 changes[name, *start].append((operator_name, occurrence))
     return changes
 
@@ -128,6 +129,8 @@ def test_files(folders, path, text, line, number):
         for file in files:
             score[file] += sum(words_of(file)[n] / totals[n] for n in totals) / max(len(totals), 1) / 4**step
         names = {user for user, used in names_used().items() if used & names} - seen
+    for file in files:
+        score[file] += path.stem in file.stem
     return sorted(files, key=lambda file: (-score[file], file))[:number]
 
 
@@ -258,7 +261,7 @@ def main():
     parser.add_argument("--n", type=int, default=300, help="number of mutants, an equal share for each part")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", default=",".join(PARTS), help="parts of the package, with commas between them")
-    parser.add_argument("--files", type=int, default=4, help="test files that are run for a mutant")
+    parser.add_argument("--files", type=int, default=8, help="test files that are run for a mutant")
     parser.add_argument("--seconds", type=int, default=60, help="processor time for the tests of a mutant")
     options = parser.parse_args()
     options.out = os.fdopen(os.dup(1), "w")
