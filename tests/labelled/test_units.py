@@ -150,6 +150,12 @@ def test_what_is_open_is_refused_until_the_user_says(one: dict[str, torch.Tensor
         assert w.sizes["unit"] == shape[axis] * (2 if (name, axis) == ("deconv", 1) else 1)
 
 
+def test_a_recurrent_kernel_of_one_axis_gives_no_number_of_gates() -> None:
+    one = {"lstm/kernel": torch.randn(5, 24), "lstm/recurrent_kernel": torch.randn(24)}
+    with pytest.raises(ValueError, match="axis of the units of 'lstm/kernel' is ambiguous"):
+        read_weights([one])
+
+
 def test_the_users_word_goes_before_names_and_modules() -> None:
     embedding = nn.ModuleDict({"embedding": nn.Embedding(11, 6), "fc": nn.Linear(6, 4)})
     assert read_weights([embedding])["embedding"]["w"].sizes["unit"] == 6
