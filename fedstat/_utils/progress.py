@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
+from fedstat._utils.notebook import shell
+
 Item = TypeVar("Item")
 DELAY = 2.0
 """Seconds after which a bar appears that was not requested."""
@@ -119,9 +121,7 @@ def on_interrupt(hint: Callable[[], str]) -> Iterator[None]:
 
 
 def _place() -> Literal["notebook", "terminal", "pipe"]:
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is not None and "IPKernelApp" in shell.config:
+    if (running := shell()) is not None and "IPKernelApp" in running.config:
         return "notebook"
     return "terminal" if sys.stderr is not None and sys.stderr.isatty() else "pipe"
 

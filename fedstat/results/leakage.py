@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -108,12 +108,6 @@ class LeakageResult(Result):
         for name, text in texts.items():
             data[name].attrs.update(long_name=text, units="dB")
         return data
-
-    @classmethod
-    def from_datatree(cls, tree: xr.DataTree) -> Self:
-        """Read a result from a store of ``python -m fedstat.attack``."""
-        data = tree["leakage"].to_dataset().load()
-        return cls(data.rename({"guess": "class_mean_psnr"} if "guess" in data else {}))
 
     @property
     def _is_by_class(self) -> bool:

@@ -11,7 +11,8 @@ LEAST_FOR_PRECISION = 5
 1.6 times as wide as normal intervals."""
 
 LEAST_FOR_CONTRADICTION = 6
-"""Clients below which no split is said to contradict agreement, as a single client can invert the order of units."""
+"""Clients that a contradiction of a split and agreement needs: with fewer, a single client can invert the order of
+units."""
 
 LEAST_FOR_PERCENTILES = 8
-"""Clients from which bootstrap intervals were tested (``simulations/inference``); with fewer there are none."""
+"""Clients that bootstrap intervals need: they were tested from this number on (``simulations/inference``)."""

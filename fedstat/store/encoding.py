@@ -54,7 +54,7 @@ _STORED_VALUES = {"undecided": "inconclusive", "dead": "constant"}
 _OF_ALGORITHMS = {"algorithm", "reference", "table", "costs", "data"}
 _PERSONAL, _STORED_PERSONAL = "-personal-head", "-private-head"
 _AT_END = r"(?=(?:\+|-shrunken|-low-rank)*(?:$|[, ][^/\\]*$))"
-"""What follows a suffix of an algorithm: further suffixes, then the end or settings of a variant; no part of a path."""
+"""Pattern of what may stand behind a suffix: further suffixes, then the end or settings of a variant; never a path."""
 
 _VARIABLE = re.compile(r"(?!\.)[\w.-]{1,100}", re.ASCII)
 _DTYPE = re.compile(r"[<>|=][biufU]\d{1,12}|[<>|=][mM]8(\[\d{0,9}[a-zA-Z]{1,2}\])?")

@@ -221,8 +221,10 @@ _STORED_KINDS = {"sensitivity": "stability"}
 
 
 def leakage(run: xr.DataTree) -> LeakageResult:
-    """Return the result in a store of ``python -m fedstat.attack``, with today's names of algorithms."""
-    return LeakageResult(encoding.rename_algorithms(LeakageResult.from_datatree(run).data))
+    """Return the result in a store of ``python -m fedstat.attack``, by today's names, whichever version wrote it."""
+    data = run["leakage"].to_dataset().load()
+    data = data.rename({"guess": "class_mean_psnr"} if "guess" in data else {})
+    return LeakageResult(encoding.rename_algorithms(data))
 
 
 def result_groups(results_by_kind: Mapping[str, LayerResults[Any]]) -> dict[str, xr.Dataset]:

@@ -121,7 +121,7 @@ def shorten(
 
 
 def _group_with(data: xr.Dataset, labels: Mapping[str, Sequence[int]]) -> Group:
-    """Return the layout of a stored group with other labels; arrays without the dims of these labels stay."""
+    """Return the layout of a stored group with other labels; arrays without a relabelled dim are unchanged."""
     labels = {dim: values for dim, values in labels.items() if dim in data.dims}
     variables = {}
     for name, array in data.data_vars.items():

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedstat.labelled as fs
+from fedstat.stats import icc as arrays
 
 SEEDS = st.integers(0, 2**32 - 1)
-SHORT = settings(max_examples=15, deadline=None)
+SHORT = settings(max_examples=25, deadline=None)
 
 
 def layer(seed: int) -> np.ndarray:
@@ -79,3 +80,13 @@ def test_coefficients_keep_their_bounds_and_stand_in_their_intervals(seed: int) 
             assert ((c.icc[:, t] <= c.conf_high[:, t]) == (inference == "F" or k > 2)).all()
         tested = k >= clients and (inference != "permutation" or d > 1)
         assert (((c.p_value >= 0) & (c.p_value <= 1)) == tested).all()
+
+
+@SHORT
+@given(SEEDS, st.data())
+def test_sums_join_in_any_grouping_of_clients(seed: int, data: st.DataObject) -> None:
+    w = layer(seed)
+    cut = data.draw(st.integers(1, len(w) - 1))
+    whole, joined = arrays.sums(w), arrays.sums(w[cut:]) + arrays.sums(w[:cut])
+    for a, b in zip((*whole.units, *whole.layer), (*joined.units, *joined.layer), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-11)

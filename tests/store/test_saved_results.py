@@ -143,7 +143,7 @@ OPTION_NAMES = st.text(st.characters(exclude_categories=("Cs",)), max_size=6).fi
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.dictionaries(OPTION_NAMES, VALUES, max_size=4))
 def test_whatever_options_hold_comes_back(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> None:
     folder = tmp_path_factory.mktemp("options")
