@@ -243,9 +243,9 @@ def draw(path: Path, results: dict[str, LayerResults[Any]]) -> None:
     axes = figure.subplots(len(splits), columns, squeeze=False)
     for row, (layer, result) in zip(axes, splits.items(), strict=True):
         statistic = "agreement" if result.fit.method == "icc" else "communality"
-        communality(bootstraps.get(layer, result), ax=row[0]).set_title(f"{layer}: {statistic}")
+        communality(bootstraps.get(layer, result), ax=row[0]).set_title(f"{layer}: {statistic}", pad=20)
         if result.fit.method != "icc":
-            scree(result.factors, ax=row[1]).set_title(f"{layer}: eigenvalues")
+            scree(result.factors, ax=row[1]).set_title(f"{layer}: eigenvalues", pad=20)
     figure.tight_layout()
     _cli.save_figure(figure, path, dpi=150)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +52,7 @@ _LABELS = {
     "ICC2": "agreement of clients, ICC2",
     "reliability": "reliability of client differences",
 }
+_LABEL = 48  # letters in a line below an axis of 4 inches
 
 
 def scree(result: Any, *, ax: Axes | None = None, most: int = 60) -> Axes:
@@ -156,16 +158,17 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
             table, x="value", hue="group", hue_order=groups, bins=edges.tolist(), multiple="stack", ax=ax, alpha=1,
             palette=[_COLOURS[g] for g in groups], edgecolor=gray(1), linewidth=0.3, legend=groups != ["units"],
         )  # fmt: skip
-    if legend := ax.get_legend():
-        legend.set(title=None, frame_on=False)
+    legend = ax.get_legend()
+    handles = [handle for handle in (legend.legend_handles if legend else []) if handle is not None]
+    names = [text.get_text() for text in legend.get_texts()] if legend else []
     if null is not None:
         expected = np.histogram(null, edges)[0] * len(table) / len(null)
-        outline = ax.stairs(expected, edges, color=gray(0), linewidth=1.2)
-        handles = [*(h for h in (legend.legend_handles if legend else []) if h is not None), outline]
-        names = [*(t.get_text() for t in legend.get_texts())] if legend else []
+        handles.append(ax.stairs(expected, edges, color=gray(0), linewidth=1.2))
+        names.append("units permuted within clients")
+    if handles:  # above the axes, where it hides neither bars nor intervals
         ax.legend(
-            handles, [*names, "units permuted within clients"], frameon=False, loc="lower left",
-            bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=3, columnspacing=1,
+            handles, names, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=3,
+            columnspacing=1,
         )  # fmt: skip
     if np.isfinite(units.threshold):
         ax.axvline(units.threshold, color=gray(0), linestyle="--", linewidth=1)
@@ -173,7 +176,7 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
     label = units.label
     if isinstance(result, BootstrapResult):
         _draw_above(ax, result.tidy())
-        label += f"\n{result.interval_label}"
+        label += f"\n{textwrap.fill(result.interval_label, _LABEL)}"
     if isinstance(result, JackknifeResult):
         table = result.tidy()
         limits = {
@@ -181,7 +184,7 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
             "conf_high": table["estimate"] + table["std_error"],
         }
         _draw_above(ax, table.assign(**limits))
-        label += "\nlines: one standard error either side (jackknife over clients)"
+        label += f"\n{textwrap.fill('lines: one standard error either side (jackknife over clients)', _LABEL)}"
     if np.isfinite(units.threshold):
         low, high = ax.get_xlim()
         is_left = units.threshold < 0.75 * low + 0.25 * high  # the name, else left of the line, would cross the frame

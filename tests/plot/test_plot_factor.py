@@ -57,7 +57,8 @@ def test_bootstrap_intervals_stand_above_the_histogram(weights: np.ndarray) -> N
     ax = plot.communality(result)
     segments = ax.collections[0].get_segments()
     assert len(segments) == 24
-    assert ax.get_xlabel().endswith("95% CIs: expected communality in samples of 12 clients, not the population's")
+    label = ax.get_xlabel().replace("\n", " ")
+    assert label.endswith("95% CIs: expected communality in samples of 12 clients, not the population's")
     table = result.tidy().sort_values("estimate")
     np.testing.assert_allclose([s[0][0] for s in segments], table["conf_low"])
     top = max(p.get_y() + p.get_height() for p in ax.patches)
@@ -72,7 +73,7 @@ def test_a_jackknife_is_drawn_with_one_standard_error_either_side(weights: np.nd
     low, high = np.array([[segment[0][0], segment[1][0]] for segment in ax.collections[0].get_segments()]).T
     np.testing.assert_allclose((high - low) / 2, table["std_error"])
     np.testing.assert_allclose((high + low) / 2, table["estimate"])
-    assert ax.get_xlabel().endswith("one standard error either side (jackknife over clients)")
+    assert ax.get_xlabel().replace("\n", " ").endswith("one standard error either side (jackknife over clients)")
 
 
 def test_the_threshold_is_not_drawn_where_it_is_infinite(weights: np.ndarray) -> None:
@@ -135,3 +136,12 @@ def test_the_forest_names_every_unit_beside_its_interval_and_the_layer_below(wei
     assert ax.get_xlabel().startswith("ICC3, 95% CI (bootstrap over clients)\n")
     with pytest.raises(ValueError, match="Did you mean 'ICC"):
         forest(result, type="ICC4")  # type: ignore[arg-type]
+
+
+def test_the_legend_of_communalities_covers_no_interval(weights: np.ndarray) -> None:
+    ax = plot.communality(fs.bootstrap(weights, n_factors=2, n_boot=20))
+    ax.figure.draw_without_rendering()
+    legend = ax.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["shared", "personal"]
+    assert legend.get_window_extent().ymin >= ax.get_window_extent().ymax
