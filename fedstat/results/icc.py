@@ -418,8 +418,9 @@ class IccResult(Result):
         """Return the number of units on which clients agree, or the reason why no unit is tested."""
         n_tested = int((~np.isnan(self.p_adjusted[:, TYPES.index(HEADLINE)])).sum())
         if not n_tested:
-            least = "2 units that vary in 2 clients" if self.inference == "permutation" else f"{LEAST_VARYING} clients"
-            return f"no test: it needs at least {least}"
+            if self.inference == "permutation":
+                return "no test: in at least 2 clients, 2 units must vary beyond the common profile"
+            return f"no test: it needs at least {LEAST_VARYING} clients"
         n = self.n_agreeing
         return f"{n} of {n_tested}: {self.finding}; {n_tested - n}: no evidence"
 

@@ -317,6 +317,8 @@ def _permute(x: Floats, shifts: NDArray[np.int64]) -> tuple[Floats, Floats, tupl
     p_value = (1 + len(pooled) - np.searchsorted(pooled, _tie_limit(observed))) / (1 + len(pooled))
     sums = np.nansum(statistics, axis=1)
     layer = float(sums[0]), float((sums >= _tie_limit(sums[0])).mean())
+    if not np.isfinite(observed).any():  # units equal the profile: nothing is left to test
+        layer = math.nan, math.nan
     return observed, np.where(np.isfinite(observed), p_value, np.nan), layer
 
 
