@@ -1,12 +1,10 @@
 """What pytest leaves out where an optional extra is not installed, and what keeps all tests from waiting."""
 
-import asyncio
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 
@@ -41,16 +39,4 @@ def no_collection_by_statsmodels() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "collect", collect)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_thread_for_every_file() -> Iterator[None]:
-    """Zarr reads each of a run's hundreds of small files in a thread of its own, which takes longer than to read it."""
-
-    async def called(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        return function(*arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asyncio, "to_thread", called)
         yield

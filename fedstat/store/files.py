@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import io
 from collections.abc import Iterable
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -32,24 +31,52 @@ CODED = {"compressors": (ZstdCodec(), Crc32cCodec())}
 """Encoding of every array."""
 _PLAIN, _PACKED = {"bytes", "vlen-utf8", "transpose", "crc32c"}, {"zstd", "blosc", "gzip"}
 _METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
+_SMALL = 2**16
+"""Bytes up to which a file is read or written in this thread: passing it to another thread takes longer."""
 _CHUNK = 2**12
 """Bytes of the limit that each chunk of an array accounts for: at most 1,048,576 chunks are read."""
 
 
-class Guarded(LocalStore):
+class Direct(LocalStore):
+    """zarr's store of local files, which reads and writes small files in this thread."""
+
+    def _size(self, key: str) -> int:
+        """Return the bytes of a file; 0 for a missing one, to zarr a chunk that was never written."""
+        info = guard.status(self.root / key)
+        return info.st_size if info else 0
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Read a file asynchronously, as zarr does."""
+        if self._size(key) <= _SMALL:
+            return super().get_sync(key, prototype=prototype, byte_range=byte_range)
+        return await super().get(key, prototype, byte_range)
+
+    async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:
+        if exclusive:
+            await super()._set(key, value, exclusive)
+        elif len(value) <= _SMALL:
+            self.set_sync(key, value)
+        else:
+            await asyncio.to_thread(self.set_sync, key, value)
+
+
+class Guarded(Direct):
     """zarr's store of local files, restricted to regular files of bounded size."""
 
     def _metadata(self, key: str, prototype: BufferPrototype | None) -> Buffer | None:
-        """Read a file of metadata in this thread: it is small, and passing it to another thread takes longer."""
         try:
             raw = guard.content(self.root / key, share=guard.HEAD)
         except FileNotFoundError:
             return None
         return (prototype or default_buffer_prototype()).buffer.from_bytes(raw)
 
-    def _require(self, key: str) -> None:
-        with suppress(FileNotFoundError):  # to zarr, a missing file is a chunk that was never written
-            guard.regular(self.root / key)
+    def _size(self, key: str) -> int:
+        try:
+            return guard.regular(self.root / key).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
@@ -57,7 +84,7 @@ class Guarded(LocalStore):
         """Read a file, as zarr does."""
         if key.endswith(_METADATA):
             return self._metadata(key, prototype)
-        self._require(key)
+        self._size(key)  # raises unless it is a regular file within the limit
         return super().get_sync(key, prototype=prototype, byte_range=byte_range)
 
     async def get(
@@ -66,7 +93,6 @@ class Guarded(LocalStore):
         """Read a file asynchronously, as zarr does."""
         if key.endswith(_METADATA):
             return self._metadata(key, prototype)
-        self._require(key)
         return await super().get(key, prototype, byte_range)
 
 
@@ -87,7 +113,7 @@ class Journaled(Guarded):
             file.write(value.as_buffer_like())
 
     async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:  # noqa: ARG002
-        await asyncio.to_thread(self.set_sync, key, value)
+        await super()._set(key, value)
 
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None

@@ -281,17 +281,18 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
     FileExistsError
         If the path exists and may not be replaced.
     """
-    from fedstat.store.files import CODED
+    from fedstat.store.files import CODED, Direct
 
     path = Path(path).resolve()
     origin.require_available(path, attrs["command"], overwrite=overwrite, hint="Pass overwrite=True")
     with origin.draft(path) as (folder, lock):
-        _create_root(folder)
+        store = Direct(folder)
+        _create_root(store)
         names = {node.path: list(node.to_dataset(inherit=node is result).variables) for node in result.subtree}
         encoding: Any = {group: dict.fromkeys(variables, CODED) for group, variables in names.items()}
-        result.to_zarr(folder, mode="a", consolidated=False, zarr_format=3, encoding=encoding, write_empty_chunks=True)
+        result.to_zarr(store, mode="a", consolidated=False, zarr_format=3, encoding=encoding, write_empty_chunks=True)
         order = json.dumps([path[1:] for path in names if path != "/"])
-        zarr.open_group(folder, mode="r+").attrs.update({**attrs, GROUPS: order, "ended": now()})
+        zarr.open_group(store, mode="r+").attrs.update({**attrs, GROUPS: order, "ended": now()})
         journal.start(folder)
         if path.exists():
             origin.replace(folder, path)
@@ -303,13 +304,14 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
 
 def lay_out(folder: Path, groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> None:
     """Create the groups and the empty arrays of a new run."""
-    from fedstat.store.files import CODED
+    from fedstat.store.files import CODED, Direct
 
-    _create_root(folder).attrs.update({**attrs, GROUPS: json.dumps([*groups])})
+    store = Direct(folder)
+    _create_root(store).attrs.update({**attrs, GROUPS: json.dumps([*groups])})
     for name, group in groups.items():
         encoding: Any = dict.fromkeys(group.coords.variables, CODED)
-        group.coords.to_zarr(folder, group=name, mode="a", consolidated=False, zarr_format=3, encoding=encoding)
-        target = zarr.open_group(folder, path=name, mode="r+")
+        group.coords.to_zarr(store, group=name, mode="a", consolidated=False, zarr_format=3, encoding=encoding)
+        target = zarr.open_group(store, path=name, mode="r+")
         for variable, layout in group.variables.items():
             shape = tuple(group.coords.sizes[d] for d in layout.dims)
             floating = np.issubdtype(np.dtype(layout.dtype), np.floating)
@@ -327,9 +329,9 @@ def lay_out(folder: Path, groups: Mapping[str, Group], attrs: Mapping[str, Any])
             )
 
 
-def _create_root(folder: Path) -> Any:
+def _create_root(store: Any) -> Any:
     """Create the root group of a new store; zarr takes the journal for an array, in which it seeks no members."""
-    root = zarr.open_group(folder, mode="a", zarr_format=3)
+    root = zarr.open_group(store, mode="a", zarr_format=3)
     root.create_array(journal.FOLDER, shape=(), dtype="bool", attributes={"long_name": "files of this store"})
     return root
 

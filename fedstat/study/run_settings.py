@@ -465,9 +465,11 @@ def names(more: Iterable[Any] = ()) -> list[str]:
 def _as_fields(settings: Mapping[str, Any], options: Any, algorithm: Any) -> dict[str, Any]:
     """Return fields of :class:`Settings`; move settings of the algorithm to the options."""
     common = {field.name for field in fields(Settings)}
-    all_names, options = names([algorithm]), federation.strings("options", options)
-    for name in settings:
-        check.choice("a setting", name, all_names)
+    options = federation.strings("options", options)
+    if special_names := [name for name in settings if name not in common]:
+        all_names = names([algorithm])
+        for name in special_names:
+            check.choice("a setting", name, all_names)
     if duplicates := {option.partition("=")[0] for option in options} & (settings.keys() - common):
         raise ValueError(
             f"{min(duplicates)} is given twice, by name and among the options {list(options)}. Remove one of them."

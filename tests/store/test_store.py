@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from small_runs import dense
 import fedstat
 from fedstat import store
 from fedstat.fl import algorithms, nets, train
-from fedstat.store import Group, Variable, write
+from fedstat.store import Group, Variable, files, write
 
 LAYOUT = {
     "metrics": Group(
@@ -46,6 +47,26 @@ def test_what_is_written_is_read_and_the_rest_is_missing(tmp_path):
     assert run["metrics/accuracy"].attrs["long_name"] == "test accuracy"
     assert run["split/fc1"]["unit"].values.tolist() == ["a", "b"]
     assert np.isnan(run["split/fc1/nu"]).all()
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000])
+def test_only_chunks_above_64_kib_pass_to_another_thread(tmp_path, size, monkeypatch):
+    values = np.random.default_rng(0).normal(size=size)  # does not compress
+    layout = {"group": Group(xr.Dataset(coords={"x": np.arange(size)}), {"value": Variable(("x",), "f8")})}
+    keys = []
+    real = files.Journaled.set_sync
+
+    def noting(self, key, value):
+        keys.append((key, threading.current_thread().name))
+        real(self, key, value)
+
+    monkeypatch.setattr(files.Journaled, "set_sync", noting)
+    writer = store.create(tmp_path / "run.zarr", layout, store.provenance("A run", {}, command="made up"))
+    writer.write("group/value", (), values)
+    writer.commit()
+    names = {name.startswith("asyncio_") for key, name in keys if key == "group/value/c.0"}
+    assert names == {size > 2**13}
+    np.testing.assert_array_equal(store.open_run(tmp_path / "run.zarr")["group/value"], values)
 
 
 def test_provenance_names_settings_versions_and_time(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -184,7 +184,11 @@ def settings_of(name: str) -> dict[str, Setting]:
     >>> list(settings_of("fedprox+")), settings_of("fedprox+")["mu"].default
     (['mu', 'epochs', 'rate', 'by', 'held_out'], 0.01)
     """
-    make = constructor(name)
+    return dict(_settings(constructor(name)))
+
+
+@lru_cache(maxsize=256)
+def _settings(make: Constructor) -> dict[str, Setting]:
     inner = _parameters(getattr(make, "wraps", make))
     settings = {}
     for setting, p in _parameters(make).items():
