@@ -75,9 +75,9 @@ def _span(n: np.ndarray) -> str:
 def _participation(config: Mapping[str, Any]) -> str:
     rate = config["participation"]
     if isinstance(rate, list):
-        return f"{100 * rate[0]:.4g}% to {100 * rate[1]:.4g}% selected per round"
-    percent = "all" if rate == 1 else f"{100 * rate:.4g}%"
-    return f"{percent} selected per round{' on average' if config.get('sampling') == 'poisson' else ''}"
+        return f"{100 * rate[0]:.4g}% to {100 * rate[1]:.4g}% of clients per round"
+    selected = "all clients" if rate == 1 else f"{100 * rate:.4g}% of clients"
+    return f"{selected} per round{' on average' if config.get('sampling') == 'poisson' else ''}"
 
 
 def _aggregation(config: Mapping[str, Any], metrics: xr.Dataset) -> list[str]:

@@ -111,6 +111,8 @@ def test_shards_of_one_model_are_no_clients(tmp_path: Path, name: str) -> None:
 def test_no_file_stays_in_memory_while_the_next_one_is_read(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gc.freeze()  # what tests before have left is not looked through at each collection
+
     class State(dict[str, Any]): ...
 
     alive: list[weakref.ref[State]] = []

@@ -162,7 +162,7 @@ def test_the_command_trains_reports_and_resumes(tmp_path, capsys):
     said = capsys.readouterr().out
     for text in ("3 rounds, 6 clients, seed 0", "MB uploaded", "fc1 ", "unseen clients: global", "personal, N(0, 1)"):
         assert text in said
-    assert "50% selected per round" in said
+    assert "50% of clients per round" in said
     assert command(*args, "--resume") == 0
     assert capsys.readouterr().out == said
     assert command("--out", out, "--resume") == 0, "the settings are those of the run"
