@@ -42,8 +42,8 @@ sim: $(READY)   ## the main job: model (8) at paper size
 test: $(READY)  ## the tests, doctests among them, on all cores; options of pytest in OPTIONS
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --benchmark-disable $(OPTIONS)
 
-test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+test-slow: $(READY)  ## tests of minutes; those of torture and of the browser have targets of their own
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --benchmark-disable -m 'slow and not gpu' --ignore tests/torture --ignore tests/browser
 
 test-browser: $(READY) $(READY_FOR_BROWSER) | chromium  ## the site that `make docs` built, and a notebook in JupyterLab, in Chromium
 	FEDSTAT_BROWSER=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -m slow --benchmark-disable

@@ -32,7 +32,7 @@ def clients_of(sizes, name, batch_size, **options):
     return job(make(name), sizes=sizes, validation=validation, batch_size=batch_size, **options)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", seldom(ALGORITHMS))
 @few
 @given(sizes=SIZES, batch_size=st.integers(1, 5))
 def test_halves_equal_a_loop_over_clients(name, sizes, batch_size):
@@ -100,7 +100,7 @@ def test_nor_on_where_clients_rows_lie(name, tmp_path):
     near(on_disk, measured_run(name, TIES, batch_size=3))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", seldom(ALGORITHMS))
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(order=st.permutations(range(6)))
 def test_a_chunk_trains_clients_in_any_order(name, order):
