@@ -381,7 +381,9 @@ def fill(
                 "differ. Reorder them, or pass arrays without labels."
             )
         if (dtype := np.result_type(stack.w, array)) != stack.w.dtype:
-            stacks[name] = stack = stack._replace(w=stack.w.astype(dtype))
+            w = np.empty(stack.w.shape, dtype)
+            w[:c] = stack.w[:c]  # the rest is not set yet: a cast of it may warn
+            stacks[name] = stack = stack._replace(w=w)
         stack.w[c] = stack.layout.of(array)
 
 

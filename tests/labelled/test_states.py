@@ -302,6 +302,15 @@ def test_weights_of_several_precisions_are_stacked_in_the_widest() -> None:
     assert read_weights(sources[3:])["fc"]["w"].dtype == np.dtype("=f4")
 
 
+def test_what_memory_held_before_is_never_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_signaling_nans(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        bits = {2: 0x7D01, 4: 0x7FA00001, 8: 0x7FF4000000000001}[np.dtype(dtype).itemsize]
+        return np.full(shape, bits, f"u{np.dtype(dtype).itemsize}").view(dtype)
+
+    monkeypatch.setattr(states.np, "empty", of_signaling_nans)
+    test_weights_of_several_precisions_are_stacked_in_the_widest()
+
+
 def test_layers_are_found_by_the_names_that_a_tree_gives_them() -> None:
     state = {"net/~/linear": {"w": drawn(8, 4), "b": drawn(4)}}
     (name,) = read_weights([state]).children
