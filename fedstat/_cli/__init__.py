@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from fedstat import store
 from fedstat._utils import check, guard, lazy
-from fedstat._utils.drafts import draft_of, replace_file
+from fedstat._utils.guard import draft_of, replace_file
 from fedstat._utils.lazy import xr
 
 INTERRUPTED, BROKEN_PIPE = 130, 141

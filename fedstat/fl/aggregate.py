@@ -258,10 +258,10 @@ def private(
     a server's optimizer, work on the released values, as do ``server_lr`` and the split.
 
     Clients send their moments first, and clip their updates once they know the split. A run stores ε after every round
-    in ``/metrics``, see :func:`fedstat.fl.accountant.epsilon`. ε holds for neighbors that differ by one client, if the
-    server is trusted to add the noise; the number of clients is public. Everything else that a run stores (accuracies,
-    losses, clients' weights, probes) is for the researcher and not private. Neither is the work before training, such
-    as inputs standardized, or settings tuned, on all clients' data.
+    in ``/metrics``, see :func:`fedstat.fl.private_training.epsilon`. ε holds for neighbors that differ by one client,
+    if the server is trusted to add the noise; the number of clients is public. Everything else that a run stores
+    (accuracies, losses, clients' weights, probes) is for the researcher and not private. Neither is the work before
+    training, such as inputs standardized, or settings tuned, on all clients' data.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
 from fedstat._utils.progress import on_interrupt, progress_bar
-from fedstat.fl import accountant, batches, disk_rows, loop, masks, nets, ranks, record, stored
+from fedstat.fl import batches, disk_rows, loop, masks, nets, private_training, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.chunks import require_disk
@@ -26,12 +26,12 @@ from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.prepare import aggregator_named, optimizer_named, prepare, unseen
 from fedstat.fl.prepare import group as dataset_group
-from fedstat.fl.probes import Observer, metrics
+from fedstat.fl.probes import Observer, measures
 from fedstat.fl.probes.measures import drift_probe, halves_probe, measures_probe
 from fedstat.fl.probes.variants import ablation_probe, new_clients_probe, prediction_jobs, prediction_rules_probe
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import State
-from fedstat.fl.stored_names import from_stored, to_stored
+from fedstat.fl.stored import from_stored, to_stored
 from fedstat.results.tables import count
 from fedstat.store import Group, Writer
 
@@ -234,7 +234,7 @@ def _config(
         "precision": job.compute.precision,
         "lr": lr,
         **{name: value for name, value in vars(training).items() if (name, value) != ("sampling", "fixed")},
-        **accountant.noted(job),
+        **private_training.noted(job),
         "optimizer": optimizer_name,
         "aggregator": training.aggregator.name,
     }
@@ -295,7 +295,7 @@ def _probes(job: Job, measurements: _Measurements) -> list[Observer]:
     """Return the observers that add groups to the store, and the observer of the privacy budget."""
     rounds, ablation = measurements.rounds, measurements.ablation
     probes = [measures_probe(job, rounds)]
-    probes += [accountant.probe()] if job.aggregator.privacy else []
+    probes += [private_training.probe()] if job.aggregator.privacy else []
     probes += [make(job, rounds) for name in measurements.probe_names if (make := PROBES[name])]
     probes += [new_clients_probe(job, *measurements.unseen_clients)] if measurements.unseen_clients else []
     probes += [ablation_probe(job, ablation)] if ablation else []
@@ -340,7 +340,7 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
         if out.finished():
             return
         observers = [
-            *metrics.observers(list(nets.layers(job.net))), *plan.probes,
+            *measures.observers(list(nets.layers(job.net))), *plan.probes,
             record.checkpoint_writer(out, plan.weights),
         ]  # fmt: skip
         ledger = Ledger(out, job, plan.by_client, plan.weights.layers)

@@ -25,7 +25,7 @@ from fedstat.fl.communication_round import update_global
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.loop import Buffer
 from fedstat.fl.nets import Params
-from fedstat.fl.probes import metrics
+from fedstat.fl.probes import measures
 from fedstat.fl.state import State
 from fedstat.flower import secure
 from fedstat.flower.plan import Arrays, Plan, arrays_in, moments_of, pack, raw_sums, to_record, unpack
@@ -300,7 +300,7 @@ class Strategy(FlowerStrategy):
             buffer = Buffer(writer)
             for state, scores in zip(self.rounds, self.scores, strict=True):
                 values = {f"metrics/{name}": value for name, value in scores.items()}
-                buffer.add(state.round, values | metrics.of_sharing(job.net, state.mask, list(layers)))
+                buffer.add(state.round, values | measures.of_sharing(job.net, state.mask, list(layers)))
             buffer.flush()
             writer.finish()
 

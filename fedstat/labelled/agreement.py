@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 from fedstat._utils import check, memory
 from fedstat._utils.lazy import xr
 from fedstat._utils.progress import progress_bar
-from fedstat.labelled.arrays import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
-from fedstat.labelled.baselines import baseline_of, require_related
+from fedstat.labelled.arrays import (
+    Weights,
+    bad_weights,
+    baseline_of,
+    group_blocks,
+    labels,
+    numpy_of,
+    refuse_replicates,
+    require_related,
+)
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import COMMON_START, REASONS, Stage
 from fedstat.results.icc import INFERENCE, IccResult, Inference

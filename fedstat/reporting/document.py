@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from fedstat import _cli
 from fedstat._utils import guard
-from fedstat._utils.drafts import replace_file
+from fedstat._utils.guard import replace_file
 from fedstat.reporting.references import REFERENCES, bibliography
 from fedstat.results.base import Caution, wrapped
 from fedstat.results.tables import count, ends

@@ -34,7 +34,7 @@ from fedstat.results import ComparisonResult
 from fedstat.results.base import Caution
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.sim.experiment import COMMAND as SIMULATION
-from fedstat.stats.compare import LEAST_PAIRS
+from fedstat.stats.ranking import LEAST_PAIRS
 from fedstat.study import collect, compare_runs, experiment, run_settings, run_table
 from fedstat.study.collect import ordered, title_of
 from fedstat.study.grid import variants

@@ -15,7 +15,7 @@ import numpy as np
 from fedstat import store
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.fl.stored_names import from_stored
+from fedstat.fl.stored import from_stored
 from fedstat.fl.training import COMMAND
 from fedstat.results.base import TERMINAL
 from fedstat.results.tables import count, megabytes

@@ -15,7 +15,7 @@ import xarray as xr
 import fedstat
 from fedstat import open_run, store
 from fedstat.fl import algorithms
-from fedstat.fl.stored_names import from_stored, to_stored
+from fedstat.fl.stored import from_stored, to_stored
 from fedstat.reporting import report
 from fedstat.store.encoding import algorithm_of, as_dataset, from_dataset, rename_algorithms
 from fedstat.study import collect, compare_runs, experiment, grid, leaderboard, run_summary
