@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
-from fedstat._utils.notebook import shell
+from fedstat._utils.lazy import shell
 
 Item = TypeVar("Item")
 DELAY = 2.0

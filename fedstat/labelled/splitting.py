@@ -12,9 +12,8 @@ from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd, xr
 from fedstat._utils.progress import track
-from fedstat.labelled.agreement import icc
+from fedstat.labelled.agreement import icc, variance_components
 from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, subtract_baseline, sums
-from fedstat.labelled.components import variance_components
 from fedstat.labelled.factor import (
     CHOICES,
     DEFAULTS,

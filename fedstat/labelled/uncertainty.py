@@ -29,9 +29,8 @@ from fedstat.results.uncertainty import (
     PermutationResult,
     SensitivityResult,
 )
-from fedstat.stats import factor, number_of_factors, resampling
+from fedstat.stats import LEAST_FOR_HALVES, factor, number_of_factors, resampling
 from fedstat.stats import split as _split
-from fedstat.stats.limits import LEAST_FOR_HALVES
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
 

@@ -15,7 +15,7 @@ from fedstat import store
 from fedstat._utils.progress import track
 from fedstat.fl.training import COMMAND as TRAINING
 from fedstat.plot import accuracy_curves, client_boxplot, loss_curves
-from fedstat.reporting import document, prose, split, stored, studies, training
+from fedstat.reporting import document, prose, stored, studies, training
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import (
     PARAGRAPH,
@@ -237,8 +237,8 @@ def _versions(runs: Sequence[Stored]) -> list[Table]:
 
 
 _PARTS: dict[str, Callable[[Stored], Part]] = {
-    SIMULATION: studies.part,
-    "fedstat.decompose": split.part,
+    SIMULATION: studies.of_simulation,
+    "fedstat.decompose": studies.of_decompose,
     **studies.PARTS,
 }
 

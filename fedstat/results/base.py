@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check, lazy
 from fedstat._utils.lazy import pd
 from fedstat.results import tables
-from fedstat.stats.limits import LEAST_FOR_PRECISION
+from fedstat.stats import LEAST_FOR_PRECISION
 
 if TYPE_CHECKING:
     from pathlib import Path

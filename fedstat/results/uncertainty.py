@@ -12,9 +12,9 @@ from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Caution, Result, columns, listing
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, p_equals
+from fedstat.stats import LEAST_FOR_PERCENTILES
 from fedstat.stats import split as _split
 from fedstat.stats.factor import gap
-from fedstat.stats.limits import LEAST_FOR_PERCENTILES
 from fedstat.stats.resampling import expanded_percentiles
 
 Floats = NDArray[np.float64]

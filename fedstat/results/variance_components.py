@@ -15,8 +15,8 @@ from fedstat._utils.lazy import pd
 from fedstat.results.base import Result, describe_constant, extremes, wrapped
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
+from fedstat.stats import LEAST_VARYING
 from fedstat.stats.icc import fdr as adjusted
-from fedstat.stats.limits import LEAST_VARYING
 from fedstat.stats.variance_components import Components, classify_units
 
 # Lines of prints.

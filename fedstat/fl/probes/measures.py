@@ -14,12 +14,11 @@ from fedstat.fl import masks, nets, split_halves
 from fedstat.fl.algorithm import Mask, SharedMask
 from fedstat.fl.cohort import Cohort
 from fedstat.fl.communication_round import Outcome
-from fedstat.fl.evaluate import evaluate
+from fedstat.fl.evaluate import evaluate, measured, require_finite
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.probes import Observer, Values
-from fedstat.fl.scores import measured, require_finite
 from fedstat.fl.state import Download, State
 
 _BYTES = 4  # of a float32 entry
