@@ -24,7 +24,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from fedstat._utils import lazy
+from fedstat._utils import lazy, show_trees
 
 if TYPE_CHECKING:
     from fedstat import attack as attack
@@ -88,4 +88,4 @@ __getattr__, __dir__ = lazy.attach(
 )
 lazy.figures = partial(import_module, "fedstat.plot")
 lazy.saved_results = partial(import_module, "fedstat.store.results")
-lazy.show_trees(lambda tree: import_module("fedstat.study.report").tree_html(tree))
+show_trees(lambda tree: import_module("fedstat.study.report").tree_html(tree))

@@ -23,7 +23,7 @@ from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy
 from fedstat.fl.private_training import sealed
 from fedstat.fl.probes import measures
-from fedstat.reporting.references import REFERENCES
+from fedstat.reporting.document import REFERENCES
 
 SMALL = nets.mlp([64, 40, 30, 10])
 WRAPPED = {"+": "plus", "-shrunken": "shrunken", "-personal-head": "personal-head", "-low-rank": "low-rank"}

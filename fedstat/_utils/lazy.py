@@ -1,4 +1,4 @@
-"""Lazy imports of packages and names at their first use, Ctrl-C during imports, and the shell of a notebook.
+"""Lazy imports of packages and names at their first use, and Ctrl-C during imports.
 
 ``from fedstat._utils.lazy import torch`` replaces ``import torch``, which takes a second. From Python 3.15 on,
 ``lazy import`` (PEP 810) replaces this module.
@@ -86,21 +86,3 @@ def _leave(*_: Any) -> None:
     sys.stderr.write("fedstat: interrupted.\n")
     sys.stderr.flush()
     os._exit(130)  # immediately: imports have nothing to clean up
-
-
-def shell() -> Any:
-    """Return the shell of IPython in which this process runs, or None; IPython is not imported for this."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
-
-
-def show_trees(to_html: Callable[[Any], str]) -> None:
-    """Have notebooks show a DataTree by a function of this package; nothing happens outside of IPython.
-
-    Runs stay plain DataTrees: a subclass is not equal to its parent class for ``xarray.testing``, and half of its
-    methods return the parent class.
-    """
-    if (running := shell()) is not None:
-        # By name, because xarray is imported when it is needed.
-        formatter = running.display_formatter.formatters["text/html"]
-        formatter.for_type_by_name("xarray.core.datatree", "DataTree", to_html)

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
-from fedstat._utils.progress import on_interrupt, progress_bar
+from fedstat._utils.loops import on_interrupt, progress_bar
 from fedstat.fl import batches, disk_rows, loop, masks, nets, private_training, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.algorithm import Algorithm

@@ -17,7 +17,7 @@ from fedstat._utils import check, memory
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
-from fedstat._utils.progress import progress_bar
+from fedstat._utils.loops import progress_bar
 from fedstat.labelled.arrays import (
     Weights,
     bad_weights,
@@ -36,6 +36,8 @@ from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_resampling, icc_tests, reml
 from fedstat.stats import variance_components as by_moments
+from fedstat.stats.icc import agreement
+from fedstat.stats.icc import sums as sum_clients
 from fedstat.stats.icc_resampling import over_clients
 from fedstat.stats.variance_components import BadWeightsError, Components, NoNoiseError
 
@@ -300,7 +302,7 @@ def variance_components(
             components.append(estimate(sums, level=level))
         pooled.append(sums.pooled())
         equal = equal & numpy_of((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
-        agreements.append(_icc.agreement(_icc.sums(w.mean(1))))
+        agreements.append(agreement(sum_clients(w.mean(1))))
         n_replicates, n_weights = w.shape[1], w.shape[3]
     if equal.any() and not equal.all():
         check.warn(

@@ -11,7 +11,7 @@ import numpy as np
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd, xr
-from fedstat._utils.progress import track
+from fedstat._utils.loops import track
 from fedstat.labelled.agreement import icc, variance_components
 from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, subtract_baseline, sums
 from fedstat.labelled.factor import (

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd
-from fedstat._utils.progress import progress_bar, track
+from fedstat._utils.loops import progress_bar, track
 from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of, subtract_baseline
 from fedstat.labelled.factor import ReplicateOptions, align_init, fa, show_options, warn_if_single_client

@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from fedstat import store
-from fedstat._utils.progress import track
+from fedstat._utils.loops import track
 from fedstat.fl.training import COMMAND as TRAINING
 from fedstat.plot import accuracy_curves, client_boxplot, loss_curves
 from fedstat.reporting import document, prose, stored, studies, training

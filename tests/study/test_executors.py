@@ -15,7 +15,7 @@ from fl_runs import SMALL, command
 
 from fedstat import sim, store
 from fedstat._cli import dask as _dask
-from fedstat._utils.parallel import as_done
+from fedstat._utils.loops import as_done
 from fedstat.sim.__main__ import main as sim_main
 from fedstat.store import journal
 from fedstat.study import experiment, grid
