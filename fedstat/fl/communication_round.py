@@ -2,7 +2,7 @@
 
 - ``State.client_params`` (``state.py``) holds the parameters that clients keep, in memory (``client_rows.py``) or on
   disk (``disk_rows.py``).
-- The observer in ``probes/metrics.py`` counts bytes: those of ``Upload.entries``, and of downloads.
+- The observer in ``probes/measures.py`` counts bytes: those of ``Upload.entries``, and of downloads.
 - Aggregators are rows of ``AGGREGATORS`` in ``prepare.py``, probes rows of ``PROBES`` in ``training.py``. A probe is an
   observer; observers get the :class:`Outcome` of a round.
 """
