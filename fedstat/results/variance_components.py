@@ -196,6 +196,7 @@ class ComponentsResult(Result):
 
     statistic_name: ClassVar[str] = "reliability"
     _figure: ClassVar[str] = "forest"
+    _by: ClassVar[str | None] = "reliability"
 
     components: Components
     layer_components: Components
@@ -381,9 +382,6 @@ class ComponentsResult(Result):
             constant=self.constant,
         )
         return join_columns(table, data)
-
-    def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.tidy(), "reliability"
 
     def summary(self, *, rows: int = 12) -> str:
         """Return a report on the layer, then on the units.

@@ -13,8 +13,7 @@ import pytest
 from dask_processes import two_processes  # noqa: F401
 from fl_runs import SMALL, command
 
-from fedstat import sim, store
-from fedstat import _cli
+from fedstat import _cli, sim, store
 from fedstat._utils.loops import as_done
 from fedstat.sim.__main__ import main as sim_main
 from fedstat.store import journal
