@@ -43,7 +43,6 @@ OPENERS = {
     "LocalStore", "np.load", "torch.load", "tomllib.load", "json.load", "pickle.load",
 }  # fmt: skip
 ELSEWHERE = {
-    "_utils.guard:replace_file": "the draft of what is written",
     "_cli:_discard_output": "the null device",
     "reporting.doctor:cpu_flags": "of the system",
     "_utils.memory:_text": "of the system",
