@@ -23,7 +23,7 @@ from fedstat._utils.settings import read_toml, table
 from fedstat.attack.experiment import leakage
 from fedstat.results.leakage import MARGIN, LeakageResult
 from fedstat.results.tables import interval, number, p_value
-from fedstat.stats.compare import LEAST_PAIRS
+from fedstat.stats.ranking import LEAST_PAIRS
 from fedstat.study import collect, run_table
 from fedstat.study.collect import METHODS, Grid, ordered, origin, scenarios, title_of
 from fedstat.study.grid import of_study

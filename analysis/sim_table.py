@@ -12,7 +12,7 @@ from pathlib import Path
 
 import fedstat
 from fedstat import _cli
-from fedstat._utils.drafts import replace_file
+from fedstat._utils.guard import replace_file
 
 
 def main(argv: Sequence[str] | None = None) -> int:

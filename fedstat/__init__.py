@@ -24,7 +24,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from fedstat._utils import lazy, notebook
+from fedstat._utils import lazy, show_trees
 
 if TYPE_CHECKING:
     from fedstat import attack as attack
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from fedstat.stats.split import Absolute as Absolute
     from fedstat.store import open_run as open_run
     from fedstat.store.results import load as load
-    from fedstat.study.run_summary import settings as settings
-    from fedstat.study.run_summary import summary as summary
+    from fedstat.study.report import settings as settings
+    from fedstat.study.report import summary as summary
 
 __version__ = version("fedstat")
 
@@ -74,7 +74,7 @@ _VERBS = {
     "fedstat.stats.split": ("Absolute",),
     "fedstat.store": ("open_run",),
     "fedstat.store.results": ("load",),
-    "fedstat.study.run_summary": ("settings", "summary"),
+    "fedstat.study.report": ("settings", "summary"),
     "fedstat.decompose": ("read_weights", "read_split"),
     "fedstat.reporting": ("report",),
 }  # fmt: skip
@@ -88,4 +88,4 @@ __getattr__, __dir__ = lazy.attach(
 )
 lazy.figures = partial(import_module, "fedstat.plot")
 lazy.saved_results = partial(import_module, "fedstat.store.results")
-notebook.show_trees(lambda tree: import_module("fedstat.study.run_summary").tree_html(tree))
+show_trees(lambda tree: import_module("fedstat.study.report").tree_html(tree))

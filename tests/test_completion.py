@@ -14,7 +14,7 @@ import pytest
 from public_names import PACKAGES
 
 import fedstat
-from fedstat._utils.signatures import show_options
+from fedstat.labelled.factor import show_options
 
 INSTALLED = [name for name in PACKAGES if name != "fedstat.flower" or find_spec("flwr")]
 

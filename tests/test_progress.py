@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import fedstat
 from fedstat import fl, study
-from fedstat._utils import progress
+from fedstat._utils import loops
 from fedstat.fl import algorithms
 from fedstat.study import grid
 from fedstat.study.run_settings import Settings
@@ -36,7 +36,7 @@ ONE = np.random.default_rng(0).normal(size=(5, 6, 20))
 
 SLOW = """
 import time
-from fedstat._utils.progress import progress_bar, say, track
+from fedstat._utils.loops import progress_bar, say, track
 progress_bar.__globals__["DELAY"] = 0.3
 def rounds(label):
     with progress_bar(4, "round", {progress}, label=label) as bar:
@@ -50,7 +50,7 @@ with track(range(2), "run", {progress}) as runs:
 """
 INTERRUPTED = """
 import os, signal, time
-from fedstat._utils.progress import on_interrupt, progress_bar
+from fedstat._utils.loops import on_interrupt, progress_bar
 with on_interrupt(lambda: "To resume, repeat the call."), progress_bar(9, "round", True) as bar:
     for number in range(9):
         time.sleep(0.15)
@@ -157,8 +157,8 @@ def test_an_interrupt_says_how_to_resume(notebook: list[list[dict[str, Any]]]) -
 def test_of_nested_calls_the_outer_one_says_how_to_resume() -> None:
     with (
         pytest.raises(KeyboardInterrupt) as stopped,
-        progress.on_interrupt(lambda: "outer"),
-        progress.on_interrupt(lambda: "inner"),
+        loops.on_interrupt(lambda: "outer"),
+        loops.on_interrupt(lambda: "inner"),
     ):
         raise KeyboardInterrupt
     assert stopped.value.__notes__ == ["outer"]
@@ -168,8 +168,8 @@ def test_lines_come_once_a_second_and_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = iter([0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 130.0, 130.1])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    with progress.progress_bar(10, "round", True, label="a run", resumed=True) as bar:
+    monkeypatch.setattr(loops, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with loops.progress_bar(10, "round", True, label="a run", resumed=True) as bar:
         bar.update(4)  # by an earlier process
         for n in (1, 1, 1, 1, 1, 0, 1):
             bar.update(n)
@@ -184,7 +184,7 @@ def test_lines_come_once_a_second_and_at_the_end(
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
     """Counts that were shown since the last call, "3 of 5 rounds", one per update."""
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(loops, "LINE_SECONDS", 0.0)
     return lambda: re.findall(r"\d+ of \d+ \w+", capsys.readouterr().err)
 
 
@@ -257,7 +257,7 @@ def test_a_long_call_counts_its_outer_loop(name: str, lines: Callable[[], list[s
 
 
 def test_a_bar_ends_with_its_loop_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_place", lambda: "terminal")
+    monkeypatch.setattr(loops, "_place", lambda: "terminal")
     wrong = {name: state | {"fc2.weight": np.full((6, 20), np.nan)} for name, state in LAYERS.items()}
     with pytest.raises(ValueError, match="NaN") as raised:
         fedstat.bootstrap(wrong, kappa=0.5, n_boot=3, layer="*", progress=True)
@@ -288,4 +288,4 @@ def test_a_grid_counts_runs_and_their_rounds(tmp_path: Path, lines: Callable[[],
 def test_no_other_module_shows_progress() -> None:
     folder = Path(fedstat.__file__).parent
     users = [path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if "tqdm" in path.read_text()]
-    assert users == ["_utils/progress.py"]
+    assert users == ["_utils/loops.py"]

@@ -17,7 +17,7 @@ from checks import KAPPA, TAU
 from threadpoolctl import threadpool_limits
 
 from fedstat import _cli
-from fedstat._utils.progress import track
+from fedstat._utils.loops import track
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, plus_minus
 from fedstat.store import open_run

@@ -21,9 +21,9 @@ from fedstat.fl.job import Job, TrainConfig
 from fedstat.fl.loop import observed_round, start
 from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy
-from fedstat.fl.probes import metrics
-from fedstat.fl.sealed import sealed
-from fedstat.reporting.references import REFERENCES
+from fedstat.fl.private_training import sealed
+from fedstat.fl.probes import measures
+from fedstat.reporting.document import REFERENCES
 
 SMALL = nets.mlp([64, 40, 30, 10])
 WRAPPED = {"+": "plus", "-shrunken": "shrunken", "-personal-head": "personal-head", "-low-rank": "low-rank"}
@@ -157,7 +157,7 @@ def _bytes(name: str, normalises: bool = False) -> tuple[float, float]:
     given = {"shared": {"fc2": [True, False] * 15}} if name == "fedsplit" else {}
     job = _job(algorithms.named(name, **given), _data(name), normalises)
     state, _ = observed_round(job, start(job), ())
-    _, values = observed_round(job, state, metrics.observers(()), evaluated=False)
+    _, values = observed_round(job, state, measures.observers(()), evaluated=False)
     return float(values["metrics/bytes_up"]) / 4, float(values["metrics/bytes_down"]) / 4
 
 

@@ -1,4 +1,4 @@
-"""Readers of untrusted files, archives and pickles, which limit memory and run no code."""
+"""Readers of untrusted files, archives and pickles, which limit memory and run no code; files replaced in one step."""
 
 from __future__ import annotations
 
@@ -426,3 +426,26 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise ValueError(f"{path} could not be read as plain arrays: {reason(error)}") from error
+
+
+@contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a draft, which replaces the file when the context ends, or is removed after an error."""
+    if path.exists() and not path.is_file():  # /dev/stdout
+        yield path
+        return
+    target = path.resolve()
+    draft = draft_of(target)
+    try:
+        with written(path):
+            yield draft
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def draft_of(path: Path) -> Path:
+    """Return the path of the draft of a file."""
+    return path.parent / f".{path.name}.{os.getpid()}.draft"

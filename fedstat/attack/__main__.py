@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstat import _cli, store
-from fedstat._utils.drafts import replace_file
+from fedstat._utils.guard import replace_file
 from fedstat._utils.lazy import xr
 from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.attack import leakage

@@ -13,7 +13,7 @@ import numpy as np
 from fedstat import _cli, store
 from fedstat._utils import check, streams
 from fedstat._utils.lazy import torch, xr
-from fedstat._utils.progress import progress_bar
+from fedstat._utils.loops import progress_bar
 from fedstat._utils.settings import check_fields, setting
 from fedstat.attack.matching import Observed, Recovered, by_sign, matched, observe, recover
 from fedstat.fl import batches, nets

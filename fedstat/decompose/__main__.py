@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from fedstat import _cli, store
 from fedstat._utils import check, guard
-from fedstat._utils.drafts import replace_file
+from fedstat._utils.guard import replace_file
 from fedstat._utils.lazy import xr
 from fedstat._utils.settings import add_arguments, check_fields, read_arguments, setting
 from fedstat.decompose.stored import table, to_dataset, write_table

@@ -6,9 +6,8 @@ from fedstat._utils.lazy import attach
 
 if TYPE_CHECKING:
     from fedstat.fl import algorithms, nets, optim
-    from fedstat.fl.finishing import finish
     from fedstat.fl.stored import client_weights, profile, state_dict
-    from fedstat.fl.training import train
+    from fedstat.fl.training import finish, train
 
 __all__ = ["algorithms", "client_weights", "finish", "nets", "optim", "profile", "state_dict", "train"]
 
@@ -17,7 +16,7 @@ __getattr__, __dir__ = attach(
     {
         "algorithms": "fedstat.fl.algorithms",
         "client_weights": "fedstat.fl.stored",
-        "finish": "fedstat.fl.finishing",
+        "finish": "fedstat.fl.training",
         "nets": "fedstat.fl.nets",
         "optim": "fedstat.fl.optim",
         "profile": "fedstat.fl.stored",

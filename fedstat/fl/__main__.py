@@ -19,7 +19,7 @@ from typing import Any
 
 from fedstat import _cli, store
 from fedstat._utils.check import in_bytes
-from fedstat._utils.progress import say
+from fedstat._utils.loops import say
 from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedstat._utils import check, streams
 from fedstat._utils.lazy import torch
-from fedstat.fl.algorithm import Mask
+from fedstat.fl.algorithm import Mask, RoundContext
 from fedstat.fl.nets import Params
 from fedstat.fl.privacy import Privacy, mean_update
 
@@ -258,10 +258,10 @@ def private(
     a server's optimizer, work on the released values, as do ``server_lr`` and the split.
 
     Clients send their moments first, and clip their updates once they know the split. A run stores ε after every round
-    in ``/metrics``, see :func:`fedstat.fl.accountant.epsilon`. ε holds for neighbors that differ by one client, if the
-    server is trusted to add the noise; the number of clients is public. Everything else that a run stores (accuracies,
-    losses, clients' weights, probes) is for the researcher and not private. Neither is the work before training, such
-    as inputs standardized, or settings tuned, on all clients' data.
+    in ``/metrics``, see :func:`fedstat.fl.private_training.epsilon`. ε holds for neighbors that differ by one client,
+    if the server is trusted to add the noise; the number of clients is public. Everything else that a run stores
+    (accuracies, losses, clients' weights, probes) is for the researcher and not private. Neither is the work before
+    training, such as inputs standardized, or settings tuned, on all clients' data.
 
     Parameters
     ----------
@@ -349,3 +349,38 @@ def chain(*aggregators: Aggregator) -> Aggregator:
     needs: Needs = "clients" if any(aggregator.needs == "clients" for aggregator in aggregators) else "sum"
     weighted = all(aggregator.weighted for aggregator in aggregators)
     return Aggregator(init, apply, name, aggregators[0].privacy if aggregators else None, needs, weighted)
+
+
+def shared_part(context: RoundContext, params: Params, *, statistics: bool = False) -> Params:
+    """Return parameters with shared entries; running statistics only if ``statistics``."""
+    shared = {name: p for name, p in params.items() if bool(context.mask.shared[name].any())}
+    return {name: p for name, p in shared.items() if statistics or name not in context.net.buffers}
+
+
+def products(params: Params) -> Tensor:
+    """Return inner products (client, client), in float64, of clients' parameters (client, ...) as one vector each.
+
+    Examples
+    --------
+    >>> import torch
+    >>> products({"w": torch.tensor([[1.0, 2.0], [0.0, 1.0]]), "b": torch.tensor([[3.0], [0.0]])})
+    tensor([[14.,  2.],
+            [ 2.,  1.]], dtype=torch.float64)
+    """
+    rows = (p.flatten(1).double() for p in params.values())
+    return torch.stack([x @ x.T for x in rows]).sum(0)
+
+
+def squared_distances(params: Params) -> Tensor:
+    """Return squared Euclidean distances (client, client), in float64."""
+    inner = products(params)
+    square = inner.diagonal()
+    return (square[:, None] + square - 2 * inner).clamp(min=0).fill_diagonal_(0)
+
+
+def cosines(params: Params) -> Tensor:
+    """Return cosine similarities (client, client), in float64: 0 with a vector of zeros, 1 on the diagonal."""
+    inner = products(params)
+    norm = inner.diagonal().sqrt()
+    floor = torch.finfo(norm.dtype).tiny
+    return (inner / (norm[:, None] * norm).clamp(min=floor)).clamp(-1, 1).fill_diagonal_(1)

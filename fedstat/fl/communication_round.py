@@ -2,7 +2,7 @@
 
 - ``State.client_params`` (``state.py``) holds the parameters that clients keep, in memory (``client_rows.py``) or on
   disk (``disk_rows.py``).
-- The observer in ``probes/metrics.py`` counts bytes: those of ``Upload.entries``, and of downloads.
+- The observer in ``probes/measures.py`` counts bytes: those of ``Upload.entries``, and of downloads.
 - Aggregators are rows of ``AGGREGATORS`` in ``prepare.py``, probes rows of ``PROBES`` in ``training.py``. A probe is an
   observer; observers get the :class:`Outcome` of a round.
 """
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedstat._utils.lazy import torch
-from fedstat.fl import chunks, masks, scores
+from fedstat.fl import chunks, masks
 from fedstat.fl.aggregate import Sent
 from fedstat.fl.algorithm import AlgorithmState, Mask, RoundContext, SharedMask
 from fedstat.fl.cohort import Cohort, expected
+from fedstat.fl.evaluate import losses_of
 from fedstat.fl.hooks import Hooks, aggregated
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import Trained, train_locally
@@ -133,7 +134,7 @@ def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -
         rows = np.array([row[int(c)] for c in clients[held]], int)
         lacking = {name: p[rows] for name, p in after.items() if name not in models}
         chosen = which if which is None else which[held]
-        losses = scores.losses_of(job, models, cohort.local[rows], chosen, lacking)
+        losses = losses_of(job, models, cohort.local[rows], chosen, lacking)
         return visible.gather({"loss": losses}, clients)["loss"]
 
     def moments() -> Any:

@@ -20,7 +20,6 @@ from fedstat.fl.job import Job
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Params, accumulate_by_autograd, in_training
 from fedstat.fl.optim import Optimizer
-from fedstat.fl.scores import diverged
 from fedstat.fl.state import Download
 
 if TYPE_CHECKING:
@@ -84,6 +83,14 @@ def train_locally(job: Job, download: Download, clients: np.ndarray, phases: tup
 
     each_chunk(job, len(clients), work)
     return Trained(after, optimizer, loss, finite)
+
+
+def diverged(what: str, bad: np.ndarray, ids: np.ndarray, number: int) -> FloatingPointError:
+    """Return the error for values that are not finite in some clients."""
+    return FloatingPointError(
+        f"training diverged in round {number}: {what} of client {int(ids[bad].min())} is not finite ({int(bad.sum())} "
+        f"of {len(ids)} clients). Lower the learning rate, or scale the inputs."
+    )
 
 
 def finetune(job: Job, download: Download, params: Params, clients: np.ndarray, phases: tuple[Phase, ...]) -> None:

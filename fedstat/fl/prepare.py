@@ -11,7 +11,7 @@ from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import torch, xr
 from fedstat.data import partition
-from fedstat.fl import accountant, batches, checks, chunks, evaluate, losses, nets
+from fedstat.fl import batches, checks, chunks, evaluate, losses, nets, private_training
 from fedstat.fl.aggregate import Aggregator, median, trimmed_mean, uniform, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
@@ -21,7 +21,7 @@ from fedstat.fl.job import ComputeConfig, Job, TrainConfig, device_named
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import OPTIMIZERS, Optimizer
 from fedstat.fl.privacy import Privacy
-from fedstat.fl.sealed import sealed
+from fedstat.fl.private_training import sealed
 from fedstat.store import Group
 
 AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
@@ -207,7 +207,7 @@ def require_weights(algorithm: Algorithm, aggregator: Aggregator) -> None:
 
 def _make_private(job: Job, privacy: Privacy) -> Job:
     """Return the job with an algorithm that learns only released values, if the accountant covers the run."""
-    accountant.require(job)
+    private_training.require(job)
     return replace(job, algorithm=sealed(job.algorithm, privacy, expected(job)))
 
 

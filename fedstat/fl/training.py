@@ -1,4 +1,4 @@
-"""One run of one algorithm, from a data set to a labeled store."""
+"""One run of one algorithm, from a data set to a labeled store, and the end of an interrupted run where it stands."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
-from fedstat._utils.progress import on_interrupt, progress_bar
-from fedstat.fl import accountant, batches, disk_rows, loop, masks, nets, ranks, record, stored
+from fedstat._utils.loops import on_interrupt, progress_bar
+from fedstat.fl import batches, disk_rows, loop, masks, nets, private_training, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.chunks import require_disk
@@ -26,14 +27,15 @@ from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.prepare import aggregator_named, optimizer_named, prepare, unseen
 from fedstat.fl.prepare import group as dataset_group
-from fedstat.fl.probes import Observer, metrics
+from fedstat.fl.probes import Observer, measures
 from fedstat.fl.probes.measures import drift_probe, halves_probe, measures_probe
 from fedstat.fl.probes.variants import ablation_probe, new_clients_probe, prediction_jobs, prediction_rules_probe
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import State
-from fedstat.fl.stored_names import from_stored, to_stored
+from fedstat.fl.stored import from_stored, to_stored
 from fedstat.results.tables import count
 from fedstat.store import Group, Writer
+from fedstat.store.encoding import algorithm_of
 
 COMMAND = "fedstat.fl"
 PROBES: dict[str, Callable[[Job, int], Observer] | None] = {
@@ -234,7 +236,7 @@ def _config(
         "precision": job.compute.precision,
         "lr": lr,
         **{name: value for name, value in vars(training).items() if (name, value) != ("sampling", "fixed")},
-        **accountant.noted(job),
+        **private_training.noted(job),
         "optimizer": optimizer_name,
         "aggregator": training.aggregator.name,
     }
@@ -295,7 +297,7 @@ def _probes(job: Job, measurements: _Measurements) -> list[Observer]:
     """Return the observers that add groups to the store, and the observer of the privacy budget."""
     rounds, ablation = measurements.rounds, measurements.ablation
     probes = [measures_probe(job, rounds)]
-    probes += [accountant.probe()] if job.aggregator.privacy else []
+    probes += [private_training.probe()] if job.aggregator.privacy else []
     probes += [make(job, rounds) for name in measurements.probe_names if (make := PROBES[name])]
     probes += [new_clients_probe(job, *measurements.unseen_clients)] if measurements.unseen_clients else []
     probes += [ablation_probe(job, ablation)] if ablation else []
@@ -340,7 +342,7 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
         if out.finished():
             return
         observers = [
-            *metrics.observers(list(nets.layers(job.net))), *plan.probes,
+            *measures.observers(list(nets.layers(job.net))), *plan.probes,
             record.checkpoint_writer(out, plan.weights),
         ]  # fmt: skip
         ledger = Ledger(out, job, plan.by_client, plan.weights.layers)
@@ -362,3 +364,101 @@ def _load_state(job: Job, plan: _Plan, out: Relay, path: Path) -> State:
     state = record.load_state(out.states(), job) or start(job)
     require_disk(job, state, plan.weights.rounds, plan.weights.layers, path)
     return state
+
+
+_AFTER_LAST_ROUND = ("new", "ablation", "readouts")
+"""Groups that are made after the last planned round."""
+
+
+def finish(path: str | Path) -> xr.DataTree:
+    """End an interrupted run after its last finished round, as if it had been planned with as many rounds.
+
+    Parameters
+    ----------
+    path : str or Path
+        Store of an unfinished run of :func:`fedstat.fl.train`. A finished run is returned unchanged.
+
+    Returns
+    -------
+    DataTree
+        The run, as :func:`fedstat.open_run` returns it. It is complete for reports and comparisons, and can be extended
+        later by ``train(..., rounds=..., out=path, resume=True)``.
+
+    Raises
+    ------
+    FileNotFoundError, FileExistsError
+        If there is no run at ``path``, or it was made by another command.
+    BlockingIOError
+        If a process is still writing to the run.
+    ValueError
+        If no round is finished, or the run is damaged.
+
+    Notes
+    -----
+    The run becomes complete in one step; if writing fails, the old store stays as it was. It keeps the scores of its
+    rounds and the weights at its checkpoints. Weights after its last round are there if the run was interrupted by
+    Ctrl-C or an error, and client rows are in memory; they are missing if the process was killed. Measurements after
+    the last planned round (``new``, ``ablation``, ``readouts``) are missing. The last round has an evaluation only if
+    ``evaluate_every`` divides its number.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import fedstat
+    >>> from fedstat.fl import algorithms, nets, train
+    >>> def stop(step):
+    ...     done.append(step)
+    ...     if sum(done) == 2:
+    ...         raise KeyboardInterrupt
+    >>> data, done = fedstat.sim.generate(clients=4, d=8, m=10, n_train=20, n_test=10), []
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     out = f"{folder}/run.zarr"
+    ...     try:
+    ...         run = train(data, nets.mlp([8, 10, 1]), algorithms.fedavg(), rounds=9, out=out, progress=stop)
+    ...     except KeyboardInterrupt:
+    ...         run = finish(out)
+    ...     run["metrics"].sizes["round"], run["weights/fc1"].sizes["client"]
+    (2, 4)
+    """
+    path = Path(path)
+    store.settle(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no run at {path}. Pass the path that train(..., out=...) wrote.")
+    store.require_available(path, COMMAND, resume=True)
+    run = store.open_run(path)
+    if "ended" in run.attrs:
+        return run
+    n_done = _count_rounds(run)
+    if not n_done:
+        raise ValueError(f"{path} holds no finished round. Resume the run, or remove it.")
+    config = store.config_of(path)
+    checkpoints = [number for number in config["checkpoints"] if number <= n_done]
+    weights = {} if n_done in checkpoints else record.load_last_weights(path, n_done)
+    groups_added = {name.rpartition("/")[0] for name in weights}
+
+    def labels(group: str) -> Mapping[str, Sequence[int]]:
+        return {"round": range(1, n_done + 1), "checkpoint": [*checkpoints, *([n_done] * (group in groups_added))]}
+
+    planned = config["rounds"]
+    config |= {"rounds": n_done, "checkpoints": [*checkpoints, *([n_done] if weights else [])]}
+    about = json.loads(run.attrs.get("about", "{}"))
+    attrs = {
+        "title": f"{algorithm_of(config['algorithm'])}, {count(n_done, 'round')}",
+        "config": store.to_json(config),
+        "about": store.to_json(about | ({"rounds": n_done} if "rounds" in about else {})),
+    }
+    store.shorten(
+        path,
+        labels,
+        attrs,
+        event=f"finished after round {n_done} of {planned}",
+        skipped=_AFTER_LAST_ROUND,
+        added={name: ((len(checkpoints),), values) for name, values in weights.items()},
+    )
+    return store.open_run(path)
+
+
+def _count_rounds(run: xr.DataTree) -> int:
+    """Return the number of finished rounds: a round has its seconds when it is done."""
+    is_done = np.isfinite(run["metrics/seconds"].to_numpy())
+    return len(is_done) if is_done.all() else int(is_done.argmin())

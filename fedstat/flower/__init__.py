@@ -7,10 +7,9 @@ except ImportError as error:
         "fedstat.flower needs Flower, which is not installed: pip install -c constraints.txt 'fedstat[flower]'"
     ) from error
 
-from fedstat.flower.client import client_app
+from fedstat.flower.apps import Strategy, client_app, server_app
 from fedstat.flower.plan import Plan
 from fedstat.flower.secure import SecureGrid, error_bound
-from fedstat.flower.server import Strategy, server_app
 
 __all__ = ["Plan", "SecureGrid", "Strategy", "client_app", "error_bound", "server_app"]
 

@@ -14,10 +14,9 @@ from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
-from fedstat._utils.progress import progress_bar
-from fedstat._utils.signatures import show_options
+from fedstat._utils.loops import progress_bar
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision
-from fedstat.labelled.factor import EntropyOptions
+from fedstat.labelled.factor import EntropyOptions, show_options
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import Stage
 from fedstat.results.between_clients import FIELDS, IN_NATS, ClientClustersResult, EntropyResult

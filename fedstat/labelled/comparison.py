@@ -21,8 +21,8 @@ from fedstat.labelled.inputs import holds_layers, layers_of
 from fedstat.labelled.runs import layers_of_run
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
-from fedstat.stats.compare import LEAST_PAIRS, paired_test
 from fedstat.stats.eigenvalues import effective_rank as rank_of
+from fedstat.stats.ranking import LEAST_PAIRS, paired_test
 from fedstat.store import is_store, open_run
 
 

@@ -16,7 +16,7 @@ from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
-from fedstat._utils.progress import track
+from fedstat._utils.loops import track
 from fedstat.labelled import runs
 from fedstat.labelled.arrays import load_small
 from fedstat.labelled.layer_names import is_pattern, require_names

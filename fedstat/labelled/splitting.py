@@ -11,12 +11,9 @@ import numpy as np
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd, xr
-from fedstat._utils.progress import track
-from fedstat._utils.signatures import show_options
-from fedstat.labelled.agreement import icc
-from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, sums
-from fedstat.labelled.baselines import subtract_baseline
-from fedstat.labelled.components import variance_components
+from fedstat._utils.loops import track
+from fedstat.labelled.agreement import icc, variance_components
+from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, subtract_baseline, sums
 from fedstat.labelled.factor import (
     CHOICES,
     DEFAULTS,
@@ -27,6 +24,7 @@ from fedstat.labelled.factor import (
     fa,
     is_changed,
     require_effect,
+    show_options,
     warn_if_single_client,
 )
 from fedstat.labelled.inputs import by_layer, layers_of, single_layer

@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd
-from fedstat._utils.progress import progress_bar, track
-from fedstat._utils.signatures import show_options
+from fedstat._utils.loops import progress_bar, track
 from fedstat._utils.streams import generator
-from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of
-from fedstat.labelled.baselines import subtract_baseline
-from fedstat.labelled.factor import ReplicateOptions, align_init, fa, warn_if_single_client
+from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of, subtract_baseline
+from fedstat.labelled.factor import ReplicateOptions, align_init, fa, show_options, warn_if_single_client
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import Stage
 from fedstat.labelled.splitting import split_sums, warn_if_contradicted
@@ -31,9 +29,8 @@ from fedstat.results.uncertainty import (
     PermutationResult,
     SensitivityResult,
 )
-from fedstat.stats import factor, number_of_factors, resampling
+from fedstat.stats import LEAST_FOR_HALVES, factor, number_of_factors, resampling
 from fedstat.stats import split as _split
-from fedstat.stats.limits import LEAST_FOR_HALVES
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
 

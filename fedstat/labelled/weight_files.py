@@ -18,7 +18,7 @@ from fedstat._utils import guard
 from fedstat._utils.check import few
 from fedstat._utils.guard import ObjectError
 from fedstat._utils.lazy import xr
-from fedstat._utils.progress import track
+from fedstat._utils.loops import track
 from fedstat.labelled import states, torch_files
 from fedstat.labelled.layer_names import find_skipped_layers, is_pattern, match_names, require_names, stem
 from fedstat.labelled.states import Stack, State, is_module

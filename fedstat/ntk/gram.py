@@ -16,7 +16,7 @@ from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
 from fedstat._utils import check
-from fedstat.ntk.eigenvalues import Extremes, extreme_eigenvalues
+from fedstat.stats.eigenvalues import Extremes, extreme_eigenvalues
 
 __all__ = [
     "Extremes",

@@ -12,8 +12,7 @@ from array_api_compat import array_namespace
 
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
-from fedstat._utils.parallel import in_order
-from fedstat._utils.progress import track
+from fedstat._utils.loops import in_order, track
 from fedstat.ntk import gram as stats
 from fedstat.ntk.descent import METHODS, Method, Network, descent, diverged, factor_rule, network
 from fedstat.ntk.results import ConvergenceResult

@@ -13,8 +13,7 @@ import numpy as np
 
 from fedstat._utils import check, labels
 from fedstat._utils.lazy import xr
-from fedstat._utils.parallel import in_order
-from fedstat._utils.progress import track
+from fedstat._utils.loops import in_order, track
 from fedstat.ntk import gram as stats
 from fedstat.ntk.descent import descent, diverged, network, predict
 from fedstat.ntk.results import GeneralizationResult

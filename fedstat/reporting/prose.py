@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedstat.reporting.document import shown
-from fedstat.reporting.references import REFERENCES, of_data, of_method
+from fedstat.reporting.document import REFERENCES, of_data, of_method, shown
 from fedstat.reporting.stored import Stored, settings_of_method
 from fedstat.study.collect import about, ordered
 

@@ -12,10 +12,10 @@ import pandas as pd
 import xarray as xr
 
 from fedstat import store
-from fedstat._utils.progress import track
+from fedstat._utils.loops import track
 from fedstat.fl.training import COMMAND as TRAINING
 from fedstat.plot import accuracy_curves, client_boxplot, loss_curves
-from fedstat.reporting import document, prose, split, stored, studies, training
+from fedstat.reporting import document, prose, stored, studies, training
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import (
     PARAGRAPH,
@@ -34,7 +34,7 @@ from fedstat.results import ComparisonResult
 from fedstat.results.base import Caution
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.sim.experiment import COMMAND as SIMULATION
-from fedstat.stats.compare import LEAST_PAIRS
+from fedstat.stats.ranking import LEAST_PAIRS
 from fedstat.study import collect, compare_runs, experiment, run_settings, run_table
 from fedstat.study.collect import ordered, title_of
 from fedstat.study.grid import variants
@@ -237,8 +237,8 @@ def _versions(runs: Sequence[Stored]) -> list[Table]:
 
 
 _PARTS: dict[str, Callable[[Stored], Part]] = {
-    SIMULATION: studies.part,
-    "fedstat.decompose": split.part,
+    SIMULATION: studies.of_simulation,
+    "fedstat.decompose": studies.of_decompose,
     **studies.PARTS,
 }
 

@@ -14,8 +14,8 @@ import xarray as xr
 
 from fedstat import store
 from fedstat._utils import guard
-from fedstat._utils.progress import track
-from fedstat.fl.stored_names import from_stored
+from fedstat._utils.loops import track
+from fedstat.fl.stored import from_stored
 from fedstat.fl.training import COMMAND
 from fedstat.reporting.document import PARAGRAPH, PRINTED, Part, Section, Table, listed, shown
 from fedstat.results.base import Caution

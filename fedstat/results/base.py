@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check, lazy
 from fedstat._utils.lazy import pd
 from fedstat.results import tables
-from fedstat.stats.limits import LEAST_FOR_PRECISION
+from fedstat.stats import LEAST_FOR_PRECISION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +92,8 @@ class Result(ABC):
     _figure: ClassVar[str]
     # Columns that readers ask for most; by default the first eight. Notebooks show the others behind a click.
     _main: ClassVar[tuple[str, ...]] = ()
+    # Column of ``tidy`` by which notebooks sort, from high to low; by default as it comes.
+    _by: ClassVar[str | None] = None
 
     def __repr__(self) -> str:
         return "\n".join(map(wrapped, [*self._lines(), *map(str, self.cautions())]))
@@ -214,7 +216,7 @@ class Result(ABC):
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         """Return the table that notebooks show, and the column by which it is sorted, from high to low."""
-        return self.tidy(), None
+        return self.tidy(), self._by
 
     def _main_columns(self, table: pd.DataFrame, by: str | None) -> pd.DataFrame:
         """Return the columns of the table that readers ask for most, and the column by which it is sorted."""

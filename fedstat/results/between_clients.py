@@ -63,6 +63,7 @@ class EntropyResult(Result):
     k: int
     level: float
     _figure: ClassVar[str] = "entropies"
+    _by: ClassVar[str | None] = "estimate"
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name) if name in FIELDS else self.to_dataset()[name]
@@ -99,9 +100,6 @@ class EntropyResult(Result):
         if not table.sizes:
             return pd.DataFrame([{str(name): x.item() for name, x in table.data_vars.items()}])
         return table.to_dataframe().reset_index()
-
-    def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
         """Return one row that summarizes all series.

@@ -15,12 +15,12 @@ from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Caution, Result, describe_constant, extremes, listing
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
+from fedstat.stats import LEAST_VARYING
 from fedstat.stats import split as _split
 from fedstat.stats.clustering import equal_objects, separate_groups
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
 from fedstat.stats.icc_resampling import Influence
 from fedstat.stats.icc_tests import MOST_ENUMERATED, AgreementTest
-from fedstat.stats.limits import LEAST_VARYING
 
 Floats = NDArray[np.float64]
 Inference = Literal["sign-flip", "permutation", "F"]

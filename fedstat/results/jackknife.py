@@ -48,6 +48,7 @@ class JackknifeResult(Result):
     converged: NDArray[np.bool_]
     gap: Floats
     _figure: ClassVar[str] = "communality"
+    _by: ClassVar[str | None] = "estimate"
 
     @property
     def std_error(self) -> Floats:
@@ -78,9 +79,6 @@ class JackknifeResult(Result):
     def augment(self, data: Any = None) -> Any:
         """Add the columns of :meth:`tidy` to data about the units, as :meth:`SplitResult.augment` does."""
         return join_columns(self.tidy().rename(columns={"term": "unit"}), data)
-
-    def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
         """Return one row that summarizes the fits without each group.

@@ -12,7 +12,7 @@ import scipy
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Result, columns, line, wrapped
 from fedstat.results.tables import count, decimals, interval, number, p_equals
-from fedstat.stats.compare import LEAST_PAIRS
+from fedstat.stats.ranking import LEAST_PAIRS
 
 _ROUNDING = 1e-9
 """Ranks are equal if they differ by at most this proportion of their mean."""

@@ -306,6 +306,7 @@ class SplitMapResult(Result):
     units: NDArray[Any]
     tau: str
     _figure: ClassVar[str] = "split_map"
+    _by: ClassVar[str | None] = "prop_shared"
 
     @property
     def prop_shared(self) -> NDArray[np.float64]:
@@ -366,9 +367,6 @@ class SplitMapResult(Result):
         row |= {"ari_median": float(np.median(pairs)) if len(pairs) else np.nan}
         row |= {"ari_min": float(np.min(pairs)) if len(pairs) else np.nan}
         return pd.DataFrame([row])
-
-    def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.tidy(), "prop_shared"
 
     def _compare_pairs(self) -> NDArray[np.float64]:
         """Return the adjusted Rand index of every pair of specifications."""

@@ -12,9 +12,9 @@ from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Caution, Result, columns, listing
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, p_equals
+from fedstat.stats import LEAST_FOR_PERCENTILES
 from fedstat.stats import split as _split
 from fedstat.stats.factor import gap
-from fedstat.stats.limits import LEAST_FOR_PERCENTILES
 from fedstat.stats.resampling import expanded_percentiles
 
 Floats = NDArray[np.float64]
@@ -56,6 +56,7 @@ class BootstrapResult(Result):
     gap: Floats = field(default_factory=lambda: np.empty(0))
     half_samples: Floats = field(default_factory=lambda: np.empty((0, 0)))
     _figure: ClassVar[str] = "forest"
+    _by: ClassVar[str | None] = "estimate"
 
     @property
     def prop_shared(self) -> Floats:
@@ -131,9 +132,6 @@ class BootstrapResult(Result):
     def augment(self, data: Any = None) -> Any:
         """Add the columns of :meth:`tidy` to data about the units, as :meth:`SplitResult.augment` does."""
         return join_columns(self.tidy().rename(columns={"term": "unit"}), data)
-
-    def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
         """Return one row that summarizes the bootstrap samples.
@@ -241,6 +239,7 @@ class PermutationResult(Result):
     split: SplitResult
     communality: Floats
     _figure: ClassVar[str] = "communality"
+    _by: ClassVar[str | None] = "estimate"
 
     @property
     def statistic(self) -> float:
@@ -276,9 +275,6 @@ class PermutationResult(Result):
     def augment(self, data: Any = None) -> Any:
         """Add the columns of :meth:`tidy` to data about the units, as :meth:`SplitResult.augment` does."""
         return join_columns(self.tidy().rename(columns={"term": "unit"}), data)
-
-    def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
         """Return one row that summarizes the test.

@@ -15,8 +15,8 @@ from fedstat._utils.lazy import pd
 from fedstat.results.base import Result, describe_constant, extremes, wrapped
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
+from fedstat.stats import LEAST_VARYING
 from fedstat.stats.icc import fdr as adjusted
-from fedstat.stats.limits import LEAST_VARYING
 from fedstat.stats.variance_components import Components, classify_units
 
 # Lines of prints.
@@ -196,6 +196,7 @@ class ComponentsResult(Result):
 
     statistic_name: ClassVar[str] = "reliability"
     _figure: ClassVar[str] = "forest"
+    _by: ClassVar[str | None] = "reliability"
 
     components: Components
     layer_components: Components
@@ -381,9 +382,6 @@ class ComponentsResult(Result):
             constant=self.constant,
         )
         return join_columns(table, data)
-
-    def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.tidy(), "reliability"
 
     def summary(self, *, rows: int = 12) -> str:
         """Return a report on the layer, then on the units.

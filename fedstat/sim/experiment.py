@@ -23,7 +23,7 @@ from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig
 from fedstat.fl.loop import Buffer, observed_round, start
 from fedstat.fl.prepare import prepare
-from fedstat.fl.probes import metrics
+from fedstat.fl.probes import measures
 from fedstat.results.base import columns, wrapped
 from fedstat.results.tables import count, interval, number
 from fedstat.sim.model8 import SOURCE, Means, Model8, generate, replicate_seed
@@ -454,7 +454,7 @@ def _algorithm(settings: Settings, method: str, truth: np.ndarray, oracle: facto
 
 def _run(job: Job, rounds: int, index: tuple[int, ...], writer: Target, tick: Callable[[], Any]) -> None:
     """Run all rounds; commit the finished rounds about twice a second, and after an interrupt."""
-    state, buffer, observers = start(job), Buffer(writer, index), [metrics.scores(), metrics.split([LAYER])]
+    state, buffer, observers = start(job), Buffer(writer, index), [measures.scores(), measures.split([LAYER])]
     last_commit = time.monotonic()
 
     def commit() -> None:

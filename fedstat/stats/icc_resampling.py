@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.streams import generator
-from fedstat.stats import moments
+from fedstat.stats import LEAST_VARYING, moments
 from fedstat.stats.icc import (
     TYPES,
     Coefficients,
@@ -36,7 +36,6 @@ from fedstat.stats.icc import (
     stepped_up,
 )
 from fedstat.stats.icc_tests import AgreementTest, Rows, Test
-from fedstat.stats.limits import LEAST_VARYING
 from fedstat.stats.resampling import jackknife
 
 Array = Any

@@ -15,8 +15,8 @@ from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
 from fedstat._utils.streams import generator
+from fedstat.stats import LEAST_VARYING
 from fedstat.stats.icc import fdr, slices
-from fedstat.stats.limits import LEAST_VARYING
 
 Array = Any
 Floats = NDArray[Any]  # float64 in results, float32 in products

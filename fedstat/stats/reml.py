@@ -16,8 +16,9 @@ import scipy
 from array_api_compat import array_namespace, to_device
 from array_api_compat import device as device_of
 
+from fedstat import stats
 from fedstat._utils import check
-from fedstat.stats import limits, resampling
+from fedstat.stats import resampling
 from fedstat.stats import variance_components as moments
 from fedstat.stats.icc import slices
 from fedstat.stats.variance_components import Array, Components, Floats
@@ -139,7 +140,7 @@ def components(g: Gram, *, level: float = 0.95) -> Components:
         varying = np.arange(len(noiseless))[units][~noiseless[units]]
         estimates[:, varying] = _estimates(g, varying, inverse)
     ratio, noise, theta, std_error, df_interval = estimates
-    std_error[(g.within > 0).sum(axis=0) < min(c, limits.LEAST_VARYING)] = np.nan
+    std_error[(g.within > 0).sum(axis=0) < min(c, stats.LEAST_VARYING)] = np.nan
     noise[noiseless] = g.within[:, noiseless].sum(axis=0) / (g.n_weights * (g.sizes.size - k))
     between = np.where(noiseless, 0.0, ratio * noise)
     statistic = theta / std_error

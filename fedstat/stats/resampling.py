@@ -20,7 +20,7 @@ from array_api_compat import device as device_of
 from numpy.typing import ArrayLike, NDArray
 
 from fedstat._utils import check
-from fedstat._utils.parallel import in_order, threads_of_blas
+from fedstat._utils.loops import in_order, threads_of_blas
 from fedstat._utils.streams import generator
 from fedstat.stats import factor, split
 from fedstat.stats.moments import Moments, correlation, safe_blas

@@ -16,8 +16,7 @@ from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
 from fedstat._utils import check
-from fedstat.stats import factor
-from fedstat.stats.limits import LEAST_FOR_CONTRADICTION
+from fedstat.stats import LEAST_FOR_CONTRADICTION, factor
 
 Array = Any
 

@@ -21,8 +21,9 @@ from array_api_compat import array_namespace, is_torch_array, to_device
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
+from fedstat import stats
 from fedstat._utils import check
-from fedstat.stats import limits, resampling
+from fedstat.stats import resampling
 from fedstat.stats.icc import at_once, slices
 from fedstat.stats.icc import fdr as adjusted
 
@@ -285,7 +286,7 @@ def components(p: SumsOfSquares, *, level: float = 0.95, cluster: Any = None) ->
         identical = b == 0
         log_f = np.where(identical, np.nan, np.log(b / v))
         if cluster is None:
-            std_error[(within > 0).sum(axis=0) < min(n, limits.LEAST_VARYING)] = np.nan
+            std_error[(within > 0).sum(axis=0) < min(n, stats.LEAST_VARYING)] = np.nan
         statistic = log_f / std_error
         half = scipy.special.stdtrit(df_interval, 0.5 + level / 2) * std_error
         reliability, low, high = (-np.expm1(-x) for x in (log_f, log_f - half, log_f + half))

@@ -256,8 +256,8 @@ def _is_abandoned(folder: Path) -> bool:
 
 PACKAGES = ("fedstat", "numpy", "torch", "scipy", "xarray", "zarr")
 # Sources that do not affect any number: command lines, figures and reports.
-_COMMAND_FILES = ("__main__.py", "lazy.py")
-_DISPLAY_FOLDERS = {"_cli", "plot", "reporting"}
+_COMMAND_FILES = ("__main__.py", "_cli.py", "lazy.py")
+_DISPLAY_FOLDERS = {"plot", "reporting"}
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 

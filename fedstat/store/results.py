@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils import check, guard
-from fedstat._utils.drafts import replace_file
+from fedstat._utils.guard import replace_file
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import LayerResults, Result
 from fedstat.results.leakage import LeakageResult

@@ -14,8 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from fedstat import store
 from fedstat._utils.lazy import xr
-from fedstat._utils.parallel import as_done
-from fedstat._utils.progress import on_interrupt, progress_bar
+from fedstat._utils.loops import as_done, on_interrupt, progress_bar
 from fedstat.fl.job import ComputeConfig
 from fedstat.store import Group, Target, Writer
 

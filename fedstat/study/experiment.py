@@ -13,7 +13,7 @@ from fedstat._utils.lazy import xr
 from fedstat.data import arrays
 from fedstat.data._files import folder
 from fedstat.fl import custom
-from fedstat.fl.stored_names import from_stored, to_stored
+from fedstat.fl.stored import from_stored, to_stored
 from fedstat.fl.training import train
 from fedstat.study import federation
 from fedstat.study.federation import Federation, network

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from fedstat import store
 from fedstat._utils import check, guard
-from fedstat._utils.parallel import as_done
-from fedstat._utils.progress import on_interrupt, progress_bar
+from fedstat._utils.loops import as_done, on_interrupt, progress_bar
 from fedstat._utils.settings import read_toml, table, tables
 from fedstat.fl import custom
 from fedstat.fl.algorithms import settings_of

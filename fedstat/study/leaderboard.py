@@ -17,8 +17,7 @@ import numpy as np
 from fedstat import store
 from fedstat._utils.lazy import pd, xr
 from fedstat._utils.settings import read_toml
-from fedstat.fl.stored import profile
-from fedstat.fl.stored_names import from_stored
+from fedstat.fl.stored import from_stored, profile
 from fedstat.stats.ranking import Friedman, friedman
 from fedstat.store import open_run
 from fedstat.store.encoding import algorithm_of

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from fedstat import _cli
 from fedstat._utils import check
-from fedstat._utils.drafts import replace_file
+from fedstat._utils.guard import replace_file
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import nets
-from fedstat.fl.stored_names import from_stored
+from fedstat.fl.stored import from_stored
 from fedstat.results.base import aligned
 from fedstat.stats.split import adjusted_rand, prop_unchanged
 

@@ -104,8 +104,8 @@ CLAIMS = {
     "compare, m methods with a reference": Claim(
         "level",
         (
-            "fedstat.stats.compare.paired_test", "fedstat.labelled.comparison._adjusted",
-            "fedstat.stats.compare.sign_flip",
+            "fedstat.stats.ranking.paired_test", "fedstat.labelled.comparison._adjusted",
+            "fedstat.stats.ranking.sign_flip",
         ),
         tuple(
             f"{result}.{name}"

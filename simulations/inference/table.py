@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedstat._utils.parallel import as_done
+from fedstat._utils.loops import as_done
 from fedstat._utils.streams import generator
 from simulations.inference.digests import digest
 

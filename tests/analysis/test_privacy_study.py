@@ -12,7 +12,7 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from fedstat import open_run
-from fedstat.fl import accountant
+from fedstat.fl import private_training
 from fedstat.study import grid
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +50,8 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("privacy")
     (folder / "grid.toml").write_text(FILE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accountant, "_rdp", lambda: None)
-        patch.setattr(accountant, "epsilon", lambda job, _: 3.0 + job.seed)
+        patch.setattr(private_training, "_rdp", lambda: None)
+        patch.setattr(private_training, "epsilon", lambda job, _: 3.0 + job.seed)
         list(grid.run_all(grid.cells(folder / "grid.toml"), folder / "runs"))
     return folder / "runs"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 import fedstat
-from fedstat.reporting.references import REFERENCES
+from fedstat.reporting.document import REFERENCES
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

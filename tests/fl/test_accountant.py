@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from small_runs import NET, dense
 
-from fedstat.fl import accountant, aggregate, algorithms, nets, train
+from fedstat.fl import aggregate, algorithms, nets, private_training, train
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "privacy.json").read_text(encoding="utf-8"))
 PRIVATE = aggregate.private(1.0, 1.0)
@@ -28,7 +28,9 @@ def epsilon(releases, delta=GOLDEN["delta"]):
     )
     asks = static is not None or len(sigmas) > 1
     algorithm = algorithms.fedfac(dynamic=static is None) if asks else algorithms.fedavg()
-    return accountant.epsilon(SimpleNamespace(aggregator=private, algorithm=algorithm, participation=share), count)
+    return private_training.epsilon(
+        SimpleNamespace(aggregator=private, algorithm=algorithm, participation=share), count
+    )
 
 
 @pytest.mark.parametrize("name", GOLDEN["runs"])
@@ -89,7 +91,7 @@ def test_a_run_that_is_not_private_is_noted_as_ever():
     ],
 )
 def test_sampling_that_the_accountant_does_not_cover(options, message, monkeypatch):
-    monkeypatch.setattr(accountant, "_rdp", lambda: None)
+    monkeypatch.setattr(private_training, "_rdp", lambda: None)
     with pytest.raises(ValueError, match=message):
         train(dense(), NET, algorithms.fedavg(), rounds=1, aggregator=PRIVATE, **options)
 

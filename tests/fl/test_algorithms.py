@@ -29,7 +29,7 @@ from fedstat.fl import algorithms, evaluate, nets, optim, train
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.fl.batches import Rows
 from fedstat.fl.probes import variants
-from fedstat.reporting.references import REFERENCES
+from fedstat.reporting.document import REFERENCES
 from fedstat.stats import factor, split
 from fedstat.study import Settings
 

@@ -16,7 +16,7 @@ from fedstat.fl.algorithm import AlgorithmState, InitContext, Samples
 from fedstat.fl.algorithms import ALGORITHMS, named
 from fedstat.fl.algorithms.fedfac import _flags
 from fedstat.fl.batches import Rows
-from fedstat.fl.probes.metrics import in_bytes
+from fedstat.fl.probes.measures import in_bytes
 from fedstat.stats import split
 from fedstat.stats.split import Absolute
 

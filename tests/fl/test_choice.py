@@ -17,7 +17,7 @@ from small_runs import NET, SETTINGS, dense
 from fedstat.fl import algorithms, evaluate, nets, optim, split_halves, train
 from fedstat.fl.algorithm import Algorithm, Choice, Phase, SharedMask
 from fedstat.fl.masks import share_all
-from fedstat.fl.probes import metrics
+from fedstat.fl.probes import measures
 from fedstat.study import Settings
 
 GRID = [0.0, 0.3, 1.0, 1.5]
@@ -173,7 +173,7 @@ def test_a_choice_is_kept_by_round_and_resumed(tmp_path, monkeypatch):
     whole = train(held_out(), NET, shrunken, **options)
     assert whole["choice/step"].dims == ("round", "client")
     assert np.isfinite(whole["choice/step"]).any("client").values.tolist() == [False, True, False, True]
-    monkeypatch.setattr(metrics, "evaluate", _breaking(metrics.evaluate))
+    monkeypatch.setattr(measures, "evaluate", _breaking(measures.evaluate))
     with pytest.raises(KeyboardInterrupt):
         train(held_out(), NET, shrunken, out=tmp_path / "run.zarr", **options)
     monkeypatch.undo()

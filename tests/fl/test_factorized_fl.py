@@ -16,7 +16,7 @@ from fedstat import fl
 from fedstat.fl import algorithms, evaluate, nets, optim
 from fedstat.fl.algorithms import named
 from fedstat.fl.hooks import Hooks
-from fedstat.fl.probes import metrics
+from fedstat.fl.probes import measures
 
 alpha, beta = (partial(named, f"factorized-fl-{which}") for which in ("alpha", "beta"))
 # Normalisation makes the derivative at a shortcut's u zero but for rounding, which a small eps would scale to a step.
@@ -243,7 +243,7 @@ def test_bytes_of_the_four_layer_cnn_are_those_of_a_count_by_hand():
         hooks = Hooks(method, net, 1)
         shared = hooks.init_mask(engine_start(net))
         uploaded = hooks.upload_mask(shared)
-        counts[method.name, method.mixing_weights is None] = metrics.in_bytes(hooks, uploaded, shared, shared, one)
+        counts[method.name, method.mixing_weights is None] = measures.in_bytes(hooks, uploaded, shared, shared, one)
     u = 25 + 25 + 1024
     assert counts["factorized-fl-alpha", False] == (4 * (u + 512), 4 * u)
     assert counts["factorized-fl-alpha", True] == (4 * u, 4 * u)
@@ -271,7 +271,7 @@ def test_bytes_of_beta_are_its_numbers_that_are_not_zero():
 
     sent, kept = by_hand(done.trained.params)
     received, _ = by_hand(trainer.models(j, new))
-    assert metrics.of_round(j, done) == (sent, received)
+    assert measures.of_round(j, done) == (sent, received)
     assert any(bool((p == 0).any()) for p in kept)
 
 

@@ -16,8 +16,7 @@ from small_runs import SETTINGS, dense, three_splits
 from torch import nn
 
 from fedstat.fl import algorithms, evaluate, nets, optim, train
-from fedstat.fl.algorithms.fedcp import Parts, Policy, cut, mean_share, separated
-from fedstat.fl.similarity import mmd_gradient
+from fedstat.fl.algorithms.fedcp import Parts, Policy, cut, mean_share, mmd_gradient, separated
 
 TABLE_1 = {
     "FedCP": {},

@@ -17,7 +17,7 @@ from fedstat import fl
 from fedstat._utils import streams
 from fedstat.fl import algorithms, evaluate, nets, optim
 from fedstat.fl.algorithms import named
-from fedstat.fl.wrappers.low_rank import decomposed
+from fedstat.fl.wrappers.composed import decomposed
 
 OPTIMIZERS = {
     "sgd": (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),

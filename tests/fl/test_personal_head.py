@@ -11,7 +11,7 @@ from algorithm_jobs import SIZES, assert_clients_near, assert_equal, job, models
 
 from fedstat.fl import algorithms, masks, nets
 from fedstat.fl.algorithms import named, personal_head
-from fedstat.fl.probes import metrics
+from fedstat.fl.probes import measures
 from fedstat.stats import factor, split
 
 
@@ -67,7 +67,7 @@ def test_a_personal_head_is_never_sent_and_of_a_mixture_no_components_is(compone
     assert not any(bool(mask[name].any()) for mask in (sent, state.mask.shared) for name in heads)
     assert bool(sent[next(n for n in sent if n.endswith("fc1.weight"))].all())
     one = np.array([0])
-    up, _ = metrics.in_bytes(j.hooks, j.hooks.upload_mask(state.mask), state.mask, state.mask, one)
+    up, _ = measures.in_bytes(j.hooks, j.hooks.upload_mask(state.mask), state.mask, state.mask, one)
     assert up == 4 * components * (10 * 6 + 10)
 
 

@@ -16,12 +16,12 @@ from small_runs import NET, SETTINGS, dense, interrupted_and_resumed, same
 from toy_methods import MEASURES, REMEMBERS, by_loss, momentum, toy
 
 from fedstat._utils import streams
-from fedstat.fl import accountant, aggregate, algorithms, loop, nets, optim, train
+from fedstat.fl import aggregate, algorithms, loop, nets, optim, private_training, train
 from fedstat.fl import cohort as participation
 from fedstat.fl.job import ComputeConfig, TrainConfig
 from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy, mean_update
-from fedstat.fl.sealed import sealed
+from fedstat.fl.private_training import sealed
 
 SGD = {"optimizer": optim.sgd(LR), "client_chunk": 2}
 POISSON = SGD | {"participation": 0.5, "sampling": "poisson"}
@@ -67,7 +67,7 @@ def course(j, rounds=3):
 @pytest.fixture(autouse=True)
 def _without_accountant(monkeypatch):
     """ε is another file's subject; importing Opacus takes seconds."""
-    monkeypatch.setattr(accountant, "_rdp", lambda: None)
+    monkeypatch.setattr(private_training, "_rdp", lambda: None)
 
 
 # --- updates
@@ -230,7 +230,7 @@ def test_rounds_without_clients_are_recorded(tmp_path):
 
 def test_a_private_run_that_is_interrupted_goes_on_with_the_same_numbers(tmp_path, monkeypatch):
     options = SETTINGS | {"sampling": "poisson", "rounds": 4}
-    monkeypatch.setattr(accountant, "epsilon", lambda _, rounds: 2.0 * rounds)
+    monkeypatch.setattr(private_training, "epsilon", lambda _, rounds: 2.0 * rounds)
     private = aggregate.chain(aggregate.private(0.5, 1.0), momentum(0.5))
     go = partial(train, dense(), NET, algorithms.fedfac(["fc1"]), aggregator=private, **options)
     whole = go()

@@ -12,10 +12,9 @@ from fl_runs import SMALL, job, logits, rows_of
 
 from fedstat.fl import algorithms, loop, optim
 from fedstat.fl.chunks import chunks, each_chunk
-from fedstat.fl.evaluate import evaluate
-from fedstat.fl.probes import metrics as observed
+from fedstat.fl.evaluate import evaluate, scores
+from fedstat.fl.probes import measures as observed
 from fedstat.fl.probes import variants
-from fedstat.fl.scores import scores
 from fedstat.study import experiment
 
 

@@ -18,7 +18,7 @@ from fedstat.fl import algorithms, batches, nets, optim, train
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.cohort import fewest, of_all
 from fedstat.fl.local_training import train_locally
-from fedstat.fl.probes import metrics
+from fedstat.fl.probes import measures
 from fedstat.fl.state import Download
 
 # --- who takes part, and which numbers are drawn
@@ -136,7 +136,7 @@ def test_bytes_of_sparse_parameters_are_counted_from_their_values():
     before = trainer.start(j)
     state, done = trainer.run(j, before)
     k, rest = len(done.cohort.local), 10 + 33  # entries that are not sparse
-    up, down = metrics.of_round(j, done)
+    up, down = measures.of_round(j, done)
     sent, received = (
         int((p != 0).sum()) for p in (done.trained.params["fc1.weight"], state.global_params["fc1.weight"])
     )

@@ -13,7 +13,7 @@ from algorithm_jobs import SAMPLES, SIZES, assert_clients_near, assert_equal, da
 from scipy.spatial import distance
 from sklearn.cluster import AgglomerativeClustering
 
-from fedstat.fl import algorithms, communication_round, masks, nets, optim, scores, similarity, train
+from fedstat.fl import aggregate, algorithms, communication_round, evaluate, masks, nets, optim, train
 from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.fl.algorithms import fedfomo, named, personal_head
 from fedstat.fl.algorithms.clustered_fl import _Rule
@@ -139,18 +139,18 @@ def test_similarities_are_scipys():
     params = {"w": torch.from_numpy(rng.normal(size=(5, 3, 4))), "b": torch.from_numpy(rng.normal(size=(5, 2)))}
     flat = np.concatenate([p.flatten(1).numpy() for p in params.values()], 1)
     squares = distance.squareform(distance.pdist(flat, "sqeuclidean"))
-    np.testing.assert_allclose(similarity.squared_distances(params), squares, atol=1e-12)
+    np.testing.assert_allclose(aggregate.squared_distances(params), squares, atol=1e-12)
     np.testing.assert_allclose(
-        1 - similarity.cosines(params), distance.squareform(distance.pdist(flat, "cosine")), atol=1e-12
+        1 - aggregate.cosines(params), distance.squareform(distance.pdist(flat, "cosine")), atol=1e-12
     )
     nothing = {"w": torch.zeros(2, 3)}
-    np.testing.assert_array_equal(similarity.cosines(nothing), np.eye(2))
+    np.testing.assert_array_equal(aggregate.cosines(nothing), np.eye(2))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_parts_are_the_optimal_bipartition_or_the_published_codes(seed):
     updates = {"w": torch.from_numpy(np.random.default_rng(seed).normal(size=(7, 4)))}
-    alike = similarity.cosines(updates).numpy()
+    alike = aggregate.cosines(updates).numpy()
     across, part = plain_servers.bipartition(alike)
     second = _Rule(0, 0, 0, None, code=False).second_part(updates).numpy()
     assert alike[np.ix_(second, ~second)].max() == across
@@ -209,7 +209,7 @@ def test_chosen_models_and_own_parts_are_evaluated_as_one_by_one():
     for i, k in itertools.product(range(3), range(2)):
         own = 2 - i
         parts = {n: p[which[i, k]] if n in body else p[own] for n, p in up.after.items()}
-        one = scores.scores(j, {n: p[None] for n, p in parts.items()}, j.validation, clients[own : own + 1])[1]
+        one = evaluate.scores(j, {n: p[None] for n, p in parts.items()}, j.validation, clients[own : own + 1])[1]
         assert mixed[i, k] == pytest.approx(float(one[0]), abs=1e-6)
 
 

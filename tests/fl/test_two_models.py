@@ -19,8 +19,8 @@ from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.algorithms import ditto, fedavg, local, per_fedavg, pfedme
 from fedstat.fl.local_training import _Batch
+from fedstat.fl.private_training import sealed
 from fedstat.fl.probes import variants
-from fedstat.fl.sealed import sealed
 from fedstat.fl.wrappers.pair import is_personal, pair, pair_loss
 
 EVEN = [16] * 6

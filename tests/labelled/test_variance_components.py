@@ -12,7 +12,7 @@ import torch
 import xarray as xr
 
 import fedstat
-from fedstat.labelled import components
+from fedstat.labelled import agreement
 from fedstat.stats import reml
 from fedstat.stats import variance_components as arrays
 
@@ -62,7 +62,7 @@ def test_lazy_weights_are_read_unit_by_unit(method: Any, tmp_path: Path, monkeyp
     w = weights()
     w.rename("w").drop_vars(["client", "unit"]).to_dataset().to_zarr(tmp_path / "w.zarr", consolidated=False)
     lazy = xr.open_zarr(tmp_path / "w.zarr", chunks=None, consolidated=False)["w"]
-    monkeypatch.setattr(components, "_BLOCK", 2 * w.nbytes // 6)
+    monkeypatch.setattr(agreement, "_BLOCK", 2 * w.nbytes // 6)
     found = fedstat.variance_components(lazy, method=method)
     expected = fedstat.variance_components(w.values, method=method)
     pd.testing.assert_frame_equal(found.tidy(), expected.tidy(), rtol=1e-5)

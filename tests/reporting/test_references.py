@@ -11,7 +11,7 @@ import pytest
 
 from fedstat import data
 from fedstat.fl import algorithms
-from fedstat.reporting.references import REFERENCES, bibliography, of_data, of_method
+from fedstat.reporting.document import REFERENCES, bibliography, of_data, of_method
 
 
 def _plain(text):

@@ -14,7 +14,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 import fedstat
-from fedstat.stats import compare
+from fedstat.stats import ranking
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "compare.json").read_text())
 
@@ -192,8 +192,8 @@ def test_a_seed_without_a_pair_in_every_setting_is_left_out_and_named():
 
 
 def test_the_sign_flip_needs_few_blocks():
-    assert compare.sign_flip(np.array([1.0, 1.0, 1.0])) == 0.25
-    assert np.isnan(compare.sign_flip(np.ones(17)))
+    assert ranking.sign_flip(np.array([1.0, 1.0, 1.0])) == 0.25
+    assert np.isnan(ranking.sign_flip(np.ones(17)))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_values_that_are_no_finite_number_are_refused_but_nan_is_left_out():
     with pytest.raises(ValueError, match="'heterogeneity' must be finite"):
         mixed(data.assign(heterogeneity=[np.inf, 1.0] * 4))
     with pytest.raises(ValueError, match="sign flip needs finite differences"):
-        compare.sign_flip(np.array([1.0, np.nan, 2.0]))
+        ranking.sign_flip(np.array([1.0, np.nan, 2.0]))
 
 
 def test_methods_of_one_name_are_one_method():

@@ -15,7 +15,6 @@ from layers import weights
 
 import fedstat.labelled as fs
 from fedstat.motivation import statistics
-from fedstat.ntk import eigenvalues as _eigenvalues
 from fedstat.ntk import gram
 from fedstat.stats import (
     eigenvalues,
@@ -142,7 +141,7 @@ KEPT: dict[str, tuple[Any, np.ndarray]] = {
     "kernel.kernel": (gram.kernel, UNIT),
     "kernel.gram": (lambda x: gram.gram(x, x, x), UNIT),
     "kernel.shared_gram": (lambda x: gram.shared_gram(x, x, x), UNIT),
-    "extreme_eigenvalues": (_eigenvalues.extreme_eigenvalues, R),
+    "extreme_eigenvalues": (eigenvalues.extreme_eigenvalues, R),
 }  # fmt: skip
 # What takes tensors, too, and gives NumPy arrays, as its module says.
 ON_HOST: dict[str, tuple[Any, np.ndarray]] = {

@@ -6,8 +6,8 @@ import scipy.linalg
 import torch
 
 import fedstat.ntk
-from fedstat.ntk import eigenvalues as module
 from fedstat.ntk.gram import Extremes, extreme_eigenvalues, kernel
+from fedstat.stats import eigenvalues as module
 
 N = 180
 

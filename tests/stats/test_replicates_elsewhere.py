@@ -16,8 +16,8 @@ from joblib.externals import loky
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedstat
-from fedstat._utils import parallel
-from fedstat._utils.parallel import in_order, one_blas_thread
+from fedstat._utils import loops
+from fedstat._utils.loops import in_order, one_blas_thread
 
 RNG = np.random.default_rng(0)
 WEIGHTS = RNG.normal(size=(1, 6, 15)) + RNG.normal(size=(7, 6, 15))
@@ -96,7 +96,7 @@ def test_blas_gets_its_threads_back_from_the_last_that_wanted_one() -> None:
 
 
 def test_no_more_than_a_bounded_number_of_replicates_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_AHEAD", 5)
+    monkeypatch.setattr(loops, "_AHEAD", 5)
     begun, ended, most = 0, 0, 0
 
     def items() -> Iterator[int]:

@@ -13,9 +13,8 @@ import pytest
 from dask_processes import two_processes  # noqa: F401
 from fl_runs import SMALL, command
 
-from fedstat import sim, store
-from fedstat._cli import dask as _dask
-from fedstat._utils.parallel import as_done
+from fedstat import _cli, sim, store
+from fedstat._utils.loops import as_done
 from fedstat.sim.__main__ import main as sim_main
 from fedstat.store import journal
 from fedstat.study import experiment, grid
@@ -229,7 +228,7 @@ def test_what_keeps_dask_from_working_is_said_in_one_line_before_anything_runs(
 
     assert "--dask needs --config, the file of a grid" in refused("--dask")
     assert "unknown" in refused("--config", grid_file, "--dask", "bogus://somewhere")
-    monkeypatch.setattr(_dask, "_PATIENCE", 0.5)
+    monkeypatch.setattr(_cli, "_PATIENCE", 0.5)
     line = refused("--config", grid_file, "--dask", "tcp://127.0.0.1:1")
     assert "must be the address of a Dask scheduler, but tcp://127.0.0.1:1 does not answer" in line
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)
@@ -242,12 +241,12 @@ def test_work_that_ends_every_worker_is_given_up_with_its_name_and_a_lost_schedu
     given_up.add_note("a, fedavg, seed 0")
     with (
         pytest.raises(ConnectionError, match=r"gave up a task \(a, fedavg, seed 0\) after 4 workers were lost"),
-        _dask.dask_executor(address, None),
+        _cli.dask_executor(address, None),
     ):
         raise given_up
     with (
         pytest.raises(ConnectionError, match=f"the scheduler at {address} was lost"),
-        _dask.dask_executor(address, None),
+        _cli.dask_executor(address, None),
     ):
         raise CancelledError
 

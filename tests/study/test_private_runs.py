@@ -9,7 +9,7 @@ import pytest
 from fl_runs import EARLIER, SMALL, command
 
 from fedstat.attack import experiment as attacked
-from fedstat.fl import accountant, aggregate
+from fedstat.fl import aggregate, private_training
 from fedstat.fl.job import ComputeConfig
 from fedstat.study import experiment, grid, leaderboard, report, run_settings
 from fedstat.study.collect import collect
@@ -21,8 +21,8 @@ PRIVATE = {"clip": 0.5, "noise_multiplier": 1.5, "sampling": "poisson"}
 @pytest.fixture(autouse=True)
 def _without_accountant(monkeypatch):
     """ε is another file's subject; importing Opacus takes seconds."""
-    monkeypatch.setattr(accountant, "_rdp", lambda: None)
-    monkeypatch.setattr(accountant, "epsilon", lambda _, rounds: 1.5 * rounds)
+    monkeypatch.setattr(private_training, "_rdp", lambda: None)
+    monkeypatch.setattr(private_training, "epsilon", lambda _, rounds: 1.5 * rounds)
 
 
 def test_older_runs_keep_their_names():

@@ -14,7 +14,7 @@ from real_data import require_real_data
 from fedstat import data as datasets
 from fedstat import store
 from fedstat.data import partition
-from fedstat.fl.stored_names import from_stored
+from fedstat.fl.stored import from_stored
 from fedstat.study import collect, experiment, federation, grid
 from fedstat.study.run_settings import Settings
 

@@ -15,10 +15,10 @@ import xarray as xr
 import fedstat
 from fedstat import open_run, store
 from fedstat.fl import algorithms
-from fedstat.fl.stored_names import from_stored, to_stored
+from fedstat.fl.stored import from_stored, to_stored
 from fedstat.reporting import report
 from fedstat.store.encoding import algorithm_of, as_dataset, from_dataset, rename_algorithms
-from fedstat.study import collect, compare_runs, experiment, grid, leaderboard, run_summary
+from fedstat.study import collect, compare_runs, experiment, grid, leaderboard
 from fedstat.study import report as run_report
 from fedstat.study.run_settings import Settings
 
@@ -99,7 +99,7 @@ def test_names_are_translated_both_ways_and_settings_of_other_algorithms_are_lef
 def test_titles_of_earlier_runs_are_shown_by_todays_names(folder):
     run = open_run(folder / f"{NAME}.zarr").load()
     run.attrs["title"] = "random-private-head, 2 rounds"
-    assert str(run_summary.summary(run)).startswith("random-personal-head, 2 rounds\n")
+    assert str(run_report.summary(run)).startswith("random-personal-head, 2 rounds\n")
 
 
 @pytest.mark.parametrize("name", ["fedavg-private-head", "fedprox-private-head+", "random-private-head-shrunken"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import children
 import pytest
 
-from fedstat._cli.dask import dask_executor
+from fedstat._cli import dask_executor
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import fedstat
-from fedstat.reporting.references import bibliography
+from fedstat.reporting.document import bibliography
 
 
 def main(clone: Path) -> None:

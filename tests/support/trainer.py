@@ -10,7 +10,7 @@ from fedstat.fl.cohort import Cohort, of_round
 from fedstat.fl.communication_round import round_context, run_round
 from fedstat.fl.job import ComputeConfig
 from fedstat.fl.loop import observed_round, start
-from fedstat.fl.probes import metrics
+from fedstat.fl.probes import measures
 from fedstat.fl.state import Download
 
 __all__ = ["active", "context", "in_chunks", "measured", "models", "run", "settings", "start", "step"]
@@ -44,7 +44,7 @@ def step(job, state):
 
 def measured(job, state, *, evaluated=True):
     """Return the state after a round, and the metrics of every run by name."""
-    new, values = observed_round(job, state, metrics.observers([]), evaluated=evaluated)
+    new, values = observed_round(job, state, measures.observers([]), evaluated=evaluated)
     return new, {name.removeprefix("metrics/"): value for name, value in values.items()}
 
 

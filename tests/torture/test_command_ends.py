@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 import fedstat
 from fedstat import _cli, store
-from fedstat._utils.drafts import replace_file
+from fedstat._utils.guard import replace_file
 
 mpl.use("Agg")
 PROGRAMS = sorted(Path(fedstat.__file__).parent.glob("**/*/__main__.py"))

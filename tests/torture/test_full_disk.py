@@ -12,7 +12,7 @@ import torch
 import xarray as xr
 
 from fedstat import store
-from fedstat._utils.drafts import replace_file
+from fedstat._utils.guard import replace_file
 from fedstat.data import save_folder
 from fedstat.store import journal
 

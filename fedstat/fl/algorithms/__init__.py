@@ -34,8 +34,8 @@ from fedstat.fl.algorithms.pfedgate import pfedgate
 from fedstat.fl.algorithms.pfedme import pfedme
 from fedstat.fl.algorithms.pfedpara import pfedpara
 from fedstat.fl.algorithms.pfedsd import pfedsd
+from fedstat.fl.wrappers.composed import low_rank
 from fedstat.fl.wrappers.finetuned import finetuned, personal_head, shrunken
-from fedstat.fl.wrappers.low_rank import low_rank
 
 Constructor = Callable[..., Algorithm]
 

@@ -9,7 +9,7 @@ import scipy
 
 from fedstat._utils import check
 from fedstat._utils.lazy import torch
-from fedstat.fl.aggregate import uniform
+from fedstat.fl.aggregate import cosines, shared_part, uniform
 from fedstat.fl.algorithm import (
     About,
     Algorithm,
@@ -21,7 +21,6 @@ from fedstat.fl.algorithm import (
     Variant,
 )
 from fedstat.fl.nets import Params
-from fedstat.fl.similarity import cosines, shared_part
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from fedstat._utils import check
 from fedstat._utils.lazy import torch
+from fedstat.fl.aggregate import cosines, shared_part, squared_distances
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, InitContext, Measure, Phase, RoundContext
 from fedstat.fl.nets import Params
-from fedstat.fl.similarity import cosines, shared_part, squared_distances
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from fedstat._utils import check
 from fedstat.fl import masks
 from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import About, Algorithm, Phase, Variant
-from fedstat.fl.wrappers.low_rank import FACTORS, ConvRank, LinearRank, decomposed, require_ranks
+from fedstat.fl.wrappers.composed import FACTORS, ConvRank, LinearRank, decomposed, require_ranks
 
 ABOUT = About(
     "FedDecomp",
@@ -42,7 +42,7 @@ def feddecomp(
     """Decompose weights as W = σ + BA; a client first trains the personal low-rank BA, then the shared σ.
 
     Wu, Liu, Niu, Wang, Tang, Zhu and Su (2024), "Decoupling general and personalized knowledge in federated learning
-    via additive and low-rank decomposition", ACM MM, §3, Algorithm 1. :func:`fedstat.fl.wrappers.low_rank.decomposed`
+    via additive and low-rank decomposition", ACM MM, §3, Algorithm 1. :func:`fedstat.fl.wrappers.composed.decomposed`
     describes weights and ranks. Shared (upload and download): σ and all parameters that are not decomposed. Personal: B
     and A.
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from fedstat._utils import check, streams
 from fedstat._utils.lazy import torch
+from fedstat.fl.aggregate import shared_part
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, InitContext, RoundContext
 from fedstat.fl.nets import Params
-from fedstat.fl.similarity import shared_part
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -57,8 +57,8 @@ def fedphp(
     lam : float in [0, 1]
         λ; 0.05 and 0.1 in the published code. With 0, local training is FedAvg's.
     transfer : {"mmd", "kd"}
-        R. "mmd" uses the kernel of :func:`fedstat.fl.similarity.mmd_gradient`, with fixed widths; the authors' code
-        sets the widths by the mean distance in the batch.
+        R. "mmd" uses the kernel of :func:`fedstat.fl.algorithms.fedcp.mmd_gradient`, with fixed widths; the authors'
+        code sets the widths by the mean distance in the batch.
 
     Raises
     ------

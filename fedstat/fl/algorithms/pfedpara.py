@@ -13,8 +13,7 @@ from fedstat._utils.lazy import torch
 from fedstat.fl import masks
 from fedstat.fl.algorithm import About, Algorithm
 from fedstat.fl.nets import Net, Params
-from fedstat.fl.wrappers.composed import Part, composed
-from fedstat.fl.wrappers.low_rank import is_kernel, matrices
+from fedstat.fl.wrappers.composed import Part, composed, is_kernel, matrices
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -34,7 +34,7 @@ from fedstat.fl.nets.base import (
     whole,
 )
 from fedstat.fl.nets.conv import cnn, lenet, resnet8, resnet10, resnet18, scaled, vgg16
-from fedstat.fl.nets.mlp import mlp
+from fedstat.fl.nets.dense import mlp
 from fedstat.fl.nets.text import fasttext, lstm, transformer
 
 if TYPE_CHECKING:

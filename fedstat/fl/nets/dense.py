@@ -1,15 +1,18 @@
-"""Dense layers of stacked clients: shapes, initial parameters as in ``torch.nn.Linear``, forward and backward pass."""
+"""Dense layers of stacked clients (shapes, initial parameters as in ``torch.nn.Linear``, both passes), and MLPs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedstat._utils import check
 from fedstat._utils.lazy import functional, torch
-from fedstat.fl.nets.base import Net, Params
+from fedstat.fl.nets.base import Gradient, Net, Params
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,3 +141,53 @@ def with_head(
         return head(params, features(params, x))
 
     return Net(shapes, init, apply, features=features, head=head, thin=weights(layers))
+
+
+def mlp(sizes: Sequence[int]) -> Net:
+    """Build a fully connected network with ReLU between layers ``fc1``, ``fc2``, …
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Input size, hidden sizes, output size; at least two sizes. Samples with several dimensions are flattened.
+
+    Returns
+    -------
+    Net
+        Weights and biases start from U(−1/√in, 1/√in), as in ``torch.nn.Linear``.
+
+    Examples
+    --------
+    >>> mlp([100, 200, 1]).shapes["fc1.weight"]
+    (200, 100)
+    """
+    if len(sizes) < 2:
+        raise ValueError(f"sizes must hold an input and an output size, but got {list(sizes)!r}")
+    sizes = [check.integer("sizes", s) for s in sizes]
+    layers = [(f"fc{i}", *ends) for i, ends in enumerate(pairwise(sizes), 1)]
+    names = [name for name, _, _ in layers]
+
+    def inputs_of_layers(params: Params, x: Tensor) -> list[Tensor]:
+        inputs = [x.flatten(2).to(next(iter(params.values())).dtype)]
+        for name in names[:-1]:
+            inputs.append(torch.relu_(linear(params, name, inputs[-1])))
+        return inputs
+
+    def features(params: Params, x: Tensor) -> Tensor:
+        return inputs_of_layers(params, x)[-1]
+
+    def accumulate_layers(
+        params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float
+    ) -> None:
+        inputs = inputs_of_layers(params, x)
+        delta = gradient(linear(params, names[-1], inputs[-1]))
+        for name, h in zip(reversed(names), reversed(inputs), strict=True):
+            # The layer below needs this weight before its update.
+            lower_delta = None if h is inputs[0] else below(params, name, delta)
+            accumulate(params, name, h, delta, into, beta, alpha)
+            if lower_delta is not None:
+                delta = torch.ops.aten.threshold_backward(lower_delta, h, 0)
+
+    layer_shapes = dict(chain.from_iterable(shapes(*layer).items() for layer in layers))
+    net = with_head(layer_shapes, partial(draw_parameters, layer_shapes), features, *names)
+    return net._replace(accumulate=accumulate_layers, inputs=sizes[0])

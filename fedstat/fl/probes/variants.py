@@ -17,13 +17,12 @@ from fedstat.fl.algorithm import Algorithm, InitContext, Mask, Phase
 from fedstat.fl.batches import Rows, pad_rows
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.client_rows import StackedRows
-from fedstat.fl.evaluate import dims, evaluate
+from fedstat.fl.evaluate import dims, evaluate, scores
 from fedstat.fl.evaluate import require as require_choice
 from fedstat.fl.job import Job
-from fedstat.fl.local_training import train_chunk
+from fedstat.fl.local_training import diverged, train_chunk
 from fedstat.fl.nets import Params
 from fedstat.fl.probes import Observer, Values
-from fedstat.fl.scores import diverged, scores
 from fedstat.fl.state import AlgorithmRows, Download, State
 from fedstat.store.encoding import stored_algorithm
 

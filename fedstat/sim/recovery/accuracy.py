@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
-from fedstat._utils.progress import track
+from fedstat._utils.loops import track
 from fedstat.results.base import TERMINAL, aligned
 from fedstat.sim.model8 import SOURCE, Means, Model8, package_version, replicate_seed, truth
 from fedstat.stats import factor, icc, moments, split

@@ -12,7 +12,7 @@ import xarray as xr
 from flwr.app import Context
 
 from fedstat.flower import Plan, client_app, server_app
-from fedstat.flower.client import partition_id
+from fedstat.flower.apps import partition_id
 from fedstat.study.experiment import federated, network
 from fedstat.study.run_settings import Settings
 
