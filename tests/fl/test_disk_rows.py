@@ -113,6 +113,15 @@ def test_rows_that_differ_before_the_first_round_are_written(tmp_path):
     assert found["optimizer"].saved() == {}
 
 
+def test_rows_stay_in_memory_if_two_versions_of_all_of_them_fit(tmp_path):
+    one = job(make("local"))
+    rows = {"params": {"a": torch.zeros(one.clients, 10)}, "memory": {"b": torch.zeros(one.clients, 3)}}
+    two_versions = 2 * one.clients * (10 + 3) * 4
+    for room, kind in ((two_versions, client_rows.StackedRows), (two_versions - 1, DiskRows)):
+        created = client_rows.create(replace(one, rows_folder=tmp_path / str(room), room=room), rows)
+        assert {type(part) for part in created.values()} == {kind}
+
+
 @pytest.mark.parametrize("where", ["disk", "memory"])
 def test_an_earlier_state_stays_as_it_is(where, tmp_path):
     one = job(make("fedrep"), participation=0.5)
