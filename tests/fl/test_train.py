@@ -185,6 +185,14 @@ def test_weights_are_those_the_accuracies_were_measured_with():
         np.testing.assert_allclose(run["metrics/accuracy"].sel(round=number), accuracy, atol=1e-6)
 
 
+def test_only_what_needs_test_samples_waits_for_an_evaluated_round():
+    run = train(dense(), NET, algorithms.fedavg(), **SETTINGS | {"rounds": 4, "evaluate_every": 2})
+    metrics = run["metrics"]
+    assert (metrics["bytes_up"] > 0).all()
+    assert np.isfinite(metrics["train_loss"]).any("client").all()
+    assert np.isfinite(metrics["accuracy"]).all("client").values.tolist() == [False, True, False, True]
+
+
 def test_shared_units_have_equal_weights_and_personal_ones_do_not():
     settings = SETTINGS | {"participation": 1.0}
     run = train(dense(), NET, algorithms.fedfac(["fc1"]), rounds=3, **settings)
