@@ -205,7 +205,7 @@ class ComparisonResult(Result):
         return rows
 
     def _n_pairs(self) -> int | None:
-        """Return the number of pairs, if all methods have the same and one column defines the blocks."""
+        """Return the number of pairs, if it is equal for all methods and one column defines the blocks."""
         n = self.table.loc[self.table["method"] != self.reference, "n"]
         return int(n.iloc[0]) if len(self.block) == 1 and n.nunique() == 1 else None
 
