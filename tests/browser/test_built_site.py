@@ -11,16 +11,15 @@ import asyncio
 import functools
 import json
 import os
-import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from jupyter_in_chromium import CHROMIUM, skip_without
 
 import fedstat
 from fedstat import study
@@ -29,7 +28,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(os.environ.get("FEDSTAT_SITE", ROOT / "docs" / "_build" / "html"))
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 OFFLINE = (
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
@@ -134,12 +132,6 @@ class Seen(NamedTuple):
     console: dict[str, list[str]]
     faults: dict[str, dict[str, list[str]]]
     violations: dict[str, list[Any]]
-
-
-def absent() -> str:
-    """Return what is not installed or not built."""
-    names = [name for name in ("axe_playwright_python", "playwright") if find_spec(name) is None]
-    return ", ".join([*names, *(() if CHROMIUM else ("chromium",)), *_site_faults()])
 
 
 def _site_faults() -> list[str]:
@@ -250,9 +242,7 @@ async def _visit_all(address: str, names: Sequence[str], inspected: Sequence[str
 
 @pytest.fixture(scope="module")
 def names() -> list[str]:
-    if reason := absent():
-        message = f"absent: {reason}"
-        pytest.fail(message) if os.environ.get("FEDSTAT_BROWSER") == "require" else pytest.skip(message)
+    skip_without(["axe_playwright_python", "playwright"], *_site_faults())
     return pages_of(SITE)
 
 
