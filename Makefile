@@ -45,7 +45,7 @@ test: $(READY)  ## the tests, doctests among them, on all cores; options of pyte
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
-test-browser: $(READY) $(READY_FOR_BROWSER) | chromium  ## the site that `make docs` built, and a notebook in JupyterLab, in Chromium
+test-browser: $(READY) $(READY_FOR_BROWSER) | chromium  ## the site that `make docs` built, and the notebooks in JupyterLab, in Chromium
 	FEDSTAT_BROWSER=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -m slow --benchmark-disable
 
 chromium:  ## Debian's Chromium, where there is no browser of this family and the user may install it
