@@ -45,7 +45,7 @@ test: $(READY)  ## the tests, doctests among them, on all cores; options of pyte
 test-slow: $(READY)  ## tests of minutes; those of torture and of the browser have targets of their own
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --benchmark-disable -m 'slow and not gpu' --ignore tests/torture --ignore tests/browser
 
-test-browser: $(READY) $(READY_FOR_BROWSER) | chromium  ## the site that `make docs` built, and a notebook in JupyterLab, in Chromium
+test-browser: $(READY) $(READY_FOR_BROWSER) | chromium  ## the site that `make docs` built, and the notebooks in JupyterLab, in Chromium
 	FEDSTAT_BROWSER=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -m slow --benchmark-disable
 
 chromium:  ## Debian's Chromium, where there is no browser of this family and the user may install it

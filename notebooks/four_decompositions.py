@@ -30,9 +30,12 @@
 # parts by factor analysis, rank and clusters of clients, and which claims these data support.
 
 # %%
+import sys
+
 import pandas as pd
 import seaborn as sns
 from matplotlib import pyplot as plt
+from tqdm import tqdm
 
 import fedstat as fs
 from fedstat.data import load, partition, to_float
@@ -92,11 +95,12 @@ def train(method, seed):
     return fs.fl.train(
         clients(seed), nets.mlp([64, 40, 10]), algorithms.named(method, **METHODS[method]), rounds=15, local_epochs=3,
         batch_size=10, lr=0.1, seed=seed, threads=1, checkpoints=[1], evaluate_every=5,
-        probe=["trained-weights", "parameters"],
+        probe=["trained-weights", "parameters"], progress=False,
     )  # fmt: skip
 
 
-runs = {(m, seed): train(m, seed) for seed in SEEDS for m in METHODS}
+jobs = [(method, seed) for seed in SEEDS for method in METHODS]
+runs = {job: train(*job) for job in tqdm(jobs, unit="run", ncols=72, file=sys.stdout)}
 group = runs["local", 0]["clients/domain"]
 
 # %% [markdown]
@@ -150,8 +154,8 @@ pd.DataFrame(rows).groupby("part", sort=False).mean().round(2)
 baseline = {"feddecomp": "weight", "factorized-fl-alpha": "mu", "factorized-fl-beta": "mu"}
 rows = []
 for (method, seed), run in runs.items():
-    found = fs.effective_rank(run, baseline=baseline.get(method, "mean")).tidy()
-    rows.append(found.assign(method=titles[method], part="W − " + baseline.get(method, "mean"), seed=seed))
+    rank = fs.effective_rank(run, baseline=baseline.get(method, "mean")).tidy()
+    rows.append(rank.assign(method=titles[method], part="W − " + baseline.get(method, "mean"), seed=seed))
 ranks = pd.concat(rows).query("term in ['fc1', 'fc2']")
 ranks.groupby(["method", "part", "term", "checkpoint"], sort=False)["estimate"].mean().unstack(
     ["term", "checkpoint"]
@@ -173,15 +177,15 @@ def vectors(seed):
     run = {m: runs[m, seed] for m in METHODS}
     alpha, beta, dec = run["factorized-fl-alpha"], run["factorized-fl-beta"], run["feddecomp"]
     return {
-        "FedFac: own units": client_weights(run["fedfac-dynamic"], "fc1"),
+        "FedFac: personal units": client_weights(run["fedfac-dynamic"], "fc1"),
         "Factorized-FL α: v": client_weights(alpha, "fc1", "v"),
-        "Factorized-FL β: v, as sent": client_weights(beta, "fc1", "v", stage="trained"),
-        "Factorized-FL β: u, as sent": client_weights(beta, "fc1", "u", stage="trained"),
+        "Factorized-FL β: v, uploaded": client_weights(beta, "fc1", "v", stage="trained"),
+        "Factorized-FL β: u, uploaded": client_weights(beta, "fc1", "u", stage="trained"),
         "FedDecomp: BA": client_weights(dec, "fc1").astype(float) - client_weights(dec, "fc1", "weight"),
-        "FedDecomp: σ, as sent": client_weights(dec, "fc1", "weight", stage="trained"),
+        "FedDecomp: σ, uploaded": client_weights(dec, "fc1", "weight", stage="trained"),
         "FedCP: policy": client_weights(run["fedcp"], "client", "share"),
         "Local: W": client_weights(run["local"], "fc1"),
-        "FedAvg: W, as sent": client_weights(run["fedavg"], "fc1", stage="trained"),
+        "FedAvg: W, uploaded": client_weights(run["fedavg"], "fc1", stage="trained"),
     }
 
 
@@ -190,7 +194,7 @@ alike = {
     for seed in SEEDS
     for name, v in vectors(seed).items()
 }
-table = pd.concat(found.glance().assign(vector=name, seed=seed) for (name, seed), found in alike.items())
+table = pd.concat(clusters.glance().assign(vector=name, seed=seed) for (name, seed), clusters in alike.items())
 table.pivot(index="vector", columns="seed", values=["ari", "p_value"]).reindex(vectors(0)).round(4)
 
 # %% [markdown]
@@ -200,7 +204,7 @@ table.pivot(index="vector", columns="seed", values=["ari", "p_value"]).reindex(v
 print(alike["Factorized-FL α: v", 0], alike["FedDecomp: BA", 0], sep="\n\n")
 
 # %%
-shown = ["FedFac: own units", "Factorized-FL α: v", "FedDecomp: BA", "FedCP: policy"]
+shown = ["FedFac: personal units", "Factorized-FL α: v", "FedDecomp: BA", "FedCP: policy"]
 figure, axes = plt.subplots(2, 2, figsize=(11, 11), layout="constrained")
 for ax, name in zip(axes.flat, shown, strict=True):
     plot.client_similarity(alike[name, 0], ax=ax)
@@ -211,26 +215,27 @@ plt.show()
 # Does the uploaded part identify the groups less well than under FedAvg? Adjusted Rand indices, paired by seed:
 
 # %%
-sent = ["Factorized-FL β: u, as sent", "Factorized-FL β: v, as sent", "FedDecomp: σ, as sent", "FedAvg: W, as sent"]
-fs.compare(table[table["vector"].isin(sent)], reference=sent[-1], value="ari", method="vector")
+uploaded = [name for name in vectors(0) if name.endswith("uploaded")]
+fs.compare(table[table["vector"].isin(uploaded)], reference=uploaded[-1], value="ari", method="vector")
 
 # %% [markdown]
-# Over the four seeds: mean and minimum of the adjusted Rand index, the widest interval, the contrast (mean similarity
-# within minus between groups), and the mean index of clusters of random halves of the clients.
+# Over the four seeds: mean and minimum of the adjusted Rand index (ARI), the lowest and the highest limit of its CIs,
+# the contrast (mean similarity within minus between groups), and the mean ARI with clusters of random halves of the
+# clients.
 
 # %%
 by = table.groupby("vector", sort=False)
+limits = by.agg({"conf_low": "min", "conf_high": "max"}).itertuples(index=False)
 columns = {
-    "index": by["ari"].mean(),
-    "smallest": by["ari"].min(),
-    "lowest bound": by["conf_low"].min(),
-    "highest bound": by["conf_high"].max(),
+    "mean ARI": by["ari"].mean().round(2),
+    "minimum": by["ari"].min().round(2),
+    "limits of CIs": [f"[{low:.2f}, {high:.2f}]" for low, high in limits],
     "largest p": by["p_value"].max(),
-    "contrast": by["contrast"].mean(),
-    "largest p of contrast": by["contrast_p_value"].max(),
-    "found again": by["subsample_ari"].mean(),
+    "contrast": by["contrast"].mean().round(2),
+    "largest p, contrast": by["contrast_p_value"].max(),
+    "ARI, halves": by["subsample_ari"].mean().round(2),
 }
-pd.DataFrame(columns).round(4)
+pd.DataFrame(columns)
 
 # %% [markdown]
 # ## 7. Measures of the algorithms over rounds
@@ -247,7 +252,7 @@ plt.show()
 mixing = {
     titles[m]: pd.Series({
         "least similarity": float(runs[m, 0]["measures/similarity"][-1].min()),
-        "own weight in the mixture": float(runs[m, 0]["mixing/weight"][-1].to_numpy().diagonal().mean()),
+        "weight of the client itself": float(runs[m, 0]["mixing/weight"][-1].to_numpy().diagonal().mean()),
     })
     for m in ("factorized-fl-alpha", "factorized-fl-beta")
 }  # fmt: skip
@@ -271,7 +276,7 @@ print(
 #
 # **Accuracy.** FedAvg is less accurate than training alone, by 20 points, 95% CI [11, 29]. The personalized algorithms
 # are inconclusive: the intervals of FedPer, FedFac and Factorized-FL α reach from 0.8 to 2.0 points below to 0.3 to 0.9
-# above training alone; those of Factorized-FL β, FedDecomp and FedCP are 9 to 20 points wide. A client alone reaches
+# above training alone; those of Factorized-FL β, FedDecomp and FedCP are 7 to 20 points wide. A client alone reaches
 # 99%, so there is little to gain. These data do not show which algorithm is best.
 #
 # **Factor analysis.** σ before averaging needs as many factors as FedFac's weights (17 and 16 of 40), W = σ + BA with

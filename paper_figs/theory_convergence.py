@@ -50,7 +50,7 @@ def work(args: argparse.Namespace) -> None:
         sizes.append(f"{name}: {_theory.origin(tree)}")
     plot.caption(
         figure,
-        "Above, lines: means over replicates at the largest width. Dashed: Theorem 1's bound of the same colour, where "
+        "Above, lines: means over replicates at the largest width. Dashed: Theorem 1's bound of the same color, where "
         "the theorem has one. Below: FedSplit, means over replicates; not joined where only two widths were run.",
         *sizes,
     )

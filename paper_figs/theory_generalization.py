@@ -50,8 +50,8 @@ def work(args: argparse.Namespace) -> None:
         sizes.append(f"{TITLES[x]}: {_theory.origin(tree)}")
     plot.caption(
         figure,
-        "The bound holds if the test loss lies below it, and says nothing in the grey, as no loss exceeds 1; its "
-        "complexity term is nearly all of it. Bars on the network's loss: Student's 95 % intervals over replicates.",
+        "The bound holds if the test loss lies below it, and says nothing in the gray area, as no loss exceeds 1; its "
+        "complexity term is nearly all of it. Bars on the network's loss: Student's 95% CIs over replicates.",
         *sizes,
     )
     _cli.save_figure(figure, args.out, dpi=150)

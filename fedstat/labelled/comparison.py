@@ -83,10 +83,10 @@ def compare(
     --------
     >>> data = pd.DataFrame({"method": ["a", "b"] * 3, "seed": [0, 0, 1, 1, 2, 2], "accuracy": [5, 6, 7, 9, 5, 8.0]})
     >>> compare(data, reference="a")
-    accuracy: 1 method compared with a, paired by seed
-      method  mean (SE)      difference [95% CI]      p (Holm)  pairs
+    accuracy: 1 method compared with a, paired by seed (3 pairs)
+      method  mean (SE)      difference [95% CI]      p (Holm)
       a       5.667 (0.667)  reference
-      b       7.667 (0.882)  +2.000 [-0.484, +4.484]     0.074      3
+      b       7.667 (0.882)  +2.000 [-0.484, +4.484]     0.074
     Paired t tests; CIs simultaneous over 1 comparison (Bonferroni).
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)

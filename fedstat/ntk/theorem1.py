@@ -52,19 +52,17 @@ def convergence(
     widths : sequence of int
         Values of m1 = m2. As the width grows, the kernels change less and the theorem applies.
     methods : sequence of {"fedsplit", "fedavg", "fedavg-matched", "dynamic"}
-        See :func:`fedstat.ntk.descent.network`. Dynamic FedFac has no bound, because the paper has no theory for it.
-        It runs only at the smallest width, because every round decomposes a matrix over 2·width units.
+        See :func:`fedstat.ntk.descent.network`. Dynamic FedFac has no bound, and runs only at the smallest width.
     rounds, local_steps : int
         T and G.
     lr : float or {"stable", "theorem"}
         η_l. ``"stable"``: 1/(2 G λ_max(H^p)); every local step then contracts, and with η_g ≤ 2 every round.
-        ``"theorem"``: the order in the theorem with constant 1, (λ^s + λ^p)/(γ^s γ^p G N²). Both are multiplied by n
-        under ``reduction="mean"``.
+        ``"theorem"``: (λ^s + λ^p)/(γ^s γ^p G N²), with constant 1. Both are times n under ``reduction="mean"``.
     server_lr : float
         η_g.
     reduction : {"sum", "mean"}
-        Sum or mean of the gradient over the samples of a client. The paper's loss is a mean, but its updates, ρ1 and
-        ρ2 are sums. ``"mean"`` divides both ρ by n, the number of samples of the largest client.
+        Sum, as in the paper's updates, or mean of the gradient over the samples of a client. ``"mean"`` divides ρ1 and
+        ρ2 by n, the number of samples of the largest client.
     replicates, seed : int
         Number of initializations of the network, and their seed; the samples do not change.
     normalize : bool
@@ -76,8 +74,7 @@ def convergence(
     progress : bool or None
         Show how many networks are trained; see :func:`fedstat.fl.train`.
     executor : Executor, optional
-        Any :class:`concurrent.futures.Executor`. Its workers train the networks, each on one BLAS thread, as in
-        :func:`fedstat.bootstrap`.
+        Its workers train the networks, each on one BLAS thread; see :func:`fedstat.bootstrap`.
 
     Returns
     -------
@@ -91,25 +88,20 @@ def convergence(
     Warns
     -----
     TheoryWarning
-        If Assumption 1 fails, if λ_min is not resolved, or if a run diverges. An unresolved λ_min counts as 0, so that
-        there is no bound. A run that diverges is recorded up to that round.
+        If Assumption 1 fails, if λ_min is not resolved (it counts as 0: no bound), or if a run diverges (it is
+        recorded up to that round).
 
     Notes
     -----
-    ``loss_limit`` is the loss of an infinitely wide network with equal initial residuals
-    (:func:`fedstat.ntk.gram.limit_map`). It divides the distance between bound and observation into the effect of
-    finite width and the effect of using only λ_min.
+    ``loss_limit`` is the loss of an infinitely wide network (:func:`fedstat.ntk.gram.limit_map`). It divides the
+    distance between bound and observation into the effects of finite width and of using only λ_min.
 
     Examples
     --------
-    >>> import numpy as np
     >>> x = np.eye(6).reshape(2, 3, 6)
     >>> result = convergence(x, np.ones((2, 3)), widths=[64], rounds=20, replicates=2)
-    >>> result.by_setting()[["method", "holds"]]
-               method  holds
-    0        fedsplit  True
-    1          fedavg  True
-    2  fedavg-matched  True
+    >>> result.by_setting().set_index("method")["holds"].to_dict()
+    {'fedsplit': True, 'fedavg': True, 'fedavg-matched': True}
     """
     samples = gather(*_drop_test_samples(x, y), client, normalize=normalize)
     for method in methods:

@@ -159,8 +159,8 @@ def entropies(entropy: xr.Dataset | EntropyResult | RunOrPath, *, outputs: str =
     bar = Line2D([], [], color=gray(0.3), marker="|", markersize=8)
     drawn = legend.legend_handles if (legend := ax.get_legend()) is not None else []
     handles = [*(handle for handle in drawn if handle is not None), bar]
-    if not is_result:
-        ax.legend(handles, [*names, words], frameon=False)
+    if not is_result:  # above the axes, where it hides neither histograms nor bars
+        ax.legend(handles, [*names, words], frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
     elif legend is not None:
         legend.remove()
     return ax

@@ -186,21 +186,28 @@ class ComparisonResult(Result):
         return pd.DataFrame([row])
 
     def _cells(self) -> list[tuple[str, ...]]:
-        """Return the head and the rows of the printed table: means, differences with intervals, p values."""
+        """Return the head and the rows of the printed table: means, differences with intervals, p values, n."""
         digits = decimals(self.table.loc[self.table["method"] != self.reference, "std_error"])
         n = "pairs" if len(self.block) == 1 else "n"
-        rows: list[tuple[str, ...]] = [("method", "mean (SE)", f"difference [{100 * self.level:g}% CI]", "p (Holm)", n)]
+        has_n = self._n_pairs() is None
+        head = ("method", "mean (SE)", f"difference [{100 * self.level:g}% CI]", "p (Holm)", n)
+        rows: list[tuple[str, ...]] = [head if has_n else head[:-1]]
         for x in self.table.to_dict("records"):
             mean = f"{number(x['mean'], digits)} ({number(x['std_error_mean'], digits)})"
-            compared = ("reference", "", "")
+            compared: tuple[str, ...] = ("reference", "", "")
             if x["method"] != self.reference:
                 compared = (
                     difference(x, "pairs", digits),
                     p_equals(x["p_holm"]).removeprefix("p ").lstrip("= "),
                     str(x["n"]),
                 )
-            rows.append((x["method"], mean, *compared))
+            rows.append((x["method"], mean, *(compared if has_n else compared[:-1])))
         return rows
+
+    def _n_pairs(self) -> int | None:
+        """Return the number of pairs, if it is equal for all methods and one column defines the blocks."""
+        n = self.table.loc[self.table["method"] != self.reference, "n"]
+        return int(n.iloc[0]) if len(self.block) == 1 and n.nunique() == 1 else None
 
     def _main_columns(self, table: pd.DataFrame, by: str | None) -> pd.DataFrame:  # noqa: ARG002
         head, *rows = self._cells()
@@ -209,11 +216,13 @@ class ComparisonResult(Result):
     def __repr__(self) -> str:
         n_comparisons = int((self.table["method"] != self.reference).sum())
         methods = f"{count(n_comparisons, 'method')} compared with {self.reference}"
+        n_pairs = self._n_pairs()
+        pairs = "" if n_pairs is None else f" ({count(n_pairs, 'pair')})"
         return "\n".join(
             [
-                wrapped(f"{self.value}: {methods}, paired by {' and '.join(self.block)}"),
+                wrapped(f"{self.value}: {methods}, paired by {' and '.join(self.block)}{pairs}"),
                 *self._describe_sample(),
-                *columns(self._cells(), n_right=2),
+                *columns(self._cells(), n_right=1 if n_pairs is not None else 2),
                 f"Paired t tests; CIs simultaneous over {count(n_comparisons, 'comparison')} (Bonferroni).",
             ]
         )

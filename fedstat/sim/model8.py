@@ -151,7 +151,7 @@ def generate(
 
     Personal covariates are N(μ_c, Σ) with Σ_ij = 0.5^|i−j|, shared covariates N(0, I). A personal unit has weights
     N(μ_c, I) on personal and U(−0.1, 0.1) on shared covariates. A shared unit has weights U(−0.1, 0.1) on personal and
-    U(−1, 1) on shared covariates, equal for all clients. a ~ N(0, I) is equal for all clients, too.
+    U(−1, 1) on shared covariates, equal for all clients, as is a ~ N(0, I).
 
     Parameters
     ----------
@@ -163,19 +163,14 @@ def generate(
         Proportion of shared covariates; there are round(alpha·d). 0 and 1 are allowed.
     n_train, n_test : int
         Samples per client, ``n_test >= 0``. The paper gives no numbers. 100 training samples are far fewer than the d·m
-        weights of a client, so that a client alone learns poorly and benefits from sharing. 100 test samples give
-        10,000 test labels at C = 100; their sampling error (< 0.005) is below the SD between replicates.
+        weights of a client, so that a client alone learns poorly and benefits from sharing.
     sigma : float
-        Standard deviation of ε, >= 0. The paper gives no value. With 1, labels are noisy only near the boundary. At the
-        size of the paper, p = 0.5 and alpha = 0.4, about 0.5% of the labels change: the SD of h within a client is
-        about 65.
+        Standard deviation of ε, >= 0. The paper gives no value. At its size, 1 changes about 0.5% of the labels.
     means : {"independent", "shared"}
-        The paper writes one μ_c for covariates and weights. With ``"shared"``, which follows this, wᵀx of every
-        personal unit has mean ‖μ_c‖² ≈ d1, and most clients have labels of one class. ``"independent"`` draws the two
-        means independently.
+        Means of covariates and weights. The paper writes one μ_c; with ``"shared"``, which follows this, wᵀx of every
+        personal unit has mean ‖μ_c‖² ≈ d1, and most clients have labels of one class.
     seed : int
-        Every client and purpose has a separate random stream. Data of client c do not depend on ``clients``, training
-        data not on ``n_test``, test data not on ``n_train``, and x and h not on ``sigma``.
+        Data of client c do not depend on ``clients``, its training data not on ``n_test``, x and h not on ``sigma``.
 
     Returns
     -------
@@ -183,9 +178,8 @@ def generate(
         x (client, sample, feature); y (client, sample) in {0, 1}; h (client, sample), the noise-free h*_c(x);
         the true w (client, unit, feature), a (unit), x_mean and w_mean (client, feature). Coordinates ``split``
         (sample) "train" or "test", ``unit_shared`` (unit), ``feature_shared`` (feature). Attributes: ``config``
-        (JSON), ``seed``, ``version``, ``title``, ``source``, ``majority_share`` (mean over clients of the proportion
-        of the more frequent label) and ``one_class_share`` (proportion of clients whose rarer label has a proportion
-        below 0.05).
+        (JSON), ``seed``, ``version``, ``title``, ``source``, ``majority_share`` (mean proportion of a client's more
+        frequent label), ``one_class_share`` (proportion of clients whose rarer label is below 0.05).
 
     Raises
     ------

@@ -86,7 +86,12 @@ def test_every_plot_has_a_picture_in_the_gallery():
     assert drawn == plots
 
 
-VERBS = [name for name in public_names.names("fedstat") if name.kind == "function"]
+VERBS = [
+    name
+    for package in ("fedstat", "fedstat.decompose", "fedstat.ntk", "fedstat.sim")
+    for name in public_names.names(package)
+    if name.kind == "function"
+]
 VERBS += [name for name in public_names.names("fedstat.fl") if name.path == "fedstat.fl.train"]
 SECTIONS = ["Parameters", "Returns", "Raises", "Warns", "Notes", "References", "Examples"]  # numpydoc's order
 

@@ -353,6 +353,10 @@ def test_figures_show_what_is_stored(run):
     ax.figure.clear()
     ax = plot.entropies(run["dispersion"].to_dataset().sel(outputs="own"))
     assert ax.get_xlabel() == "entropy over clients (nats)"
+    ax.figure.draw_without_rendering()
+    legend, axes = ax.get_legend().get_window_extent(), ax.get_window_extent()
+    assert legend.y0 >= axes.y1  # it hides neither histograms nor bars
+    assert legend.width <= axes.width
     ax.figure.clear()
     ax = plot.relation(run, case="iid", on="updates")
     rho = run["relation/spearman"].sel(case="iid", outputs="own", on="updates", estimator="pa").item()

@@ -223,7 +223,10 @@ def test_comparison_says_what_the_paired_table_holds() -> None:
     assert row["n_above"] == (found.table["p_holm"] <= 0.1).sum() == 2
     alone = fedstat.compare(TABLE[TABLE["seed"] == 0], reference="a")
     assert "fewer than 3 pairs, so no interval and no test: b, c" in alone.summary()
-    assert "+3.200 (too few pairs)         –      1" in repr(alone)
+    assert "paired by seed (1 pair)" in repr(alone)
+    assert "+3.200 (too few pairs)         –\n" in repr(alone)
+    unequal = fedstat.compare(TABLE[(TABLE["method"] != "b") | (TABLE["seed"] > 0)], reference="a")
+    assert [line.split()[-1] for line in repr(unequal).splitlines()[1:5]] == ["pairs", "reference", "3", "2"]
 
 
 def test_glances_of_the_theorems_count_what_their_settings_say() -> None:

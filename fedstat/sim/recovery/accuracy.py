@@ -163,8 +163,7 @@ def spectrum(
     κ selects eigenvectors in descending order of eigenvalue until their eigenvalues reach the proportion κ of the sum.
     The score of an eigenvector is the proportion of its squared loadings on shared units,
 
-    .. math:: s_j = \sum_{i \text{ shared}} \ell_{ij}^2 / \sum_i \ell_{ij}^2
-              = \sum_{i \text{ shared}} u_{ij}^2, \qquad \ell_j = \sqrt{\gamma_j}\, u_j,
+    .. math:: s_j = \sum_{i \text{ shared}} \ell_{ij}^2 / \sum_i \ell_{ij}^2, \qquad \ell_j = \sqrt{\gamma_j}\, u_j,
 
     which is 1 if it belongs to truly shared units and 0 if it belongs to personal units.
 
@@ -309,10 +308,9 @@ def recover(
 ) -> xr.Dataset:
     """Measure recovery of the true split from the true weights of model (8), over κ, p, α and methods.
 
-    The factor analysis gets the true weights W_c of all clients, without training noise, as in the paper's oracle
-    decomposition (FedFac §4.3.1). Any error is therefore due to κ and the estimator. Agreement between clients, which
-    has no κ, is reported for comparison. It recovers the split by construction: the true weights of a shared unit are
-    equal for all clients, so that its agreement is 1. The agreement of a personal unit is below 1.
+    The factor analysis gets the true weights W_c of all clients, as in the paper's oracle decomposition (FedFac
+    §4.3.1), so any error is due to κ and the estimator. Agreement between clients has no κ. It recovers the split by
+    construction: it is 1 for a shared unit, whose true weights are equal for all clients, and else below 1.
 
     Parameters
     ----------
@@ -326,8 +324,7 @@ def recover(
     clients, d, m, means
         Parameters of :func:`fedstat.sim.generate`.
     replicates : int
-        Number of draws of the weights. The first equals ``generate(seed=seed)``; the others have seeds of
-        :func:`fedstat.sim.model8.replicate_seed`.
+        Number of draws of the weights; the first equals ``generate(seed=seed)``.
     seed : int
     max_iter, tol
         Stopping rule of iterative methods, as in :func:`fedstat.stats.factor.fit`.
@@ -354,8 +351,7 @@ def recover(
 
     Notes
     -----
-    κ affects the result only through the number of factors G. One eigendecomposition of R therefore gives ``pc`` and
-    ``leverage`` at every κ, by cumulative sums over factors. An iterative estimator runs once per distinct G.
+    κ affects the result only through the number of factors G. An iterative estimator runs once per distinct G.
 
     Examples
     --------
