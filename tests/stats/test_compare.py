@@ -122,9 +122,10 @@ def test_two_seeds_give_no_interval_and_say_so():
     claims = ["statistic", "p_value", "conf_low", "conf_high", "p_holm", "sim_conf_low", "sim_conf_high"]
     assert found.table[claims].isna().all(axis=None)
     assert found.table.loc[1:, ["difference", "std_error"]].notna().all(axis=None)
-    shown = repr(found).splitlines()[2:]
+    first, _, *shown = repr(found).splitlines()
+    assert first.endswith("paired by seed (2 pairs)")
     assert "[" not in "".join(shown)
-    assert [line.split()[-2:] for line in shown[1:3]] == [["–", "2"]] * 2
+    assert [line.split()[-1] for line in shown[1:3]] == ["–"] * 2
     assert all("(too few pairs)" in line for line in shown[1:3])
 
 
