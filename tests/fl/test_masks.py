@@ -15,7 +15,7 @@ from algorithm_jobs import assert_clients_near, dataset, run
 from masked_jobs import CLIENTS, SAMPLES, SIZES, SPECS, algorithm, arrays, job, mask
 from small_runs import interrupted_and_resumed, same
 
-from fedstat.fl import nets, optim, train
+from fedstat.fl import masks, nets, optim, train
 from fedstat.fl.algorithm import Phase, SharedMask
 from fedstat.fl.batches import Rows
 
@@ -100,6 +100,12 @@ def test_a_run_under_masks_of_single_clients_is_recorded_and_goes_on_where_it_wa
     units = [mask(spec, 1 + t, share=0.98)["fc1.weight"].numpy().all((0, 2)) for t in range(4)]
     assert 0 < np.mean(units) < 1
     np.testing.assert_array_equal(again["split/fc1/shared"], units)
+
+
+def test_a_layer_of_several_weights_has_them_all_as_incoming_weights():
+    names = ["gru.weight_input", "gru.weight_state", "gru.bias", "out.gru.weight"]
+    net = nets.mlp(SIZES)._replace(shapes=dict.fromkeys(names, (3, 2)))
+    assert masks.incoming(net, "gru") == ["gru.weight_input", "gru.weight_state"]
 
 
 @pytest.mark.gpu
