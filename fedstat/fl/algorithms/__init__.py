@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -87,7 +87,6 @@ def _wrap(make: Constructor, wrap: Constructor, name: str = "") -> Constructor:
     return construct
 
 
-@cache
 def _parameters(make: Constructor) -> dict[str, Parameter]:
     """Return the parameters of a constructor that are not bound."""
     bound = getattr(make, "keywords", {})
@@ -187,7 +186,7 @@ def settings_of(name: str) -> dict[str, Setting]:
     return dict(_settings(constructor(name)))
 
 
-@lru_cache(maxsize=256)
+@cache
 def _settings(make: Constructor) -> dict[str, Setting]:
     inner = _parameters(getattr(make, "wraps", make))
     settings = {}
