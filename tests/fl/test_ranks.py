@@ -7,18 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ranks_refused
 import ranks_worker
-from algorithm_jobs import ALIKE, SAMPLES, SIZES, dataset, net_of
+import torch
+from algorithm_jobs import ALIKE, SAMPLES, SIZES, dataset
 from children import together
-from measured_runs import TIES, measured_run
-from ranks_worker import settings
-from small_runs import near, same
+from measured_runs import measured_alone
+from ranks_worker import course, settings
+from small_runs import near
 
 from fedstat import open_run
 from fedstat.fl import __main__ as cli
@@ -30,16 +31,26 @@ OF_THREE = ["factorized-fl-beta", "fedavg", "fedcp", "fedem", "fedfac-dynamic"]
 OFTEN = [name for name in sorted(algorithms.ALGORITHMS) if name not in ALIKE]
 
 
-def shared(n, folder, *arguments):
-    """Let n processes share runs, without torchrun, whose every process would import torch anew."""
-    ended, printed = together(n, ranks_worker.main, *map(str, (folder, *arguments)), folder=folder)
+def shared(n, folder, work, *arguments):
+    """Let n processes share runs, without torchrun, whose every process would import torch anew; what they print."""
+    ended, printed = together(n, work, *map(str, (folder, *arguments)), folder=folder)
     assert ended == [0] * n, printed
+    return printed
 
 
-@cache
-def alone(name):
-    """An algorithm's run in one process."""
-    return train(dataset(SAMPLES, method=name), net_of(name), **settings(name, 3))
+def assert_near(case, folder, n, rtol=2e-4, atol=2e-5):
+    """What each of n processes observed, and its clients' models, are what one process has."""
+    observed, models = course(case)
+    by_rank = [torch.load(folder / f"{case}-{rank}.pt", weights_only=False) for rank in range(n)]
+    for name, p in models.items():
+        both = torch.cat([local_models[name] for _, local_models in by_rank])
+        torch.testing.assert_close(both, p, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{case}, {n}: {m}")
+    for number, values in enumerate(observed):
+        for name in values.keys() - {"metrics/seconds"}:
+            value, parts = np.asarray(values[name]), [rounds[number][name] for rounds, _ in by_rank]
+            of_clients = np.shape(parts[0]) != value.shape
+            for found in [np.concatenate(parts)] if of_clients else parts:
+                np.testing.assert_allclose(found, value, rtol, atol, err_msg=f"{case}, {name}")
 
 
 @pytest.mark.parametrize(
@@ -47,48 +58,40 @@ def alone(name):
     [(2, OFTEN), pytest.param(2, ALIKE, marks=pytest.mark.slow), pytest.param(3, OF_THREE, marks=pytest.mark.slow)],
     ids=["two", "two, all others", "three"],
 )
-def test_processes_that_share_a_run_agree_with_one(n, names, tmp_path):
-    shared(n, tmp_path, 3, "begin", *names)
+def test_processes_that_share_rounds_agree_with_one(n, names, tmp_path):
+    shared(n, tmp_path, ranks_worker.courses, *names)
     for name in names:
-        near(open_run(tmp_path / f"{name}.zarr", verify=True), alone(name))
+        assert_near(name, tmp_path, n)
 
 
-def test_processes_measure_what_one_measures(tmp_path):
+def test_processes_measure_and_store_what_one_does(tmp_path):
     """Halves, choices, new clients, drift, readouts."""
-    names = ["fedavg", "fedper", "fedfac-dynamic", "fedem", "fedamp"]
-    ended, printed = together(2, ranks_worker.measured, str(tmp_path), *names, folder=tmp_path)
-    assert ended == [0, 0], printed
+    names = ["fedavg", "fedfac-dynamic", "fedem", "fedamp"]
+    shared(2, tmp_path, ranks_worker.measured, *names)
     for name in names:
-        near(open_run(tmp_path / f"{name}.zarr"), measured_run(name, TIES, batch_size=3))
+        near(open_run(tmp_path / f"{name}.zarr", verify=True), measured_alone(name))
 
 
 def test_an_aggregator_sees_all_clients_of_all_processes_unless_it_needs_sums_alone(tmp_path):
-    ended, printed = together(2, ranks_worker.aggregated, str(tmp_path), folder=tmp_path)
-    assert ended == [0, 0], printed
-    for name, aggregator in ranks_worker.AGGREGATORS.items():
-        given = settings("fedper", 3) | {"aggregator": aggregator}
-        two, one = open_run(tmp_path / f"{name}.zarr"), train(dataset(SAMPLES), net_of("fedper"), **given)
-        near(two, one, atol=1e-5)
-        if name in ("median", "trimmed"):
-            same(two, one)
-    given = settings("fedper", 3) | {"algorithm": ranks_worker.COUNTS, "participation": 0.34}
-    near(open_run(tmp_path / "counts.zarr"), train(dataset(SAMPLES), net_of("fedper"), **given))
+    printed = shared(2, tmp_path, ranks_worker.courses, *ranks_worker.AGGREGATORS, "counts")
+    for case in ("median", "trimmed"):
+        assert_near(case, tmp_path, 2, rtol=0, atol=0)
+    for case in ("largest", "halved", "counts"):
+        assert_near(case, tmp_path, 2, atol=1e-5)
     assert "the aggregator 'liar' says that it needs only sums" in printed[0]
 
 
 def test_another_number_of_processes_continues(tmp_path):
-    names = ["feddecomp", "fedfac-dynamic", "factorized-fl-beta"]
+    names = ["fedfac-dynamic", "factorized-fl-beta"]
     for n, rounds, how in ((2, 1, "begin"), (3, 2, "resume")):
-        shared(n, tmp_path, rounds, how, *names)
+        shared(n, tmp_path, ranks_worker.main, rounds, how, *names)
     for name in names:
-        path = tmp_path / f"{name}.zarr"
-        train(dataset(SAMPLES, method=name), nets.mlp(SIZES), out=path, resume=True, **settings(name, 3))
-        near(open_run(path), alone(name))
+        path, go = tmp_path / f"{name}.zarr", partial(train, dataset(SAMPLES), nets.mlp(SIZES), **settings(name, 3))
+        near(go(out=path, resume=True), go())
 
 
 def test_what_cannot_be_shared_is_refused_before_the_first_round(tmp_path):
-    ended, printed = together(2, ranks_refused.main, tmp_path, folder=tmp_path)
-    assert ended == [0, 0], printed
+    printed = shared(2, tmp_path, ranks_refused.main)
     said = [dict(line.split(":", 1) for line in text.splitlines()) for text in printed]
     expected = {
         "few": "2 processes need at least 2 clients per round, but a round selects 1",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import xarray as xr
@@ -28,6 +28,10 @@ READOUTS = {
 }
 
 
+MEASURED = ("plus", "early", "early, client", "shrunken, halves", "shrunken, layer")
+"""Rules that between them have every kind of choice, of its scope and of samples held out."""
+
+
 def readouts(name: str) -> dict[str, Any]:
     """Every choice that the method allows."""
     method = make(name)
@@ -43,11 +47,18 @@ def takes_new(name: str) -> bool:
 
 
 def measured_run(name: str, sizes: list[int], *, batch_size: int, **options: Any) -> xr.DataTree:
-    """A run of two rounds with all probes, all choices and new clients."""
+    """A run of two rounds with all probes, every kind of choice, and new clients."""
+    rules = {one: wrap for one, wrap in readouts(name).items() if one in MEASURED}
     new = {"new": dataset(sizes[::-1], seed=7)} if takes_new(name) else {}
     settings = {"rounds": 2, "local_epochs": 2, "lr": 0.1, "seed": 4, "threads": 1, "evaluate_every": 2, "ablation": 1}
     probe = ("split-half", "drift", "trained-weights")
     return train(
         dataset(sizes, validation=True), net_of(name), make(name), batch_size=batch_size, probe=probe,
-        prediction_rules=readouts(name), **new, **settings, **options,
+        prediction_rules=rules, **new, **settings, **options,
     )  # fmt: skip
+
+
+@cache
+def measured_alone(name: str) -> xr.DataTree:
+    """The run of TIES in one process, all clients at a time, in memory."""
+    return measured_run(name, TIES, batch_size=3)

@@ -18,7 +18,7 @@ def uneven(start):
     return SharedMask(shared)
 
 
-def main(folder: Path) -> None:
+def main(folder: str) -> None:
     dist.init_process_group("cpu:gloo")
     rank = dist.get_rank()
     cases = {
@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
         "masks": {"algorithm": Algorithm("uneven", uneven)},
     }
     for name, case in cases.items():
-        given = {"data": dataset(SAMPLES), "algorithm": make("fedavg"), "rounds": 1, "out": folder / name} | case
+        given = {"data": dataset(SAMPLES), "algorithm": make("fedavg"), "rounds": 1, "out": Path(folder) / name} | case
         data, algorithm = given.pop("data"), given.pop("algorithm")
         try:
             train(data, nets.mlp(SIZES), algorithm, **given)
