@@ -82,10 +82,10 @@ def test_either_continues_the_other_and_bytes_on_disk_too(tmp_path, monkeypatch)
 
 def test_other_means_are_other_data(tmp_path):
     data = photos()
-    go(data, out=tmp_path / "run.zarr")
+    go(data, rounds=1, out=tmp_path / "run.zarr")
     data.x.attrs["mean"] = [0.4, 0.5, 0.61]
     with pytest.raises(ValueError, match="data_digest"):
-        go(data, rounds=3, out=tmp_path / "run.zarr", resume=True)
+        go(data, out=tmp_path / "run.zarr", resume=True)
     assert store.attributes(tmp_path / "run.zarr")["ended"]
 
 
@@ -109,7 +109,7 @@ def test_gray_images_need_no_channel(mean, sd):
     found = batches.rows_of(gray, "train", CPU).x
     assert torch.equal(found[0], batches.rows_of(to_float(gray), "train", CPU).x[0])
     assert found[0].shape == (8, 8)
-    if mean == 0.5:
+    if isinstance(mean, float):
         net = nets.mlp([64, 8, 3])
         same(*(train(one, net, algorithms.fedavg(), rounds=1, batch_size=7) for one in (to_float(gray), gray)))
 

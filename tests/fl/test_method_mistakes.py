@@ -23,6 +23,10 @@ def zeroed(of):
     return change
 
 
+def shares(mask):
+    return toy()._replace(init_mask=lambda start: SharedMask(mask(start)))
+
+
 CHANGES_DOWNLOAD = toy(on_download=zeroed(lambda r: r.global_params))
 UNSHARED = toy()._replace(init_mask=lambda s: masks.share_all(s.net, s.device))
 UNKNOWN = toy(update_mask=lambda up: up.mask, personal_params=lambda _: ["fc9"])
@@ -56,6 +60,17 @@ WRONG = [
      r"update_state\(context\), server must return 'rounds' as a Tensor of shape \(\), but got \(2,\)"),
     (toy(on_download=lambda r: {"fc1.bias": r.global_params["fc1.bias"]}),
      r"on_download\(context\) must return 'fc1.bias' as a Tensor of shape \(2, 10\), but got \(10,\)"),
+    (toy(on_download=lambda r: {"fc2.biass": r.client_params["fc2.bias"]}),
+     "returns 'fc2.biass'.*Did you mean 'fc2.bias'"),
+    (shares(lambda s: masks.share_all_but(s.net, ["fc3"], s.device)), "'fc3'.*Did you mean 'fc"),
+    (shares(lambda _: {"fc1.wieght": torch.tensor(True)}), "masks of .'fc1.wieght'.*Did you mean 'fc1.weight'"),
+    (shares(lambda _: {"fc1.weight": torch.tensor(True)}),
+     r"no mask of 'fc1.bias', of shape \(10,\) \(nor of 'fc2.weight', 'fc2.bias'\).*Begin with masks.share_all"),
+    (toy(phases=(Phase(penalty=lambda p, _: {"fc1.wieght": p["fc1.weight"]}),)),
+     r"penalty\(params, anchor\) of phase 1 returns 'fc1.wieght'.*Did you mean 'fc1.weight'"),
+    (toy(phases=(Phase(penalty=lambda p, _: p["fc1.wieght"].sum()),)),
+     r"penalty.* asks for 'fc1.wieght', but the network has .*Did you mean 'fc1.weight'"),
+    (toy(phases=(Phase(penalty=lambda p, _: p["fc1.weight"]),)), r"one number for each client, of shape \(2,\)"),
     (toy(measures={"x": Measure(lambda _: np.ones(9))}), r"measure 'x' must have shape \(2,\), but got \(9,\)"),
 ]  # fmt: skip
 
@@ -74,6 +89,7 @@ IN_ROUND = [
     (toy(mixing_weights=zeroed(lambda up: up.after)), r"mixing_weights\(context\) changes context.after\['fc1"),
     (toy(phases=(Phase(gradient=lambda g, p, _: {"fc1.bias": g(p)["fc1.bias"]}),)), "gradient.*lacks"),
     (toy(phases=(Phase(penalty=lambda p, _: {"fc1.bias": p["fc1.bias"][0]}),)), "penalty.*'fc1.bias'"),
+    (toy(phases=(Phase(penalty=lambda p, _: torch.zeros(len(p["fc1.weight"]))),)), "not depend on trained parameters"),
     (toy(phases=(Phase(anchor=lambda *_: None, penalty=lambda *_: {}),)), "anchor must return a dict"),
     (toy(phases=(Phase(sample_weights=lambda *_: torch.ones(2, 1)),)), "_weights must return a Tensor"),
     (toy(mixing_weights=by_loss), "toy evaluates models on validation samples, but the data have none"),

@@ -11,15 +11,15 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
-from algorithm_jobs import assert_near
+from algorithm_jobs import assert_near, distance, job, models
 from fl_runs import command
 from small_runs import NET, SETTINGS, dense
-from toy_methods import toy
+from toy_methods import HALF, toy
 
 from fedstat import fl, store, study
 from fedstat._utils import streams
-from fedstat.fl import algorithms, masks
-from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
+from fedstat.fl import algorithms, optim
+from fedstat.fl.algorithm import Phase
 from fedstat.study import Settings, grid
 from fedstat.study.run_settings import keys
 
@@ -59,20 +59,16 @@ def pull(kind):
         return LAM / 2 * sum((p - anchor[n]).square().flatten(1).sum(1) for n, p in params.items())
 
     found = {"gradients": gradients, "by client": by_client, "sum": lambda p, anchor: by_client(p, anchor).sum()}[kind]
-    return Algorithm(
-        "pull", lambda s: SharedMask(masks.share_all(s.net, s.device)), phases=(Phase(penalty=found),)
-    )  # fmt: skip
+    return toy(phases=(Phase(penalty=found),))
 
 
 @pytest.mark.parametrize("kind", ["by client", "sum"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", [optim.sgd(0.05), optim.adam(0.05)], ids=["sgd", "adam"])
 def test_a_penalty_given_as_a_loss_is_that_given_as_gradients(kind, optimizer):
-    how = SETTINGS | {"rounds": 2, "optimizer": optimizer, "lr": 0.05, "client_chunk": 2}
-    one, two = (fl.train(dense(), NET, pull(k), **how) for k in ("gradients", kind))
-    for layer in ("fc1", "fc2"):
-        np.testing.assert_allclose(two[f"weights/{layer}/w"], one[f"weights/{layer}/w"], atol=1e-6)
-    plain = fl.train(dense(), NET, algorithms.fedavg(), **how)
-    assert abs(one["weights/fc1/w"] - plain["weights/fc1/w"]).max() > 1e-3
+    options = HALF | {"optimizer": optimizer}
+    one, two, plain = (models(job(method, **options), 2) for method in (pull("gradients"), pull(kind), toy()))
+    assert_near(two, one, atol=1e-6, rtol=0)
+    assert distance(one, plain) > 1e-3
 
 
 def test_ditto_is_its_algorithm_in_plain_torch():
@@ -125,29 +121,6 @@ def test_the_example_compares_itself_with_fedavg():
     assert list(found.table["method"]) == ["FedAvg", "own biases"]
     assert found.table["n_values"].tolist() == [3, 3]
     assert found.costs["bytes_up"].diff().iloc[1] == -4 * (32 + 10) * 10 * 10  # biases, of ten clients in ten rounds
-
-
-def shares(mask):
-    return toy()._replace(init_mask=lambda start: SharedMask(mask(start)))
-
-
-@pytest.mark.parametrize(("method", "says"), [
-    (toy(phases=(Phase(penalty=lambda p, _: {"fc1.wieght": p["fc1.weight"]}),)),
-     r"penalty\(params, anchor\) of phase 1 returns 'fc1.wieght'.*Did you mean 'fc1.weight'"),
-    (toy(phases=(Phase(penalty=lambda p, _: p["fc1.wieght"].sum()),)),
-     r"penalty.* asks for 'fc1.wieght', but the network has .*Did you mean 'fc1.weight'"),
-    (toy(phases=(Phase(penalty=lambda p, _: p["fc1.weight"]),)), r"one number for each client, of shape \(2,\)"),
-    (toy(phases=(Phase(penalty=lambda p, _: torch.zeros(len(p["fc1.weight"]))),)), "not depend on trained parameters"),
-    (shares(lambda s: masks.share_all_but(s.net, ["fc3"], s.device)), "'fc3'.*Did you mean 'fc"),
-    (shares(lambda _: {"fc1.wieght": torch.tensor(True)}), "masks of .'fc1.wieght'.*Did you mean 'fc1.weight'"),
-    (shares(lambda _: {"fc1.weight": torch.tensor(True)}),
-     r"no mask of 'fc1.bias', of shape \(10,\) \(nor of 'fc2.weight', 'fc2.bias'\).*Begin with masks.share_all"),
-    (toy(on_download=lambda r: {"fc2.biass": r.client_params["fc2.bias"]}),
-     "returns 'fc2.biass'.*Did you mean 'fc2.bias'"),
-])  # fmt: skip
-def test_misspelt_names_and_partial_masks_are_named_before_the_first_round(method, says, tmp_path):
-    with pytest.raises(ValueError, match=says):
-        fl.train(dense(), NET, method, **SETTINGS, rounds=1, out=tmp_path / "run.zarr")
 
 
 SMALL = ["--clients", 4, "--max-samples", 20, "--rounds", 2, "--participation", 0.5]

@@ -97,7 +97,7 @@ def test_the_factor_analysis_takes_weights_and_factors_as_they_come(run):
     by_hand = fedstat.fa(np.concatenate([w.T for w in sigma.to_numpy()]), n_factors=1, max_iter=1000)
     np.testing.assert_allclose(found.communality, by_hand.communality, atol=1e-9)
     assert fedstat.split(client_weights(run, "fc1"), n_factors=1, max_iter=1000).shared.shape == (10,)
-    both = go(additive(outer, (".v", ".mu")), probe="parameters")
+    both = go(additive(outer, (".v", ".mu")), rounds=1, probe="parameters")
     u = client_weights(both, "fc1", "u", stage="trained")
     assert u.dims == ("client", "unit")
     assert fedstat.fa(u, n_factors=1, method="pc").communality.shape == (10,)
@@ -114,12 +114,20 @@ def test_a_killed_run_goes_on_and_a_longer_one_is_whole(run, tmp_path):
 
 
 def test_plain_networks_have_their_weights_and_no_group_more():
-    plain = go(algorithms.fedavg())
+    plain = go(algorithms.fedavg(), rounds=1, probe="parameters")
     assert "parameters" not in plain.children
     np.testing.assert_array_equal(client_weights(plain, "fc2", "bias"), plain["weights/fc2/b"][-1])
-    few = go(keep_weights=["fc2"])
+    with pytest.raises(ValueError, match=r"holds no weights of 'fc1' before aggregation.*probe='trained-weights'"):
+        client_weights(plain, "fc1", stage="trained")
+
+
+def test_factors_are_kept_of_the_layers_and_by_the_probe_that_are_asked_for():
+    few = go(keep_weights=["fc2"], rounds=1, probe="parameters")
     assert list(few["parameters"].children) == ["fc2"]
-    assert "parameters" not in go(probe="trained-weights").children
+    bare = go(rounds=1, probe="trained-weights")
+    assert "parameters" not in bare.children
+    with pytest.raises(ValueError, match=r"parameters bias, weight, but got 'a'\. Factors .* probe='parameters'"):
+        client_weights(bare, "fc1", "a")
 
 
 @pytest.mark.parametrize(
@@ -134,14 +142,6 @@ def test_plain_networks_have_their_weights_and_no_group_more():
 def test_what_is_not_in_the_store_is_named(run, arguments, options, says):
     with pytest.raises(ValueError, match=says):
         client_weights(run, *arguments, **options)
-
-
-def test_what_was_not_asked_for_says_how_to_get_it():
-    bare = go(probe=None, rounds=1)
-    with pytest.raises(ValueError, match=r"holds no weights of 'fc1' before aggregation.*probe='trained-weights'"):
-        client_weights(bare, "fc1", stage="trained")
-    with pytest.raises(ValueError, match=r"parameters bias, weight, but got 'a'\. Factors .* probe='parameters'"):
-        client_weights(bare, "fc1", "a")
 
 
 def test_factors_with_the_name_of_a_dim_are_refused():

@@ -8,7 +8,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import trainer
 import xarray as xr
+from algorithm_jobs import job
 from small_runs import NET, SETTINGS, dense, same, three_splits
 
 from fedstat import store
@@ -35,36 +37,48 @@ ALGORITHMS = {
 }
 
 
-# That every method goes on with "reset", test_algorithms shows.
-@pytest.mark.parametrize(
-    ("name", "optimizer_state"), [("local", "keep"), ("fedfac-dynamic", "keep"), ("fedavg", "reset")]
-)
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(name, optimizer_state, tmp_path, monkeypatch):
-    options = SETTINGS | {"optimizer": "adam", "lr": 0.01, "optimizer_state": optimizer_state, "rounds": 5}
-    whole = train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], **options)
+FOUR = {"rounds": 4, "checkpoints": [2], **SETTINGS}
 
-    step = loop.run_round
 
+@pytest.fixture(scope="module")
+def whole():
+    """A run of four rounds that nothing interrupts."""
+    return train(dense(), NET, algorithms.fedavg(), **FOUR)
+
+
+def _failing_after(step, rounds):
     def stop(job, state, cohort):
-        if state.round == 3:
-            raise KeyboardInterrupt
+        if state.round == rounds:
+            raise FloatingPointError("diverged")
         return step(job, state, cohort)
 
-    monkeypatch.setattr(loop, "run_round", stop)
-    with pytest.raises(KeyboardInterrupt):
-        train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], out=tmp_path / "run.zarr", **options)
+    return stop
+
+
+def interrupted(out, monkeypatch, algorithm=algorithms.fedavg, **options):
+    """Two rounds of four."""
+    monkeypatch.setattr(loop, "run_round", _failing_after(loop.run_round, 2))
+    with pytest.raises(FloatingPointError, match="diverged"):
+        train(dense(), NET, algorithm(), out=out, **FOUR | options)
     monkeypatch.undo()
-    rest = train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], out=tmp_path / "run.zarr", resume=True, **options)
-    same(whole, rest)
+
+
+def resumed(out, algorithm=algorithms.fedavg, data=None, **options):
+    return train(dense() if data is None else data, NET, algorithm(), out=out, resume=True, **FOUR | options)
+
+
+def test_a_run_with_kept_optimizer_states_goes_on_bit_by_bit(tmp_path, monkeypatch):
+    """That every method goes on with "reset", test_algorithms shows."""
+    method, options = ALGORITHMS["fedfac-dynamic"], {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
+    interrupted(tmp_path / "run.zarr", monkeypatch, method, **options)
+    rest = resumed(tmp_path / "run.zarr", method, **options)
+    same(train(dense(), NET, method(), **FOUR | options), rest)
     assert "ended" in rest.attrs
     assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
 
 
-def test_rounds_before_an_interrupt_are_on_disk(tmp_path, monkeypatch):
-    whole = train(dense(), NET, algorithms.fedavg(), rounds=4, **SETTINGS)
-    monkeypatch.setattr(loop, "run_round", _failing_after(loop.run_round, 2))
-    with pytest.raises(FloatingPointError, match="diverged"):
-        train(dense(), NET, algorithms.fedavg(), rounds=4, out=tmp_path / "run.zarr", **SETTINGS)
+def test_rounds_before_an_interrupt_are_on_disk(whole, tmp_path, monkeypatch):
+    interrupted(tmp_path / "run.zarr", monkeypatch)
     accuracy = xr.open_datatree(tmp_path / "run.zarr", engine="zarr", consolidated=False)["metrics/accuracy"]
     np.testing.assert_array_equal(accuracy[:2], whole["metrics/accuracy"][:2])
     assert np.isnan(accuracy[2:]).all()
@@ -83,18 +97,8 @@ def test_a_round_runs_beside_no_state_but_its_own(monkeypatch):
     assert len(before) == 3
 
 
-def _failing_after(step, rounds):
-    def stop(job, state, cohort):
-        if state.round == rounds:
-            raise FloatingPointError("diverged")
-        return step(job, state, cohort)
-
-    return stop
-
-
 @pytest.mark.parametrize("checkpoint", [2, 4])
-def test_a_disk_that_is_full_while_weights_are_written_loses_none(checkpoint, tmp_path, monkeypatch):
-    options = {"rounds": 4, "checkpoints": [2], **SETTINGS}
+def test_a_disk_that_is_full_while_weights_are_written_loses_none(checkpoint, whole, tmp_path, monkeypatch):
     write = record._write_models
 
     def full(writer, job, outcome, *rest):
@@ -104,37 +108,23 @@ def test_a_disk_that_is_full_while_weights_are_written_loses_none(checkpoint, tm
 
     monkeypatch.setattr(record, "_write_models", full)
     with pytest.raises(OSError, match="No space left"):
-        train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", **options)
+        train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", **FOUR)
     monkeypatch.undo()
-    rest = train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", resume=True, **options)
-    same(train(dense(), NET, algorithms.fedavg(), **options), rest)
+    rest = resumed(tmp_path / "run.zarr")
+    same(whole, rest)
     assert np.isfinite(rest["weights/fc1/w"]).all()
 
 
-def test_an_interrupt_while_progress_is_shown_loses_no_checkpoint(tmp_path):
-    options = {"rounds": 4, "checkpoints": [2], **SETTINGS}
-    rounds = []
-
-    def stop(step):
-        rounds.append(step)
-        if sum(rounds) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", progress=stop, **options)
-    rest = train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", resume=True, **options)
-    same(train(dense(), NET, algorithms.fedavg(), **options), rest)
-
-
-def test_a_run_that_other_code_goes_on_with_names_both(tmp_path, monkeypatch):
+def test_a_run_that_other_code_goes_on_with_names_both_and_a_finished_one_is_only_read(tmp_path, monkeypatch):
     out = tmp_path / "run.zarr"
-    interrupted(out, monkeypatch, lr=0.1)
+    interrupted(out, monkeypatch)
     first = store.code()
     monkeypatch.setattr(write, "code", lambda *_: "other")
-    run = train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, lr=0.1)
-    assert run.attrs["code"] == f"{first}, other"
-    again = train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, lr=0.1)
-    assert again.attrs["code"] == f"{first}, other", "a finished run is only read"
+    run = resumed(out).load()
+    monkeypatch.setattr(loop, "run_round", None)
+    again = resumed(out)
+    same(run, again)
+    assert run.attrs["code"] == again.attrs["code"] == f"{first}, other"
 
 
 def test_float32_is_float32_for_convolutions_too_and_the_callers_choice_is_put_back(monkeypatch):
@@ -154,13 +144,6 @@ def test_float32_is_float32_for_convolutions_too_and_the_callers_choice_is_put_b
         assert [one.allow_tf32 for one in backends] == [True, True]
     finally:
         backends[0].allow_tf32, backends[1].allow_tf32 = before
-
-
-def test_a_finished_run_is_returned_as_it_is(tmp_path, monkeypatch):
-    out = tmp_path / "run.zarr"
-    first = train(dense(), NET, algorithms.fedavg(), rounds=2, out=out, **SETTINGS).load()
-    monkeypatch.setattr(loop, "run_round", None)
-    same(first, train(dense(), NET, algorithms.fedavg(), rounds=2, out=out, resume=True, **SETTINGS))
 
 
 def test_dense_and_sample_major_data_are_the_same_rows():
@@ -283,29 +266,22 @@ def test_cuda_agrees_with_cpu_to_rounding(name):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-3)
 
 
-def interrupted(out, monkeypatch, **options):
-    monkeypatch.setattr(loop, "run_round", _failing_after(loop.run_round, 3))
-    with pytest.raises(FloatingPointError):
-        train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, **options)
-    monkeypatch.undo()
-
-
-def test_a_damaged_state_means_starting_again_with_a_warning(tmp_path, monkeypatch):
+def test_a_damaged_state_means_starting_again_with_a_warning(whole, tmp_path, monkeypatch):
     out = tmp_path / "run.zarr"
-    interrupted(out, monkeypatch, lr=0.1)
+    interrupted(out, monkeypatch)
     (out / "journal" / "state").write_bytes(b"damaged")
     with pytest.warns(UserWarning, match="journal/state has 7 bytes in place of .*computed again"):
-        again = train(dense(), NET, algorithms.fedavg(), rounds=6, lr=0.1, out=out, resume=True)
-    same(train(dense(), NET, algorithms.fedavg(), rounds=6, lr=0.1), again)
+        again = resumed(out)
+    same(whole, again)
 
 
 def test_resuming_with_other_data_or_another_optimizer_is_refused(tmp_path, monkeypatch):
     out = tmp_path / "run.zarr"
     interrupted(out, monkeypatch, optimizer=optim.sgd(0.1))
     with pytest.raises(ValueError, match=r"other settings \(data_digest: "):
-        train(dense(seed=1), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, optimizer=optim.sgd(0.1))
+        resumed(out, data=dense(seed=1), optimizer=optim.sgd(0.1))
     with pytest.raises(ValueError, match=r"other settings \(optimizer: 'sgd"):
-        train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, optimizer=optim.adam(0.1))
+        resumed(out, optimizer=optim.adam(0.1))
 
 
 @pytest.mark.parametrize("y", [0.7, np.nan])
@@ -317,7 +293,7 @@ def test_targets_are_not_rounded(y):
 @pytest.mark.parametrize("flags", [np.linspace(0, 1, 10), np.arange(10), np.ones((10, 1), bool)])
 def test_a_split_must_be_one_bool_a_unit(flags):
     with pytest.raises(ValueError, match="must be one bool per unit, but got"):
-        train(dense(), NET, algorithms.fedsplit({"fc1": flags}), rounds=1)
+        trainer.start(job(algorithms.fedsplit({"fc1": flags})))
 
 
 def test_labelled_clients_and_integer_inputs_are_taken():
