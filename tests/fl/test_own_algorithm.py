@@ -7,13 +7,12 @@ import runpy
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import plain_loop
 import pytest
 import torch
 from algorithm_jobs import assert_near, distance, job, models
 from fl_runs import command
-from small_runs import NET, SETTINGS, dense
+from small_runs import NET, SETTINGS, dense, samples
 from toy_methods import HALF, toy
 
 from fedstat import fl, store, study
@@ -103,11 +102,6 @@ def loaded(params):
     net = plain_loop.module([6, 10, 1])
     net.load_state_dict(params)
     return net
-
-
-def samples(data, c, subset):
-    one = data.isel(client=c, sample=np.flatnonzero(data["split"] == subset))
-    return torch.from_numpy(one.x.values).float(), torch.from_numpy(one.y.values)
 
 
 def test_the_example_of_own_biases_shares_weights_alone():

@@ -22,11 +22,11 @@ FACTORS = ("left", "right")
 
 @pytest.fixture(scope="module")
 def runs():
-    """One run of each, with all that may be kept."""
+    """One run of each, with its factors."""
     return {
         name: train(
             dataset(SAMPLES), nets.mlp(SIZES), algorithms.named(name, **settings), rounds=2, local_epochs=2,
-            batch_size=5, seed=4, checkpoints=[1], probe=("trained-weights", "parameters"),
+            batch_size=5, seed=4, checkpoints=[1], probe="parameters",
         )
         for name, settings in METHODS.items()
     }  # fmt: skip

@@ -6,9 +6,11 @@ import algorithm_jobs as jobs
 import pytest
 import torch
 
-from fedstat.fl import algorithms, nets
+from fedstat.fl import algorithms, nets, optim
 from fedstat.fl import job as job_module
 from fedstat.fl.algorithms import ALGORITHMS
+from fedstat.fl.job import ComputeConfig, TrainConfig
+from fedstat.fl.prepare import prepare
 
 # A unit's communality may pass the median of the others by rounding; a mask may pass its threshold.
 DECIDES = ("fedfac", "factorized-fl", "fedcac", "pfedgate", "clustered-fl")
@@ -63,11 +65,13 @@ def test_gradients_written_by_hand_are_those_of_autograd(wrap, sizes):
 
 
 def test_a_cpu_without_bfloat16_is_told_of(monkeypatch):
+    training = TrainConfig(optimizer=optim.sgd(0.1))
+    settings = jobs.dataset(jobs.SAMPLES), nets.mlp(jobs.SIZES), algorithms.fedavg(), training
     monkeypatch.setattr(job_module, "_has_bfloat16", lambda: False)
     with pytest.warns(UserWarning, match="no instructions for bfloat16"):
-        job_module.ComputeConfig(precision="bfloat16")
+        prepare(*settings, ComputeConfig(precision="bfloat16"))
     monkeypatch.setattr(job_module, "_has_bfloat16", lambda: True)
-    job_module.ComputeConfig(precision="bfloat16")  # warnings are errors
+    prepare(*settings, ComputeConfig(precision="bfloat16"))  # warnings are errors
 
 
 def test_what_the_cpu_can_do_is_asked_of_it(monkeypatch):

@@ -53,14 +53,6 @@ def test_moments_are_clipped_in_one_norm_across_layers(clip):
             np.testing.assert_allclose(correlation(found[layer]), exact, atol=1e-9)
 
 
-def noised(sigma, seed, d=6, expected=100.0):
-    """Of no client: noise alone, on top of nothing."""
-    server = moments(np.random.default_rng(1).normal(size=(40, d)))
-    given = Privacy(1.0, 1.0, 1e-5, 1.0, sigma)
-    made = noised_moments([], {"a": server}, given, expected, lambda _: streams.generator(seed))["a"]
-    return server, made
-
-
 def test_the_noise_on_moments_has_the_standard_deviation_that_was_asked_for():
     rows = np.random.default_rng(1).normal(size=(40, 6))
     server = moments(rows - rows.mean(0))
@@ -105,7 +97,9 @@ def test_what_the_noise_on_means_adds_to_variances_is_taken_off(monkeypatch):
 
 @pytest.mark.parametrize("sigma", [0.5, 50.0])
 def test_noise_alone_still_makes_a_correlation(sigma):
-    r = correlation(noised(sigma, 3)[1])
+    server = moments(np.random.default_rng(1).normal(size=(40, 6)))
+    given = Privacy(1.0, 1.0, 1e-5, 1.0, sigma)
+    r = correlation(noised_moments([], {"a": server}, given, 100.0, lambda _: streams.generator(3))["a"])
     np.testing.assert_allclose(r.diagonal(), 1)
     np.testing.assert_array_equal(r, r.T)
     assert np.linalg.eigvalsh(r).min() > -1e-9

@@ -254,4 +254,4 @@ def test_no_validation_samples_are_named_before_the_first_round(monkeypatch):
 def test_numbers_of_downloads_that_are_none_are_named(wrong):
     made = fedfomo()._replace(downloads=lambda _: wrong)
     with pytest.raises(ValueError, match=r"'fedfomo': downloads\(context\) must return an integer >= 0 for each of 6"):
-        trainer.start(job(made))
+        trainer.measured(job(made, track=True), trainer.start(job(made)))

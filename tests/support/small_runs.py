@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 from fedstat.fl import nets
@@ -20,6 +21,12 @@ def dense(clients=5, n_train=24, n_test=8, d=6, seed=0):
     return xr.Dataset(
         {"x": (("client", "sample", "feature"), x), "y": (("client", "sample"), y)}, coords={"split": ("sample", split)}
     )
+
+
+def samples(data, client, subset):
+    """Inputs and labels of one client."""
+    one = data.isel(client=client, sample=np.flatnonzero(data["split"] == subset))
+    return torch.from_numpy(one.x.values).float(), torch.from_numpy(one.y.values)
 
 
 def three_splits():
