@@ -102,37 +102,30 @@ def test_what_does_not_fit_in_a_round_is_named_in_the_first(method, message):
         run(job(method, **HALF | {"client_chunk": None}), 1)
 
 
-@pytest.mark.parametrize(
-    ("phases", "message"),
-    [
-        ((Phase(steps=0),), r"phases\[0\].steps"),
-        ((Phase(repeats=0),), r"phases\[0\].repeats"),
-        ((Phase(epochs=-1),), r"phases\[0\].epochs"),
-        (
-            (Phase(optimizer="sgd"),),
-            r"phases\[0\].optimizer must be an Optimizer, such as optim.sgd\(0.1\), but got 'sgd'",
-        ),
-        ((Phase(anchor="downlaod"),), "Did you mean 'download'"),
-        ((Phase(layers=lambda _: ["fc9"]),), "a layer of"),
-        (Phase(), "must be a tuple of Phase"),
-    ],
-)
-def test_phases_that_are_none_are_named(phases, message):
-    with pytest.raises(ValueError, match=message):
-        train(dataset(SAMPLES), nets.mlp(SIZES), toy(phases=phases), rounds=1)
+def counted(n):
+    return Measure(lambda _: 0, ("k",), {"k": n})
 
 
-@pytest.mark.parametrize(
-    ("measures", "message"),
-    [
-        ({"x": Measure(lambda _: np.ones(3), ("k",))}, "'k' must have a size"),
-        ({"x": Measure(lambda _: 0, ("k",), {"k": 3}), "y": Measure(lambda _: 0, ("k",), {"k": 4})}, "'k' must have a"),
-        ({"client": Measure(lambda _: 0)}, "cannot be called 'client'"),
-    ],
-)
-def test_measures_that_do_not_go_together_are_named(measures, message):
+@pytest.mark.parametrize(("method", "participation", "message"), [
+    (toy(phases=(Phase(steps=0),)), 1, r"phases\[0\].steps"),
+    (toy(phases=(Phase(repeats=0),)), 1, r"phases\[0\].repeats"),
+    (toy(phases=(Phase(epochs=-1),)), 1, r"phases\[0\].epochs"),
+    (toy(phases=(Phase(optimizer="sgd"),)), 1,
+     r"phases\[0\].optimizer must be an Optimizer, such as optim.sgd\(0.1\), but got 'sgd'"),
+    (toy(phases=(Phase(anchor="downlaod"),)), 1, "Did you mean 'download'"),
+    (toy(phases=(Phase(layers=lambda _: ["fc9"]),)), 1, "a layer of"),
+    (toy(phases=Phase()), 1, "must be a tuple of Phase"),
+    (toy(measures={"x": Measure(lambda _: np.ones(3), ("k",))}), 1, "'k' must have a size"),
+    (toy(measures={"x": counted(3), "y": counted(4)}), 1, "'k' must have a"),
+    (toy(measures={"client": Measure(lambda _: 0)}), 1, "cannot be called 'client'"),
+    (toy(), (0.9, 0.3), "a range"),
+    (toy(), (0.3, 0.5, 0.7), "a range"),
+    (toy(), (0.0, 0.5), "participation"),
+    (toy(), (0.01, 1.0), "selects none of "),
+])  # fmt: skip
+def test_phases_measures_and_ranges_that_are_none_are_named(method, participation, message):
     with pytest.raises(ValueError, match=message):
-        train(dataset(SAMPLES), nets.mlp(SIZES), toy(measures=measures), rounds=1)
+        train(dataset(SAMPLES), nets.mlp(SIZES), method, rounds=1, participation=participation)
 
 
 def test_an_aggregator_that_leaves_out_entries_or_whose_state_cannot_be_saved_is_named():
@@ -186,17 +179,3 @@ def test_personal_heads_are_neither_sent_nor_received():
         assert torch.equal(mixed.client_params.saved()[name], plain.client_params.saved()[name])
     head = trainer.models(job(made[0], **HALF), mixed)
     assert torch.equal(head["fc2.weight"], mixed.client_params.saved()["fc2.weight"])
-
-
-@pytest.mark.parametrize(
-    ("participation", "message"),
-    [
-        ((0.9, 0.3), "a range"),
-        ((0.3, 0.5, 0.7), "a range"),
-        ((0.0, 0.5), "participation"),
-        ((0.01, 1.0), "selects none of "),
-    ],
-)
-def test_ranges_that_are_none_are_named(participation, message):
-    with pytest.raises(ValueError, match=message):
-        train(dataset(SAMPLES), nets.mlp(SIZES), toy(), rounds=1, participation=participation)
