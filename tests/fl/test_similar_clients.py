@@ -17,6 +17,7 @@ from fedstat.fl import aggregate, algorithms, communication_round, evaluate, mas
 from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.fl.algorithms import fedfomo, named, personal_head
 from fedstat.fl.algorithms.clustered_fl import _Rule
+from fedstat.fl.probes import variants
 
 NAMES = ("clustered-fl", "fedamp", "fedfomo")
 
@@ -59,14 +60,12 @@ def test_the_cases_split_clusters_and_keep_others_together():
 
 def test_fedfomo_counts_every_model_that_is_downloaded_and_sends_one():
     seen, settings = [], {"downloads": 2, "epsilon": 0.5}
-    options = {"rounds": 3, "participation": 0.7, "batch_size": 5, "seed": 4, "lr": 0.1}
-    done = train(dataset(SAMPLES, method="fedfomo"), nets.mlp(SIZES), fedfomo(**settings), **options)
-    np.testing.assert_array_equal(done["metrics/bytes_up"], [4 * 412] * 3)
-    np.testing.assert_array_equal(done["metrics/bytes_down"], [4 * 2 * 412] * 3)
-    j = job(fedfomo(**settings), participation=0.7)
+    j = job(fedfomo(**settings), participation=0.7, track=True)
     state = trainer.start(j)
     plain_servers.fedfomo(j, sgd, 3, seen=seen, **settings)
     for number in range(3):
+        metrics = trainer.measured(j, state)[1]
+        assert (metrics["bytes_up"], metrics["bytes_down"]) == (4 * 412, 4 * 2 * 412)
         state, done = trainer.run(j, state)
         clients = done.context.clients
         for i, own in zip(clients, done.mixing.numpy(), strict=True):
@@ -77,10 +76,9 @@ def test_fedfomo_counts_every_model_that_is_downloaded_and_sends_one():
 
 
 def test_one_active_client_downloads_nothing_and_trains_alone():
-    options = {"participation": 1 / 6}
-    assert_equal(models(job(fedfomo(), **options), 4), models(job(algorithms.local(), **options), 4))
-    done = train(dataset(SAMPLES, method="fedfomo"), nets.mlp(SIZES), fedfomo(), rounds=2, **options)
-    np.testing.assert_array_equal(done["metrics/bytes_down"], [0, 0])
+    j = job(fedfomo(), participation=1 / 6, track=True)
+    assert_equal(models(j, 4), models(job(algorithms.local(), participation=1 / 6), 4))
+    assert trainer.measured(j, trainer.start(j))[1]["bytes_down"] == 0
 
 
 @pytest.mark.parametrize("attention", ["distance", "cosine"])
@@ -235,13 +233,12 @@ def test_with_personal_heads_others_models_are_weighed_with_the_own_head():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_new_clients_begin_with_the_servers_model(name):
+def test_new_clients_have_the_rules_of_the_method(name):
     settings = {"eps1": 0.5, "eps2": 0.1} if name == "clustered-fl" else {}
-    done = train(
-        dataset(SAMPLES, method=name), nets.mlp(SIZES), named(name, **settings), rounds=2, new=dataset([9, 5])
-    )["new/accuracy"]
-    assert np.isfinite(done).all()
-    assert set(algorithms.about(name).new_clients) <= set(done["rule"].to_numpy())
+    j = job(named(name, **settings))
+    found = variants.accuracy(j, run(j, 2), rows([9, 5], 3), rows([20, 20], 4))
+    assert all(np.isfinite(accuracy).all() for accuracy in found.values())
+    assert set(algorithms.about(name).new_clients) <= found.keys()
 
 
 def test_no_validation_samples_are_named_before_the_first_round(monkeypatch):
