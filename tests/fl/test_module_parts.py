@@ -6,6 +6,7 @@ import copy
 from collections import OrderedDict
 
 import numpy as np
+import plain_loop
 import pytest
 import torch
 from small_runs import dense, samples
@@ -62,9 +63,9 @@ def test_a_recurrent_module_with_dropout_trains_as_a_plain_loop_and_is_off_in_ev
     start.load_state_dict(found, strict=True)
     for c in range(2):
         x, y = samples(data, c, "test")
-        out = start.eval()(x)[:, 0].detach()
-        assert float(((out > 0) == (y > 0)).float().mean()) == pytest.approx(run["metrics/accuracy"].values[-1, c])
-        loss = nn.functional.binary_cross_entropy_with_logits(out, y.float())
+        out = start.eval()(x).detach()
+        assert plain_loop.accuracy(out, y) == pytest.approx(run["metrics/accuracy"].values[-1, c])
+        loss = nn.functional.binary_cross_entropy_with_logits(out[:, 0], y.float())
         assert float(loss) == pytest.approx(run["metrics/loss"].values[-1, c], rel=1e-5)
 
 
@@ -164,8 +165,8 @@ def test_a_clients_model_loads_into_the_users_module_and_predicts_the_same(tmp_p
         twin.load_state_dict(fl.state_dict(run, c), strict=True)
         x, y = samples(data, c, "test")
         with torch.no_grad():
-            found = twin.eval()(x).argmax(1)
-        assert float((found == y).float().mean()) == pytest.approx(run["metrics/accuracy"].values[-1, c])
+            out = twin.eval()(x)
+        assert plain_loop.accuracy(out, y) == pytest.approx(run["metrics/accuracy"].values[-1, c])
     of_server = fl.state_dict(run)
     assert set(of_server) == {n for n in module.state_dict() if not n.startswith("head") and "running" not in n}
     assert not torch.equal(of_server["conv.weight"], fl.state_dict(run, checkpoint=1)["conv.weight"])
@@ -177,8 +178,7 @@ def test_a_built_in_networks_model_is_in_the_order_and_shape_of_torch():
     twin = nn.Sequential(OrderedDict(fc1=nn.Linear(6, 7), relu=nn.ReLU(), fc2=nn.Linear(7, 2)))
     twin.load_state_dict(fl.state_dict(run, 1), strict=True)
     x, y = samples(data, 1, "test")
-    accuracy = float((twin(x).argmax(1) == y).float().mean())
-    assert accuracy == pytest.approx(run["metrics/accuracy"].values[-1, 1])
+    assert plain_loop.accuracy(twin(x), y) == pytest.approx(run["metrics/accuracy"].values[-1, 1])
     with pytest.raises(ValueError, match=r"no parameter is equal for all clients.*client=0"):
         fl.state_dict(run)
     with pytest.raises(ValueError, match="client must be one of 0, 1, but got 5"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import plain_loop
 import pytest
 import torch
 import trainer
@@ -42,8 +43,7 @@ def test_the_loss_that_is_tracked_is_the_mean_over_batches(batch_size):
     _, metrics = trainer.measured(j, trainer.start(j))
     params = {name: p[None] for name, p in trainer.start(j).global_params.items()}
     for c in range(j.clients):
-        rows = slice(j.train.start[c], j.train.start[c + 1])
-        x, y = j.train.x[rows], j.train.y[rows]
+        x, y = plain_loop.samples(j.train, c)
         loss = torch.nn.functional.cross_entropy(logits(params, 0, x), y, reduction="none")
         possible = {8: loss.mean()[None], 31: ((loss.sum() - loss) / 31 + loss) / 2}[batch_size]
         assert float((possible - float(metrics["train_loss"][c])).abs().min()) < 1e-6
@@ -56,8 +56,8 @@ def test_a_short_batch_counts_as_one_batch_and_padding_not_at_all():
     _, metrics = trainer.measured(j, trainer.start(j))
     params = {name: p[None] for name, p in trainer.start(j).global_params.items()}
     for c in range(j.clients):
-        rows = slice(j.train.start[c], j.train.start[c + 1])
-        loss = torch.nn.functional.cross_entropy(logits(params, 0, j.train.x[rows]), j.train.y[rows])
+        x, y = plain_loop.samples(j.train, c)
+        loss = torch.nn.functional.cross_entropy(logits(params, 0, x), y)
         assert metrics["train_loss"][c] == pytest.approx(float(loss), rel=1e-5)
 
 
@@ -67,9 +67,9 @@ def test_accuracy_before_is_of_the_models_as_they_leave_local_training():
     _, done = trainer.run(j, start)
     _, metrics = trainer.measured(j, start)
     for position, c in enumerate(done.cohort.local):
-        rows = slice(j.test.start[c], j.test.start[c + 1])
-        right = logits(done.trained.params, position, j.test.x[rows]).argmax(1) == j.test.y[rows]
-        assert metrics["accuracy_before"][c] == pytest.approx(float(right.float().mean()))
+        x, y = plain_loop.samples(j.test, c)
+        accuracy = plain_loop.accuracy(logits(done.trained.params, position, x), y)
+        assert metrics["accuracy_before"][c] == pytest.approx(accuracy)
     assert not np.array_equal(metrics["accuracy_before"], metrics["accuracy"])
 
 
@@ -98,9 +98,8 @@ def test_validation_accuracy_is_of_the_validation_samples():
     for name, split in (("accuracy", "test"), ("validation_accuracy", "validation")):
         rows = rows_of(fed, split)
         for c in range(8):
-            at = slice(rows.start[c], rows.start[c + 1])
-            right = logits(params, c, rows.x[at]).argmax(1) == rows.y[at]
-            assert float(run[f"metrics/{name}"][-1, c]) == pytest.approx(float(right.float().mean()))
+            x, y = plain_loop.samples(rows, c)
+            assert float(run[f"metrics/{name}"][-1, c]) == pytest.approx(plain_loop.accuracy(logits(params, c, x), y))
 
 
 def test_too_little_memory_on_a_gpu_halves_the_chunk_and_says_so_once(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import plain_loop
 import plain_servers
 import pytest
 import torch
@@ -213,17 +214,15 @@ def test_with_personal_heads_others_models_are_weighed_with_the_own_head():
     j = job(personal_head(fedfomo(downloads=5)))
     state, done = trainer.run(j, run(j, 2))
     up, before = done.context, done.context.before
-    x = {c: (j.validation.x[j.validation.start[c] : j.validation.start[c + 1]],
-             j.validation.y[j.validation.start[c] : j.validation.start[c + 1]]) for c in up.clients}  # fmt: skip
     for i, c in enumerate(up.clients):
-        gains = []
+        gains, held_out = [], plain_loop.samples(j.validation, c)
         for n in range(len(up.clients)):
             model = {name: p[n if name.startswith("fc1") else i] for name, p in up.after.items()}
-            was = plain_servers.loss_of(j, {name: p[i] for name, p in before.items()}, *x[c])
+            was = plain_servers.loss_of(j, {name: p[i] for name, p in before.items()}, *held_out)
             far = sum(
                 float((up.after[f"fc1.{k}"][n] - before[f"fc1.{k}"][i]).square().sum()) for k in ("weight", "bias")
             )
-            gains.append(max(0.0, (was - plain_servers.loss_of(j, model, *x[c])) / far**0.5))
+            gains.append(max(0.0, (was - plain_servers.loss_of(j, model, *held_out)) / far**0.5))
         np.testing.assert_allclose(done.mixing[i], np.array(gains) / sum(gains), atol=1e-4)
     own = trainer.models(j, state)
     assert own["fc2.weight"].unique(dim=0).shape[0] == 6

@@ -267,7 +267,7 @@ def test_a_new_client_trains_its_own_model_near_the_global_one_which_stays():
     server = of("global_", state.global_params)
     for c in range(2):
         net = plain_two_models.module(server)
-        x, y = (part[data.start[c] : data.start[c + 1]] for part in (data.x, data.y))
+        x, y = plain_loop.samples(data, c)
         new = replace(j, train=data)
         drawn = plain_loop.batches(new, c, "new", state.round, 0)
         sgd = lambda p: torch.optim.SGD(p, lr=0.1)  # noqa: E731
