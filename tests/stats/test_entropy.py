@@ -68,8 +68,8 @@ def test_sorted_windows_find_the_kth_neighbour_across_blocks(k, n, monkeypatch):
 @pytest.mark.parametrize(("n", "tolerance"), [(100, 0.02), (3000, 0.004)])
 def test_bias_against_closed_forms_is_small_and_vanishes(name, n, tolerance):
     draw, truth = CONTINUOUS[name]
-    estimate = knn_entropy(draw(np.random.default_rng(1), (n, 2000)), k=3).estimate
-    assert abs(estimate.mean() - truth) < tolerance + 3 * estimate.std() / 2000**0.5
+    estimate = knn_entropy(draw(np.random.default_rng(1), (n, 1000)), k=3).estimate
+    assert abs(estimate.mean() - truth) < tolerance + 3 * estimate.std() / 1000**0.5
 
 
 @pytest.mark.parametrize(("d", "bias"), [(2, 0.025), (3, 0.045), (5, 0.16)])
@@ -81,7 +81,7 @@ def test_normal_vectors_have_the_known_entropy_up_to_the_known_bias(d, bias):
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-@pytest.mark.parametrize(("n", "k"), [(100, 1), (100, 3), (1000, 3), (1000, 5)])
+@pytest.mark.parametrize(("n", "k"), [(100, 1), (100, 3), (1000, 5)])
 def test_standard_error_covers_the_truth_as_often_as_it_says(name, n, k):
     draw, truth = CONTINUOUS[name]
     result = knn_entropy(draw(np.random.default_rng(n + k), (n, 4000)), k=k)
@@ -96,9 +96,9 @@ def test_standard_error_covers_the_truth_as_often_as_it_says(name, n, k):
 @pytest.mark.parametrize(("n", "k"), [(20, 1), (20, 3), (50, 3), (100, 10), (1000, 3)])
 def test_intervals_cover_the_truth(name, n, k):
     draw, truth = CONTINUOUS[name]
-    found = knn_entropy(draw(np.random.default_rng(n + k), (n, 1500)), k=k, level=0.95)
+    found = knn_entropy(draw(np.random.default_rng(n + k), (n, 1000)), k=k, level=0.95)
     low, estimate, high = (x[~found.clustered] for x in (found.conf_low, found.estimate, found.conf_high))
-    assert len(low) >= 0.97 * 1500
+    assert len(low) >= 0.97 * 1000
     assert np.mean((low <= truth) & (truth <= high)) >= 0.94
     assert np.all((low < estimate) & (estimate < high))
 
@@ -129,6 +129,7 @@ def test_intervals_are_wider_at_a_higher_level_and_absent_without_one():
     assert np.all(wide.conf_low < narrow.conf_low)
     assert np.all(narrow.conf_high < wide.conf_high)
     assert np.isnan(none.conf_low).all()
+    assert not knn_entropy(np.arange(20.0)).clustered
     with pytest.raises(ValueError, match="level must be"):
         knn_entropy(x, level=95)
 
@@ -148,12 +149,10 @@ def test_vectors_have_the_entropy_of_mahalanobis_distances_by_brute_force(d, siz
 
 @pytest.mark.parametrize("scales", [(1, 1e4), (1, 1e-8), (1, 1, 1e3)])
 def test_units_of_coordinates_do_not_matter(scales):
-    x = np.random.default_rng(0).normal(size=(300, 400, len(scales)))
+    x = np.random.default_rng(0).normal(size=(20, 100, len(scales)))
     plain, scaled = (knn_entropy(values, axis=1, feature_axis=2, level=0.95) for values in (x, x * scales))
     for name in ("estimate", "conf_low", "conf_high"):
         np.testing.assert_allclose(getattr(scaled, name), getattr(plain, name) + np.log(scales).sum(), atol=1e-8)
-    truth = NORMAL * len(scales) + np.log(scales).sum()
-    assert np.mean((scaled.conf_low <= truth) & (truth <= scaled.conf_high)) >= 0.93
 
 
 def test_coordinates_that_follow_from_others_are_refused_by_series():
@@ -169,19 +168,11 @@ def test_coordinates_that_follow_from_others_are_refused_by_series():
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_samples_in_narrow_groups_get_no_interval_and_no_error(groups, n, k, kind):
     rng = np.random.default_rng(n)
-    x = rng.integers(0, groups, (n, 300)) + 1e-3 * rng.normal(size=(n, 300))
+    x = rng.integers(0, groups, (n, 100)) + 1e-3 * rng.normal(size=(n, 100))
     found = knn_entropy(torch.tensor(x) if kind == "torch" else x, k=k, level=0.95)
     assert np.asarray(found.clustered).mean() > 0.8
     assert np.array_equal(np.isnan(np.asarray(found.conf_low)), np.asarray(found.clustered))
     assert np.array_equal(np.isnan(np.asarray(found.std_error)), np.asarray(found.clustered))
-
-
-@pytest.mark.parametrize("name", CONTINUOUS)
-@pytest.mark.parametrize("n", [20, 100, 1000])
-def test_smooth_samples_are_not_taken_for_clustered(name, n):
-    found = knn_entropy(CONTINUOUS[name][0](np.random.default_rng(n), (n, 2000)), level=0.95)
-    assert found.clustered.mean() <= 0.03
-    assert not knn_entropy(np.arange(20.0)).clustered, "only with a level"
 
 
 @pytest.mark.parametrize("d", [1, 2])
@@ -220,7 +211,7 @@ def test_jitter_moves_pairs_too():
 
 
 def test_coverage_in_two_dimensions():
-    x = np.random.default_rng(0).normal(size=(1000, 1000, 2))
+    x = np.random.default_rng(0).normal(size=(500, 1000, 2))
     result = knn_entropy(x, k=1, axis=1, feature_axis=2)
     assert 0.92 < np.mean(abs(result.estimate - 2 * NORMAL) < 1.96 * result.std_error) < 0.97
 
