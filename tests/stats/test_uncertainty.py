@@ -45,16 +45,6 @@ def test_a_bootstrap_replicate_equals_a_refit_on_restacked_clients() -> None:
         np.testing.assert_array_equal(drawn.shared[b], split.shared(refit.communality, tau=0.4))
 
 
-def test_a_permutation_replicate_equals_a_refit_on_shuffled_units() -> None:
-    w = weights()
-    drawn = resampling.permutation(client_moments(w), replicates=3, seed=5, n_factors=2)
-    rng = generator(5, "permutation")
-    for b in range(3):
-        shuffled = np.stack([own[rng.permutation(10)] for own in w])
-        refit = factor.fit(correlation(moments(fs.layer_matrix(shuffled))), n_factors=2)
-        np.testing.assert_allclose(drawn.communality[b], refit.communality, atol=1e-9)
-
-
 def alone(w: np.ndarray, **options: object) -> np.ndarray:
     """ν of one sample by the public verb, from its own start and with its own number of factors."""
     return np.asarray(fs.fa(fs.layer_matrix(w), **options).communality)  # type: ignore[arg-type]
@@ -145,17 +135,6 @@ def test_expanded_percentiles_of_normal_replicates_are_students_interval() -> No
     x = 3.0 + s * np.sqrt((n - 1) / n) * stats.norm.ppf((np.arange(99_999) + 1) / 100_000)
     ends = resampling.expanded_percentiles(x, n, level=0.95)
     assert_allclose(ends, 3.0 + stats.t.ppf([0.025, 0.975], n - 1) * s, atol=2e-3)
-
-
-def test_half_samples_are_fits_of_disjoint_halves() -> None:
-    w = weights(clients=9)
-    found = resampling.half_samples(client_moments(w), pairs=2, seed=3, n_factors=2)
-    rng = generator(3, "half-samples")
-    for pair in range(2):
-        order = rng.permutation(9)
-        for i, some in enumerate((order[:4], order[4:8])):
-            refit = factor.fit(correlation(moments(fs.layer_matrix(w[some]))), n_factors=2)
-            assert_allclose(found[2 * pair + i], refit.communality, atol=1e-9)
 
 
 def test_a_gap_is_that_of_the_eigenvalues_at_the_cut() -> None:
