@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], float]] = {
     "each client": (lambda rng: sample(rng, 20), {}, 0.2),
     "10 groups": (lambda rng: sample(rng, 40), {"n_groups": 10}, 0.2),
     "6 clients": (lambda rng: sample(rng, 6), {}, 0.25),
-    "near common initial parameters": (lambda rng: INITIAL + 0.05 * sample(rng, 20), {}, 0.2),
+    "near common initial parameters": (lambda rng: INITIAL + 0.05 * sample(rng, 12), {}, 0.2),
 }
 
 
