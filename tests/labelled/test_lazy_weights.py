@@ -75,7 +75,7 @@ def test_no_more_is_in_memory_than_a_block_of_whole_chunks(monkeypatch: pytest.M
         lambda w: fs.split(w, n_factors=2),
         lambda w: fs.bootstrap(w, n_factors=2, n_boot=2),
         lambda w: fs.permutation_test(w, n_factors=2, n_permutations=2),
-        lambda w: fs.sensitivity(w, n_starts=1),
+        lambda w: fs.sensitivity(w, kappa=0.5, n_starts=1),
         lambda w: fs.fa(fs.layer_matrix(w), n_factors=2),
         fs.knn_entropy,
         fs.icc,

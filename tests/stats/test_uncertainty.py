@@ -301,13 +301,3 @@ def test_n_factors_leaves_dead_units_out_and_needs_n_for_a_correlation_matrix() 
     assert len(fs.n_factors(z).curves["eigenvalues"]) == 5
     with pytest.raises(ValueError, match="n_obs must be given with a correlation matrix"):
         fs.n_factors(np.eye(4), corr=True)
-
-
-@pytest.mark.parametrize(
-    ("verb", "option"), [(fs.bootstrap, "n_starts"), (fs.permutation_test, "n_perm"), (fs.permutation_test, "tau")]
-)
-def test_an_argument_that_resampling_does_not_take_is_named_beside_those_it_takes(verb, option: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(
-        TypeError, match=rf"^{verb.__name__} takes .*n_(boot|permutations).*n_factors.*, but got {option}$"
-    ):
-        verb(weights(), **{option: 2})
