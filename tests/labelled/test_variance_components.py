@@ -100,7 +100,6 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (weights()[:, :, :0], {}, "at least one of each dim"),
     (weights().values[..., 0, 0], {}, r"Pass biases as one weight per unit: w\[\.\.\., None\]"),
     (weights(), {"method": "moment"}, "Did you mean 'moments'"),
-    (weights(), {"level": 1}, "level must be"),
     (weights(), {"sizes": SIZES}, "sizes has no effect with method='moments'"),
     (weights(), {"covariate": SIZES[1:]}, "covariate must have one value for each of the 9 clients"),
     (weights().where(weights()["unit"] != "e"), {}, "weights of client k0 hold NaN or infinite values, first .* e"),

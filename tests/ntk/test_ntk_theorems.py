@@ -145,17 +145,11 @@ def test_divergence_is_said_at_its_round_and_the_run_kept():
     assert "6 of 6 runs diverged" in result.summary()
 
 
-def diverging(replicate):
-    """Loss and round of divergence of a made-up run: the second of three FedSplit runs diverges at once."""
-    return (np.r_[1.0, np.nan, np.full(14, np.nan)], 1) if replicate == 1 else (0.5 ** np.arange(16), -1)
-
-
 def test_a_run_that_diverges_within_its_first_round_is_counted_and_nothing_is_said_without_it():
-    result = kept(replicates=3)
-    data = result.data.copy(deep=True)
-    for k in range(3):
-        at = {"method": 0, "width": 0, "replicate": k}
-        data["loss"][at], data["diverged_at"][at] = diverging(k)
+    data = kept(replicates=3).data.copy(deep=True)
+    data["loss"][{"method": 0}] = 0.5 ** np.arange(16)
+    second = {"method": 0, "width": 0, "replicate": 1}
+    data["loss"][second], data["diverged_at"][second] = np.r_[1.0, np.full(15, np.nan)], 1
     found = ConvergenceResult(data.assign(contraction=data["contraction"] * 0 + 0.9))
     row, other = (found.by_setting().iloc[i] for i in (0, 1))
     assert (row["method"], row["replicates"], row["diverged"], row["holds"]) == ("fedsplit", 3, 1, False)

@@ -267,6 +267,6 @@ def test_unknown_method_offers_the_nearest() -> None:
 
 def test_a_heywood_case_is_flagged_with_the_communality_psych_reports() -> None:
     case = CASES["iris"]
-    fit = to_fixed_point(np.array(case["r"]), 1)
+    fit = fixed_point("iris")
     assert max(case["pa"]["communality"]) > 1
     np.testing.assert_array_equal(fit.heywood, np.array(case["pa"]["communality"]) > 1)

@@ -73,11 +73,6 @@ def test_groups_that_do_not_exist_are_refused(options: dict[str, Any], message: 
         fedstat.jackknife(sample(np.random.default_rng(0), 7), n_factors=2, **options)
 
 
-def test_a_single_client_has_no_standard_error() -> None:
-    with pytest.raises(ValueError, match="at least 2 clients"):
-        fedstat.jackknife(sample(np.random.default_rng(0), 1), n_factors=2)
-
-
 def test_a_constant_unit_has_no_standard_error() -> None:
     w = sample(np.random.default_rng(0), 8)
     w[:, 3] = 0

@@ -173,7 +173,7 @@ def test_a_dead_unit_stays_dead_in_every_replicate() -> None:
     assert table["prop_shared"][2] == 0
 
 
-@pytest.mark.parametrize("verb", [fs.bootstrap, fs.permutation_test])
+@pytest.mark.parametrize("verb", [fs.bootstrap, fs.jackknife, fs.permutation_test])
 def test_resampling_needs_two_clients(verb) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match="at least 2 clients"):
         verb(weights(clients=1), n_factors=2)
