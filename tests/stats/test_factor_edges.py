@@ -91,15 +91,6 @@ def test_stopping_at_the_cap_is_a_field_and_a_warning() -> None:
     assert not result.converged
 
 
-def test_float32_input_is_analysed_in_float64() -> None:
-    w = weights().astype(np.float32)
-    a, b = fs.split(w, n_factors=2), fs.split(w.astype(np.float64), n_factors=2)
-    assert a.communality.dtype == np.float64
-    np.testing.assert_array_equal(a.communality, b.communality)
-    r = correlation(moments(fs.layer_matrix(w))).astype(np.float32)
-    assert factor.fit(r, n_factors=2).communality.dtype == np.float64
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -301,12 +301,6 @@ def test_tensors_that_are_trained_are_taken_as_they_are() -> None:
     assert found.tidy().equals(expected)
 
 
-def test_sums_stay_tensors_until_the_tests() -> None:
-    s = arrays.sums(torch.asarray(weights()))
-    assert all(isinstance(x, torch.Tensor) for part in s for x in part)
-    assert isinstance(arrays.mean_squares(s).weights, torch.Tensor)
-
-
 def test_a_server_that_adds_up_the_sums_of_clients_gets_the_same_table() -> None:
     w = weights()
     total = arrays.sums(w[:1])
