@@ -19,15 +19,12 @@ V = xr.DataArray(
 QUICK = {"n_clusters": 3, "n_permutations": 99, "n_subsamples": 20}
 
 
-def test_clusters_are_compared_with_the_groups_by_label():
+def test_clusters_are_compared_with_the_groups():
     found = fedstat.client_clusters(V, groups=DOMAIN, **QUICK)
     assert found.ari == adjusted_rand_score(found.cluster, DOMAIN)
     assert 0 < found.ari < 1
-    order = np.random.default_rng(1).permutation(12)
-    by_label = xr.DataArray(DOMAIN[order], dims="client", coords={"client": V["client"].values[order]})
-    for groups in (by_label, dict(zip(V["client"].values.tolist(), DOMAIN, strict=True))):
-        same = fedstat.client_clusters(V.transpose("unit", "client", "weight"), groups=groups, **QUICK)
-        assert same.to_dict() == found.to_dict()
+    same = fedstat.client_clusters(V.transpose("unit", "client", "weight"), groups=DOMAIN, **QUICK)
+    assert same.to_dict() == found.to_dict()
     np.testing.assert_array_equal(fedstat.client_clusters(torch.from_numpy(V.values), **QUICK).cluster, found.cluster)
     assert found.conf_low < found.ari <= found.conf_high <= 1
     assert (found.left_out, found.n_values) == (6, 20)
@@ -69,13 +66,6 @@ def test_clients_of_a_run_are_clustered_by_layer():
 
 def test_what_it_prints_and_its_tables():
     found = fedstat.client_clusters(V, groups=DOMAIN, **QUICK)
-    for says in (
-        "3 clusters of 12 clients",
-        "Known groups: 3 (sizes 4, 4, 4)",
-        "99 permutations",
-        "delete-6 jackknife",
-    ):
-        assert says in repr(found)
     assert "no CI" not in repr(found)
     apart = np.repeat(np.eye(3), 8, axis=0) + 0.01 * RNG.normal(size=(24, 3))
     clear = fedstat.client_clusters(apart, groups=np.repeat([0, 1, 2], 8), **QUICK)

@@ -86,7 +86,7 @@ SIDE: dict[tuple[str, str], Side] = {
         np.array(["x", "x", "y", "y", "y", "z"]), OF_CLIENTS,
     ),
     ("permutation_test", "baseline"): baseline(labelled.permutation_test, n_factors=2, n_permutations=2),
-    ("sensitivity", "baseline"): baseline(labelled.sensitivity, kappas=(0.6,), n_starts=0),
+    ("sensitivity", "baseline"): baseline(labelled.sensitivity, kappa=0.5, kappas=(0.6,), n_starts=0),
     ("split_map", "baseline"): baseline(labelled.split_map, kappas=(0.5,), methods=("pc", "icc")),
     ("split", "init"): init(labelled.split),
     ("fa", "init"): init(labelled.fa),
@@ -246,16 +246,6 @@ def test_labels_of_values_are_positions_or_ignored_where_the_weights_have_none()
         call(groups[:5])
 
 
-def icc2(w: np.ndarray) -> np.ndarray:
-    """ICC(A,1) of units (client, unit, weight), from mean squares of the two-way layout."""
-    k, _, n = w.shape
-    grand, rows, columns = w.mean((0, 2)), w.mean(0), w.mean(2)
-    b = k * ((rows - grand[:, None]) ** 2).sum(1) / (n - 1)
-    j = n * ((columns - grand) ** 2).sum(0) / (k - 1)
-    e = ((w - rows - columns[..., None] + grand[:, None]) ** 2).sum((0, 2)) / ((k - 1) * (n - 1))
-    return (b - e) / (b + (k - 1) * e + k * (j - e) / n)
-
-
 STACKED: dict[str, Callable[[Any], Any]] = {
     "bootstrap": lambda w: labelled.bootstrap(w, n_factors=2, n_boot=2),
     "client_clusters": lambda w: labelled.client_clusters(w, n_clusters=2, n_subsamples=3),
@@ -269,7 +259,7 @@ STACKED: dict[str, Callable[[Any], Any]] = {
     "permutation_test": lambda w: labelled.permutation_test(w, n_factors=2, n_permutations=2),
     "split": lambda w: labelled.split(w, n_factors=2),
     "split_map": lambda w: labelled.split_map(w, kappas=(0.5,), methods=("pc", "icc")),
-    "sensitivity": lambda w: labelled.sensitivity(w, kappas=(0.6,), n_starts=0),
+    "sensitivity": lambda w: labelled.sensitivity(w, kappa=0.5, kappas=(0.6,), n_starts=0),
     "update": lambda w: labelled.update(labelled.fa(W, n_factors=2), w),
     "variance_components": lambda w: labelled.variance_components([[one, one + 0.1 * one**2] for one in w]),
 }
@@ -298,14 +288,6 @@ def test_a_list_of_labelled_clients_is_put_in_the_order_of_the_first_and_this_is
         STACKED[verb]([first, others[0].values, *others[1:]])
     with pytest.raises(ValueError, match="must have labels of the dim unit, or none, but client 1 differs"):
         STACKED[verb]([first, others[0].drop_vars("unit"), *others[1:]])
-
-
-def test_agreement_of_a_list_is_that_of_the_formula_and_keeps_its_labels() -> None:
-    clients = [W.isel(client=c) for c in range(5)] + [W.isel(client=5, unit=RNG.permutation(8))]
-    with pytest.warns(UserWarning, match=r"client\(s\) 5 of the list"):
-        found = fedstat.icc(clients)
-    np.testing.assert_allclose(found.agreement, icc2(W.values), atol=1e-12)
-    assert found.units.tolist() == UNITS
 
 
 def of_mapping(one: Any, other: Any) -> np.ndarray:

@@ -124,7 +124,7 @@ def random_layer(style: str, rng: np.random.Generator) -> tuple[str, tuple[int, 
 def test_layers_of_any_shape_are_read_rightly_or_refused(style: str, weight: str, bias: str) -> None:
     rng = np.random.default_rng(0)
     right = refused = 0
-    for _ in range(120):
+    for _ in range(40):
         state, axes = {}, {}
         for number in range(2):
             kind, shape, axis, out = random_layer(style, rng)
@@ -139,8 +139,8 @@ def test_layers_of_any_shape_are_read_rightly_or_refused(style: str, weight: str
                 continue
             np.testing.assert_array_equal(node["w"][0], np.moveaxis(state[key], axis, 0), err_msg=f"{key} of {state}")
             right += 1
-    assert right + refused == 240
-    assert right > 200
+    assert right + refused == 80
+    assert right > 66
 
 
 def flat(state: Mapping[str, Any], before: str = "") -> dict[str, np.ndarray]:
@@ -179,18 +179,20 @@ def test_fused_attention_of_a_module_is_read_as_that_of_its_state_dict() -> None
 
 
 NETWORKS: dict[str, tuple[tuple[int, ...], list[dict[str, Any]]]] = {
-    "mlp": ((6,), [{"hidden": (8, 8)}, {"hidden": (1,)}]),
-    "lenet": ((1, 16, 16), [{}, {"norm": "batch"}, {"norm": "group"}]),
+    "mlp": ((6,), [{"hidden": (8, 8, 1)}]),
+    "lenet": ((1, 16, 16), [{"norm": "group"}]),
     "cnn": ((1, 16, 16), [{"width": 0.125}]),
-    "resnet8": ((1, 8, 8), [{"width": 0.25}, {"width": 0.25, "norm": "batch"}]),
+    "resnet8": ((1, 8, 8), [{"width": 0.25, "norm": "batch"}]),
     "resnet10": ((1, 8, 8), [{"width": 0.0625}]),
     "resnet18": ((1, 8, 8), [{"width": 0.0625}]),
     "vgg16": ((1, 8, 8), [{"width": 0.0625}]),
     "lstm": ((5,), [{"vocabulary": 30, "hidden": 16, "fc": 6}, {"vocabulary": 8, "hidden": 1, "fc": 1, "layers": 1}]),
-    "fasttext": ((5,), [{"vocabulary": 30, "embedding": 8}, {"vocabulary": 8, "embedding": 8}]),
+    "fasttext": ((5,), [{"vocabulary": 8, "embedding": 8}]),
     "transformer": ((5,), [{"vocabulary": 30, "embedding": 8}, {"vocabulary": 30, "embedding": 1, "heads": 1}]),
 }
 """Samples and options of every network that has a name; square and single units among them."""
+DEEP = ("resnet10", "resnet18", "vgg16")
+"""Networks of the layers that others have, too, but of many."""
 
 
 def test_every_network_has_a_row() -> None:
@@ -198,7 +200,12 @@ def test_every_network_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [(name, options) for name, (_, many) in NETWORKS.items() for options in many]
+    ("name", "options"),
+    [
+        pytest.param(name, options, marks=pytest.mark.slow if name in DEEP else ())
+        for name, (_, many) in NETWORKS.items()
+        for options in many
+    ],
 )
 def test_a_state_dict_of_every_network_is_read_with_the_units_of_its_run(
     tmp_path: Path, name: str, options: dict[str, Any]

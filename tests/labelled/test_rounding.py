@@ -50,7 +50,7 @@ VERBS: dict[str, tuple[Callable[[Any], Any], torch.Tensor]] = {
     "permutation_test": (lambda w: labelled.permutation_test(w, n_factors=2, n_permutations=2).communality, W),
     "split": (lambda w: labelled.split(w, n_factors=2).communality, W),
     "split_map": (lambda w: labelled.split_map(w, kappas=(0.5,), methods=("pc", "icc")).shared, W),
-    "sensitivity": (lambda w: labelled.sensitivity(w, kappas=(0.6,), n_starts=0).table["ari"], W),
+    "sensitivity": (lambda w: labelled.sensitivity(w, kappa=0.5, kappas=(0.6,), n_starts=0).table["ari"], W),
     "update": (lambda w: labelled.update(labelled.fa(W, n_factors=2), w).communality, W),
     "variance_components": (lambda w: labelled.variance_components(w).reliability, TWICE),
     "variance_components covariate": (lambda x: labelled.variance_components(TWICE, covariate=x).reliability, SIZES),

@@ -56,7 +56,8 @@ OF_LAYERS = [name for name, arguments in ARGUMENTS.items() if LAYER in arguments
 W = weights(shape=(4, 2))
 STATES = {f"client{i}": {"fc1.weight": w.reshape(8, 8), "fc2.weight": w.reshape(8, 8)} for i, w in enumerate(W)}
 FEW: dict[str, Any] = {
-    "bootstrap": {"n_boot": 3}, "permutation_test": {"n_permutations": 3}, "n_factors": {"draws": 3}
+    "bootstrap": {"n_boot": 3}, "permutation_test": {"n_permutations": 3}, "n_factors": {"draws": 3},
+    "sensitivity": {"kappa": 0.5, "n_starts": 0}, "split_map": {"kappas": (0.5,)},
 }  # fmt: skip
 
 
@@ -112,12 +113,12 @@ def test_a_wrong_call_is_refused_in_pythons_words(name: str) -> None:
         ("icc", {"level": 95}, "level must be a finite number"),
         ("icc", {"inference": "t"}, "inference must be one of"),
         ("icc", {"n_boot": -1}, "n_boot must be an integer"),
-        ("fa", {"method": "icc"}, "method must be a factor analysis, but got 'icc'"),
+        ("fa", {"method": "icc"}, r"method must be a factor analysis, but got 'icc'.*split\(weights, method='icc'\)"),
         ("fa", {"kappa": 0.5, "n_factors": 2}, "kappa has no effect"),
         ("split_map", {"methods": ("pc", "pc")}, "methods must hold at least one value and none twice"),
         ("split_map", {"kappas": ()}, "kappas must hold"),
         ("bootstrap", {"level": 1}, "level must be a finite number"),
-        ("bootstrap", {"method": "icc"}, "bootstrap needs a method of factor analysis"),
+        ("bootstrap", {"method": "icc"}, r"bootstrap needs a method of factor analysis.*icc\(weights, n_boot=B\)"),
         ("permutation_test", {"method": "icc"}, "permutation_test needs a method of factor analysis"),
         ("sensitivity", {"method": "icc"}, "sensitivity needs a method of factor analysis"),
     ],

@@ -41,6 +41,7 @@ def test_theorem_2_prints_bound_and_observation(capsys, tmp_path):
     assert "8C²" in text
     result = GeneralizationResult.from_datatree(xr.open_datatree(out, engine="zarr", consolidated=False))
     assert result.data["clients"].values.tolist() == [2, 5]
+    assert result.summary() in text
 
 
 def test_stores_are_read_with_labels_0_and_1_as_signs(capsys, tmp_path):

@@ -69,7 +69,7 @@ def method(split):
     return Algorithm("masked", lambda start: SharedMask(split[0]), **moves)  # noqa: ARG005
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(runs(MLP, CONVOLUTIONS))
 def test_any_mask_equals_the_plain_loop(drawn):
     j, split, module = drawn
@@ -84,7 +84,7 @@ def test_any_mask_equals_the_plain_loop(drawn):
             torch.testing.assert_close(mine[name][c], p, atol=2e-5, rtol=2e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(runs(MLP, CONVOLUTIONS, TEXT))
 def test_a_mask_is_what_it_broadcasts_to_to_the_bit(drawn):
     j, split, _ = drawn

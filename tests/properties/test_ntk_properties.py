@@ -25,7 +25,7 @@ def smallest(x, client):
     return fedstat.ntk.extreme_eigenvalues(fedstat.ntk.kernel(x, client))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(SEEDS, COUNTS, st.integers(4, 12))
 def test_personal_spectrum_lies_inside_the_shared_one(seed, sizes, d):
     """H^p is the block diagonal of H^s: by Cauchy's interlacing λ^p ≥ λ^s, and λ_max the other way."""
@@ -36,7 +36,7 @@ def test_personal_spectrum_lies_inside_the_shared_one(seed, sizes, d):
     assert s.lambda_max <= len(sizes) * p.lambda_max + s.resolution
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(SEEDS, COUNTS, st.integers(4, 12))
 def test_rotation_and_relabelling_change_no_constant(seed, sizes, d):
     rng, x = draw(seed, sum(sizes), d)
@@ -57,7 +57,7 @@ def test_rotation_and_relabelling_change_no_constant(seed, sizes, d):
     assert complexity(moved, y[order], labels) == pytest.approx(complexity(x, y, client), rel=1e-6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(SEEDS, st.integers(1, 20), st.integers(1, 6))
 def test_kernel_is_positive_semidefinite_and_scales_with_its_samples(seed, n, d):
     rng, x = draw(seed, n, d)
@@ -67,7 +67,7 @@ def test_kernel_is_positive_semidefinite_and_scales_with_its_samples(seed, n, d)
     np.testing.assert_allclose(gram.kernel(scale[:, None] * x), h * np.outer(scale, scale), atol=1e-13)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(SEEDS, st.integers(1, 8), st.integers(1, 12))
 def test_theorem_2_says_nothing_about_signs_where_8c2_exceeds_n(seed, clients, n):
     rng = np.random.default_rng(seed)

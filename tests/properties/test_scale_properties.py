@@ -77,7 +77,7 @@ def test_entropy_moves_by_the_log_of_the_unit(seed: int, log10: float, d: int) -
     np.testing.assert_allclose(b.std_error, a.std_error, rtol=1e-9)
 
 
-@SHORT
+@settings(max_examples=8, deadline=None)
 @given(SEEDS, st.integers(-900, 900))
 def test_peaks_and_mixtures_move_with_the_unit(seed: int, power: int) -> None:
     rng, c = np.random.default_rng(seed), 2.0**power

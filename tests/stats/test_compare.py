@@ -205,7 +205,6 @@ def test_the_sign_flip_needs_few_blocks():
             "reference must be one of 'm0', 'm1', but got 'm9'. Did you mean",
         ),
         (lambda d: fedstat.compare(d, reference="m0", value="acuracy"), "got 'acuracy'. Did you mean 'accuracy'"),
-        (lambda d: fedstat.compare(d, reference="m0", level=95), "level must be a finite number in"),
         (lambda d: mixed(d[d["seed"] == 0]), "at least 2 values of 'seed', but got 1"),
         (lambda d: mixed(d[(d["method"] == "m0") | (d["heterogeneity"] == "x")]), "none for m1 in y"),
         (lambda d: mixed(d[(d["seed"] < 2) & (d["heterogeneity"] == "x")].iloc[:3]), "leave no residual"),

@@ -91,21 +91,6 @@ def test_stopping_at_the_cap_is_a_field_and_a_warning() -> None:
     assert not result.converged
 
 
-def test_float32_input_is_analysed_in_float64() -> None:
-    w = weights().astype(np.float32)
-    a, b = fs.split(w, n_factors=2), fs.split(w.astype(np.float64), n_factors=2)
-    assert a.communality.dtype == np.float64
-    np.testing.assert_array_equal(a.communality, b.communality)
-    r = correlation(moments(fs.layer_matrix(w))).astype(np.float32)
-    assert factor.fit(r, n_factors=2).communality.dtype == np.float64
-
-
-def test_duplicate_units_get_equal_communalities() -> None:
-    w = np.concatenate([weights(), weights()[:, :1]], axis=1)
-    nu = fs.split(w, n_factors=2).communality
-    assert nu[0] == pytest.approx(nu[-1], abs=1e-10)
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -278,9 +263,8 @@ def test_tidy_has_one_row_a_unit_with_its_label_and_group() -> None:
     assert ((table["margin"] >= 0) == (table["group"] == "shared")).all()
 
 
-@pytest.mark.parametrize("p", [0.25, 0.5])
-def test_the_way_out_that_the_warning_names_first_leads_out(p: float) -> None:
-    w = generate(clients=100, d=100, m=50 if p == 0.5 else 200, p=p, n_train=2, n_test=2)["w"]
+def test_the_way_out_that_the_warning_names_first_leads_out() -> None:
+    w = generate(clients=100, d=100, m=50, p=0.5, n_train=2, n_test=2)["w"]
     with pytest.warns(ConvergenceWarning, match="Set max_iter=1000 or lower kappa"):
         fs.split(w)
     assert fs.split(w, max_iter=1000).fit.converged

@@ -332,11 +332,6 @@ def test_a_start_is_subtracted_before_the_test() -> None:
     np.testing.assert_allclose(moved.coefficients.p_value, fs.icc(w).coefficients.p_value, atol=1e-3)
 
 
-def test_an_unknown_inference_is_refused() -> None:
-    with pytest.raises(ValueError, match="inference must be"):
-        fs.icc(layer(3, 3, 1), inference="clients")
-
-
 def test_units_that_equal_their_profile_have_no_permutation_test() -> None:
     size = np.random.default_rng(0).uniform(1, 2, (6, 8, 1))
     result = fs.icc(np.concatenate([size, -size], axis=2), inference="permutation")

@@ -41,7 +41,7 @@ VERBS: dict[str, tuple[Any, np.ndarray]] = {
     "layer_matrix": (fs.layer_matrix, W),
     "bootstrap": (lambda w: fs.bootstrap(w, n_boot=2), W),
     "permutation_test": (lambda w: fs.permutation_test(w, n_permutations=2), W),
-    "stability": (lambda w: fs.sensitivity(w, n_starts=0), W),
+    "stability": (lambda w: fs.sensitivity(w, kappa=0.5, n_starts=0), W),
     "icc": (fs.icc, W),
     "icc start": (lambda s: fs.icc(W, baseline=s), W[0]),
     "variance_components": (fs.variance_components, np.stack([W, W[::-1]], axis=1)),

@@ -45,16 +45,6 @@ def test_a_bootstrap_replicate_equals_a_refit_on_restacked_clients() -> None:
         np.testing.assert_array_equal(drawn.shared[b], split.shared(refit.communality, tau=0.4))
 
 
-def test_a_permutation_replicate_equals_a_refit_on_shuffled_units() -> None:
-    w = weights()
-    drawn = resampling.permutation(client_moments(w), replicates=3, seed=5, n_factors=2)
-    rng = generator(5, "permutation")
-    for b in range(3):
-        shuffled = np.stack([own[rng.permutation(10)] for own in w])
-        refit = factor.fit(correlation(moments(fs.layer_matrix(shuffled))), n_factors=2)
-        np.testing.assert_allclose(drawn.communality[b], refit.communality, atol=1e-9)
-
-
 def alone(w: np.ndarray, **options: object) -> np.ndarray:
     """ν of one sample by the public verb, from its own start and with its own number of factors."""
     return np.asarray(fs.fa(fs.layer_matrix(w), **options).communality)  # type: ignore[arg-type]
@@ -147,17 +137,6 @@ def test_expanded_percentiles_of_normal_replicates_are_students_interval() -> No
     assert_allclose(ends, 3.0 + stats.t.ppf([0.025, 0.975], n - 1) * s, atol=2e-3)
 
 
-def test_half_samples_are_fits_of_disjoint_halves() -> None:
-    w = weights(clients=9)
-    found = resampling.half_samples(client_moments(w), pairs=2, seed=3, n_factors=2)
-    rng = generator(3, "half-samples")
-    for pair in range(2):
-        order = rng.permutation(9)
-        for i, some in enumerate((order[:4], order[4:8])):
-            refit = factor.fit(correlation(moments(fs.layer_matrix(w[some]))), n_factors=2)
-            assert_allclose(found[2 * pair + i], refit.communality, atol=1e-9)
-
-
 def test_a_gap_is_that_of_the_eigenvalues_at_the_cut() -> None:
     w = weights()
     drawn = resampling.bootstrap(client_moments(w), replicates=4, seed=3, kappa=0.5)
@@ -168,16 +147,10 @@ def test_a_gap_is_that_of_the_eigenvalues_at_the_cut() -> None:
         assert_allclose(drawn.gap[b], values[g - 1] - values[g], atol=1e-9)
 
 
-def test_intervals_say_of_what_they_are_and_where_there_are_none() -> None:
-    result = fs.bootstrap(weights(clients=12), n_factors=2, n_boot=40)
-    said = "95% CIs: expected communality in samples of 12 clients, not the population's"
-    assert said in repr(result)
-    assert result.tidy()["conf_low"].notna().all()
-    few = fs.bootstrap(weights(clients=5), n_factors=2, n_boot=40)
-    assert few.tidy()[["conf_low", "conf_high"]].isna().all(axis=None)
-    assert "No CIs: they need at least 8 clients" in repr(few)
-    with pytest.raises(TypeError, match="but got interval_of"):
-        fs.bootstrap(weights(clients=40), n_factors=2, n_boot=9, interval_of="population")
+@pytest.mark.parametrize("clients", [7, 8])
+def test_intervals_need_8_clients(clients: int) -> None:
+    table = fs.bootstrap(weights(clients=clients), n_factors=2, n_boot=20).tidy()
+    assert table[["conf_low", "conf_high"]].isna().all(axis=None) == (clients < 8)
 
 
 def test_groups_and_eigenvalues_that_are_hardly_apart_are_named() -> None:
@@ -191,15 +164,6 @@ def test_groups_and_eigenvalues_that_are_hardly_apart_are_named() -> None:
     assert "Caution" not in clear
 
 
-def test_bootstrap_is_reproducible_and_prints() -> None:
-    a, b = (fs.bootstrap(weights(), n_factors=2, n_boot=10, seed=4) for _ in range(2))
-    np.testing.assert_array_equal(a.communality, b.communality)
-    assert repr(a).startswith("Bootstrap (10 samples of 8 clients) of a split: ")
-    assert "units change group often (shared in 10% to 90% of the samples)\n  " in repr(a), "units are named"
-    assert max(map(len, repr(a).splitlines())) <= 100
-    json.dumps(a.to_dict())
-
-
 def test_a_dead_unit_stays_dead_in_every_replicate() -> None:
     w = weights()
     w[:, 2] = 0
@@ -209,7 +173,7 @@ def test_a_dead_unit_stays_dead_in_every_replicate() -> None:
     assert table["prop_shared"][2] == 0
 
 
-@pytest.mark.parametrize("verb", [fs.bootstrap, fs.permutation_test])
+@pytest.mark.parametrize("verb", [fs.bootstrap, fs.jackknife, fs.permutation_test])
 def test_resampling_needs_two_clients(verb) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match="at least 2 clients"):
         verb(weights(clients=1), n_factors=2)
@@ -222,15 +186,11 @@ def test_the_permutation_test_finds_units_with_an_identity_and_only_those() -> N
     assert (table["p_value"][:6] < 0.05).all()
     assert (table["p_value"][6:] > 0.05).all()
     assert_allclose(table["p_adjusted"], stats.false_discovery_control(table["p_value"]))
-    said = repr(found)
-    assert "p = 0.02 (two-sided; smallest possible p = 0.02): H0 is rejected at 5%" in said
-    assert "Units: 6 of 10 have a higher communality than under H0 (one-sided, FDR 0.05)" in said
 
 
 def test_the_permutation_test_gives_no_verdict_that_its_shuffles_do_not_allow() -> None:
     few = fs.permutation_test(weights(), n_factors=2, method="pc", n_permutations=19)
     assert few.conclude() == "too few permutations for a conclusion at 5%"
-    assert "smallest possible p = 0.10" in repr(few)
     own = np.random.default_rng(0).normal(size=(8, 6, 30))
     found = fs.permutation_test(own, n_factors=1, n_permutations=99)
     assert "no evidence against H0" in repr(found)
@@ -253,7 +213,7 @@ def test_the_permutation_test_keeps_its_level_under_the_null() -> None:
     rng = np.random.default_rng(0)
     p = [
         fs.permutation_test(rng.normal(size=(5, 6, 15)), n_factors=1, method="pc", n_permutations=39, seed=s).p_value
-        for s in range(100)
+        for s in range(60)
     ]
     assert np.mean(np.array(p) <= 0.1) < 0.2
     assert 0.35 < np.mean(p) < 0.65
@@ -274,9 +234,6 @@ def test_stability_varies_one_choice_at_a_time() -> None:
     assert result.reference.factors.converged
     assert more["converged"], "it stops where the reference stopped"
     assert more["prop_unchanged"] == 1
-    said = repr(result)
-    for part in ("Reference: 5 shared, 5 personal (pa, kappa = 0.5, tau = 0.5,", "  tau            0.3  "):
-        assert part in said
 
 
 def test_adjusted_rand_equals_scikit_learn() -> None:
@@ -344,20 +301,3 @@ def test_n_factors_leaves_dead_units_out_and_needs_n_for_a_correlation_matrix() 
     assert len(fs.n_factors(z).curves["eigenvalues"]) == 5
     with pytest.raises(ValueError, match="n_obs must be given with a correlation matrix"):
         fs.n_factors(np.eye(4), corr=True)
-
-
-@pytest.mark.parametrize(
-    ("verb", "option"),
-    [
-        (fs.bootstrap, "n_starts"),
-        (fs.bootstrap, "rotation"),
-        (fs.bootstrap, "n_perm"),
-        (fs.permutation_test, "n_perm"),
-        (fs.permutation_test, "tau"),
-    ],
-)
-def test_an_argument_that_resampling_does_not_take_is_named_beside_those_it_takes(verb, option: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(
-        TypeError, match=rf"^{verb.__name__} takes .*n_(boot|permutations).*n_factors.*, but got {option}$"
-    ):
-        verb(weights(), **{option: 2})

@@ -18,7 +18,9 @@ VERBS: dict[str, Callable[..., Any]] = {
     "permutation_test": lambda w, **which: (
         fedstat.permutation_test(w, n_factors=2, n_permutations=3, **which).communality
     ),
-    "sensitivity": lambda w, **which: fedstat.sensitivity(w, kappas=(0.6,), n_starts=1, **which).table["ari"],
+    "sensitivity": lambda w, **which: fedstat.sensitivity(w, kappa=0.5, kappas=(0.6,), n_starts=1, **which).table[
+        "ari"
+    ],
     "icc": lambda w, **which: fedstat.icc(w, **which).agreement,
     "split_map": lambda w, **which: fedstat.split_map(w, kappas=(0.5, 0.75), methods=("pc", "icc"), **which).shared,
     "client_clusters": lambda w, **which: fedstat.client_clusters(w, n_clusters=2, n_subsamples=3, **which).similarity,
