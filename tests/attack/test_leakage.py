@@ -279,7 +279,7 @@ def test_an_attacker_who_uses_no_gradient_recovers_nothing(monkeypatch, labels):
     assert row["label_accuracy"] == 1
     assert row["conclusion"] == "class only"
     monkeypatch.undo()
-    real = leakage_of(j, rounds=[0], images=6, labels=labels, iterations=200)
+    real = leakage_of(j, rounds=[0], images=3, labels=labels, iterations=100)
     assert real.augment()["conclusion"][0] == "recovered"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -28,8 +29,15 @@ FLAGS = [part for name, value in SMALL.items() for part in (f"--{name.replace('_
 
 
 @pytest.fixture(scope="module")
-def run():
-    return motivation.study(**SMALL)
+def stored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("study") / "m.zarr"
+    motivation.study(**SMALL, out=path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(stored):
+    return fedstat.open_run(stored).load()
 
 
 def plain_client(case: str, client: int):
@@ -209,12 +217,13 @@ def test_standard_errors_of_the_median_entropy_are_those_of_repeated_sampling(ki
 def test_standard_errors_of_peaks_are_those_of_repeated_sampling():
     sd = np.where(np.arange(40) < 25, 1.0, 5.0) * np.exp(0.2 * np.random.default_rng(3).normal(size=40))
     rng, found, se = np.random.default_rng(0), [], []
-    for _ in range(40):
+    for i in range(40):
         outputs = sd * rng.normal(size=(60, 40))
         h = statistics.dispersion(outputs)["entropy"]
         found.append(statistics.peaks(h, 2).position)
-        drawn = statistics.with_errors(h, statistics.entropy_errors(outputs, np.zeros(60, int), draws=12))
-        se.append(findings.position_errors(drawn, 2, 2))
+        if i < 15:  # errors vary less than positions
+            drawn = statistics.with_errors(h, statistics.entropy_errors(outputs, np.zeros(60, int), draws=12))
+            se.append(findings.position_errors(drawn, 2, 2))
     ratio = np.nanmean(se, axis=0) / np.std(found, axis=0, ddof=1)
     assert ((ratio > 0.7) & (ratio < 1.4)).all()  # Monte Carlo error of the ratio: 0.12
 
@@ -298,9 +307,8 @@ def test_command_line_stores_prints_draws_and_resumes(run, tmp_path, capsys, mon
     assert "a common evaluation set" in capsys.readouterr().out
 
 
-def test_a_case_that_is_done_is_not_done_again(tmp_path):
-    out = tmp_path / "m.zarr"
-    whole = motivation.study(**SMALL, out=out)["dispersion"].to_dataset().load()
+def test_a_case_that_is_done_is_not_done_again(run, stored, tmp_path):
+    out = shutil.copytree(stored, tmp_path / "m.zarr")
     with store.Writer(out, Journal(out)) as writer:
         writer.write("outputs/done", (1,), False)
         writer.write("dispersion/entropy", (1,), np.nan)
@@ -309,7 +317,7 @@ def test_a_case_that_is_done_is_not_done_again(tmp_path):
         writer.commit()
     again = motivation.study(**SMALL, out=out, resume=True)["dispersion/entropy"]
     assert again.values[0, 0, 0] == -99
-    np.testing.assert_array_equal(again[1], whole["entropy"][1])
+    np.testing.assert_array_equal(again[1], run["dispersion/entropy"][1])
 
 
 @pytest.mark.parametrize(
