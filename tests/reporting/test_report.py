@@ -290,8 +290,8 @@ def test_a_split_is_reported(tmp_path):
     )
 
 
-def test_the_command_writes_once_and_replaces_only_reports(run, tmp_path, capsys):
-    out = tmp_path / "report.html"
+def test_the_command_writes_once_and_replaces_only_reports(tmp_path, capsys):
+    run, out = write(tmp_path / "run.zarr", clients=4, rounds=12), tmp_path / "report.html"
     assert cli.main([str(run), "--out", str(out)]) == 0
     assert "Test accuracy of client models" in capsys.readouterr().out
     assert Page(out.read_text(encoding="utf-8")).tags
