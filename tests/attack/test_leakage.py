@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -96,62 +97,55 @@ FACTORS = toy(wrap=low_rank, phases=(Phase(is_trainable=lambda n: n.endswith((".
 HALVED = toy(encode=lambda up: {"fc2.weight": (up.after["fc2.weight"] + up.before["fc2.weight"]) / 2})
 
 
+def attacked(j):
+    """State after two rounds, the victims' models, what the attacker sees of them, and gradients of their images."""
+    state, (x, y) = after(j), images(j)
+    return state, trainer.models(j, state, CLIENTS), observe(j, state, CLIENTS, x, y), partial(gradients, j, x=x, y=y)
+
+
+def require_gradients(seen, exact, names):
+    assert set(seen.gradient) == set(names)
+    for n, p in seen.gradient.items():
+        torch.testing.assert_close(p, exact[n], rtol=1e-4, atol=2e-6)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedfac-dynamic"])
 def test_what_is_sent_is_autograds_gradient_at_what_was_downloaded(name):
     j = job(make(name))
-    state, (x, y) = after(j), images(j)
-    own = trainer.models(j, state, CLIENTS)
-    seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, own, x, y)
-    assert set(seen.gradient) == ({"fc1.weight", "fc1.bias"} if name == "fedper" else set(j.net.shapes))
-    for n, p in seen.gradient.items():
-        torch.testing.assert_close(p, exact[n], rtol=1e-4, atol=2e-6)
-        torch.testing.assert_close(seen.model[n], own[n])
-    for n in set(j.net.shapes) - set(seen.gradient):
-        torch.testing.assert_close(seen.model[n], state.global_params[n].expand_as(own[n]))
+    state, own, seen, exact = attacked(j)
+    require_gradients(seen, exact(own), {"fc1.weight", "fc1.bias"} if name == "fedper" else j.net.shapes)
+    for n in j.net.shapes:
+        known = own[n] if n in seen.gradient else state.global_params[n].expand_as(own[n])
+        torch.testing.assert_close(seen.model[n], known)
 
 
-def test_fedrep_sends_the_bodys_gradient_under_the_head_that_was_trained_first():
-    j = job(make("fedrep"))
-    state, (x, y) = after(j), images(j)
-    own = trainer.models(j, state, CLIENTS)
-    first = gradients(j, own, x, y)
-    moved = own | {n: own[n] - LR * first[n] for n in ("fc2.weight", "fc2.bias")}
-    seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, moved, x, y)
-    assert set(seen.gradient) == {"fc1.weight", "fc1.bias"}
-    for n, p in seen.gradient.items():
-        torch.testing.assert_close(p, exact[n], rtol=1e-4, atol=2e-6)
-
-
-def test_feddecomp_sends_the_gradient_of_the_full_part_under_the_low_rank_part_that_was_trained_first():
-    j = job(algorithms.feddecomp(), local_epochs=3)
-    state, (x, y) = after(j), images(j)
-    own = trainer.models(j, state, CLIENTS)
-    personal = [n for n in own if n.endswith((".left", ".right"))]
-    first = gradients(j, own, x, y)
-    seen, exact = (
-        observe(j, state, CLIENTS, x, y),
-        gradients(j, own | {n: own[n] - LR * first[n] for n in personal}, x, y),
-    )
-    assert set(seen.gradient) == set(own) - set(personal)
-    for n, p in seen.gradient.items():
-        torch.testing.assert_close(p, exact[n], rtol=1e-4, atol=2e-6)
+@pytest.mark.parametrize(
+    ("algorithm", "options", "personal"),
+    [
+        (make("fedrep"), {}, ("fc2.weight", "fc2.bias")),
+        (algorithms.feddecomp(), {"local_epochs": 3}, (".left", ".right")),
+    ],
+    ids=["fedrep", "feddecomp"],
+)
+def test_where_the_personal_part_is_trained_first_the_gradient_is_that_under_the_trained_part(
+    algorithm, options, personal
+):
+    """FedRep's head under the body, FedDecomp's low-rank part under the full one."""
+    _, own, seen, exact = attacked(job(algorithm, **options))
+    first = exact(own)
+    moved = {n: own[n] - LR * first[n] for n in own if n.endswith(personal)}
+    require_gradients(seen, exact(own | moved), set(own) - set(moved))
 
 
 def test_factors_are_private_and_what_is_sent_in_place_of_weights_is_what_the_attacker_sees():
-    j = job(FACTORS)
-    state, (x, y) = after(j), images(j)
-    seen = observe(j, state, CLIENTS, x, y)
+    _, own, seen, _ = attacked(job(FACTORS))
     assert not {n for n in seen.gradient if n.endswith((".b", ".a"))}
-    own = trainer.models(j, state, CLIENTS)
     assert float(own["fc1.b"].abs().max()) > 0
     assert float(seen.model["fc1.b"].abs().max()) == 0  # the common start, all that the attacker knows
-
     j = job(HALVED)
-    state = after(j)
-    own = trainer.models(j, state, CLIENTS)
-    seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, own, x, y)
-    torch.testing.assert_close(seen.gradient["fc2.weight"], exact["fc2.weight"] / 2, rtol=1e-4, atol=2e-6)
-    torch.testing.assert_close(seen.gradient["fc1.weight"], exact["fc1.weight"], rtol=1e-4, atol=2e-6)
+    _, own, seen, exact = attacked(j)
+    sent = exact(own)
+    require_gradients(seen, sent | {"fc2.weight": sent["fc2.weight"] / 2}, j.net.shapes)
 
 
 def test_of_a_private_run_the_attacker_sees_the_clipped_update_with_the_noise_of_the_sum():
@@ -174,10 +168,8 @@ def test_of_a_private_run_the_attacker_sees_the_clipped_update_with_the_noise_of
 
 def test_a_phases_own_learning_rate_is_divided_out():
     j = job(toy(phases=(Phase(lr=0.5, is_trainable=lambda n: n.startswith("fc1")),)))
-    state, (x, y) = after(j), images(j)
-    seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, trainer.models(j, state, CLIENTS), x, y)
-    assert set(seen.gradient) == {"fc1.weight", "fc1.bias"}  # what is sent untrained tells nothing
-    torch.testing.assert_close(seen.gradient["fc1.weight"], exact["fc1.weight"], rtol=1e-4, atol=2e-6)
+    _, own, seen, exact = attacked(j)
+    require_gradients(seen, exact(own), {"fc1.weight", "fc1.bias"})  # what is sent untrained tells nothing
 
 
 @pytest.mark.parametrize("labels", ["given", "inferred"])
@@ -211,12 +203,11 @@ def test_soft_labels_are_used_where_the_output_layer_is_not_sent():
 
 def test_fedpers_attack_does_not_depend_on_clients_heads():
     j = job(make("fedper"))
-    state, (x, y) = after(j), images(j)
-    seen = observe(j, state, CLIENTS, x, y)
+    _, own, seen, _ = attacked(j)
     common = trainer.start(j).global_params["fc2.weight"]
     assert "fc2.weight" not in seen.gradient
     assert torch.equal(seen.model["fc2.weight"], common.expand(3, -1, -1))
-    assert not torch.allclose(trainer.models(j, state, CLIENTS)["fc2.weight"], seen.model["fc2.weight"])
+    assert not torch.allclose(own["fc2.weight"], seen.model["fc2.weight"])
 
 
 def test_results_do_not_depend_on_how_victims_are_cut_into_chunks():
@@ -288,7 +279,7 @@ def test_an_attacker_who_uses_no_gradient_recovers_nothing(monkeypatch, labels):
     assert row["label_accuracy"] == 1
     assert row["conclusion"] == "class only"
     monkeypatch.undo()
-    real = leakage_of(j, rounds=[0], images=6, labels=labels, iterations=200)
+    real = leakage_of(j, rounds=[0], images=3, labels=labels, iterations=100)
     assert real.augment()["conclusion"][0] == "recovered"
 
 
@@ -328,14 +319,8 @@ def test_methods_that_send_nothing_and_wrong_questions_are_refused():
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    common = {
-        "clients": 4,
-        "rounds": 2,
-        "participation": 1.0,
-        "optimizer": "sgd",
-        "lr": 0.1,
-        "net_options": "hidden=16",
-    }
+    common = {"clients": 4, "rounds": 2, "participation": 1.0, "optimizer": "sgd", "lr": 0.1}
+    common |= {"net_options": "hidden=16"}
     for name in ("fedavg", "fedper"):
         experiment.run(Settings.of(algorithm=name, max_samples=30, **common), out=folder / name, threads=1)
     return folder

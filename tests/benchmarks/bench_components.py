@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+import pytest
 
 from fedstat.stats import variance_components as vc
 
@@ -20,13 +20,13 @@ def one_pass(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return total, squares
 
 
+@pytest.mark.usefixtures("one_thread_an_operation")
 def test_bench_components_against_one_pass_over_the_weights(compare: Any) -> None:
     rng = np.random.default_rng(0)
     w = rng.standard_normal((20, 2, 512, 512), dtype=np.float32)
     w += rng.standard_normal((20, 1, 512, 512), dtype=np.float32)
-    with threadpool_limits(1):
-        p, (total, squares) = vc.parts(w), one_pass(w)
-        scatter = (squares - total**2 / 40).sum(axis=1)
-        np.testing.assert_allclose(2 * p.between.sum(axis=0) + p.within.sum(axis=0), scatter, rtol=1e-6)
-        compare("components, 20 clients x 2 x 512 units x 512 weights", lambda: vc.components(vc.parts(w)),
-                lambda: one_pass(w), "NumPy sums and squares")  # fmt: skip
+    p, (total, squares) = vc.parts(w), one_pass(w)
+    scatter = (squares - total**2 / 40).sum(axis=1)
+    np.testing.assert_allclose(2 * p.between.sum(axis=0) + p.within.sum(axis=0), scatter, rtol=1e-6)
+    compare("components, 20 clients x 2 x 512 units x 512 weights", lambda: vc.components(vc.parts(w)),
+            lambda: one_pass(w), "NumPy sums and squares")  # fmt: skip

@@ -2,7 +2,6 @@
 
 import gzip
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -14,26 +13,9 @@ MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 NAMES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 
 
-def against(benchmark, name, ours, peer, rounds=15):
-    """Time ours and the peer in turns and print the ratio of their medians; return both results."""
-    seconds, results = [], []
-
-    def peer_first():
-        start = perf_counter()
-        results.append(peer())
-        seconds.append(perf_counter() - start)
-        results[:-1] = []
-
-    found = benchmark.pedantic(ours, setup=peer_first, rounds=rounds, warmup_rounds=1)
-    own, other = benchmark.stats.stats.median, float(np.median(seconds))
-    benchmark.extra_info["time as share of the peer's"] = own / other
-    print(f"\n{benchmark.name}: fedstat {own * 1e3:.1f} ms, {name} {other * 1e3:.1f} ms, share {own / other:.2f}")
-    return found, results[-1]
-
-
 @pytest.mark.skipif(not MNIST.is_dir(), reason=f"no MNIST at {MNIST}")
 @pytest.mark.parametrize("zipped", [True, False])
-def test_load_mnist(benchmark, tmp_path, zipped):
+def test_load_mnist(compare, tmp_path, zipped):
     for name in NAMES:
         content = gzip.decompress((MNIST / f"{name}.gz").read_bytes())
         (tmp_path / name).write_bytes(gzip.compress(content, 6) if zipped else content)
@@ -42,9 +24,10 @@ def test_load_mnist(benchmark, tmp_path, zipped):
         whole = [(tmp_path / name).read_bytes() for name in NAMES]
         return [np.frombuffer(gzip.decompress(b) if zipped else b, np.uint8) for b in whole]
 
-    data, plain = against(
-        benchmark, "np.frombuffer of the unzipped bytes", lambda: load("mnist", tmp_path), bytes_alone
-    )
+    data, plain = compare(
+        f"load MNIST, {'' if zipped else 'not '}compressed", lambda: load("mnist", tmp_path), bytes_alone,
+        "np.frombuffer of the unzipped bytes", rounds=15,
+    )  # fmt: skip
     np.testing.assert_array_equal(data.x[:60_000].values.ravel(), plain[0][16:])
 
 
@@ -61,7 +44,7 @@ def loop(y, clients, concentration):
 
 
 @pytest.mark.parametrize("name", ["iid", "one_class", "pathological", "dirichlet", "dirichlet_equal"])
-def test_partition_60000_samples_into_1000_clients(benchmark, name):
+def test_partition_60000_samples_into_1000_clients(compare, name):
     y = np.random.default_rng(0).integers(0, 10, 60_000)
     split = np.full(len(y), "train", dtype=object)
     data = xr.Dataset({"x": ("sample", np.zeros(len(y))), "y": ("sample", y)}, coords={"split": ("sample", split)})
@@ -71,10 +54,9 @@ def test_partition_60000_samples_into_1000_clients(benchmark, name):
         "dirichlet_equal": {"concentration": 1.0, "n_train": 50, "n_test": 0},
     }.get(name, {})
     ours = getattr(partition, name)
-    fed, _ = against(
-        benchmark,
-        "a Dirichlet partition by loop",
-        lambda: ours(data, clients=1000, **options),
-        lambda: loop(y, 1000, 0.1),
-    )
+    fed, _ = compare(
+        f"partition {name}, 60,000 samples into 1,000 clients",
+        lambda: ours(data, clients=1000, **options), lambda: loop(y, 1000, 0.1), "a Dirichlet partition by loop",
+        rounds=15,
+    )  # fmt: skip
     assert len(np.unique(fed.client)) == 1000

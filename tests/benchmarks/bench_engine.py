@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
+
 import plain_loop
 import pytest
 import torch
 import training_rounds
-from training_rounds import peak_memory
 
-from fedstat.fl import algorithms, losses, nets, optim
-from fedstat.fl.batches import Rows
-from fedstat.fl.job import ComputeConfig, Job
+from fedstat.fl import algorithms, nets, optim
+from fedstat.fl.job import ComputeConfig
 
+SMALL = ([100, 200, 1], 100, 10)
 WORKLOADS = {
-    "MLP 100-200-1, 100 samples, batch 10": ([100, 200, 1], 100, 10, 0.05),
-    "MLP 784-200-10, 600 samples, batch 50": ([784, 200, 10], 600, 50, 0.05),
+    "MLP 100-200-1, 100 samples, batch 10": SMALL,
+    "MLP 784-200-10, 600 samples, batch 50": ([784, 200, 10], 600, 50),
 }
-CLIENTS, EPOCHS = 100, 5
+CLIENTS, EPOCHS, LR = 100, 5, 0.05
 pytestmark = pytest.mark.usefixtures("one_thread_an_operation")
 
 
-def make(sizes, samples, batch_size, lr, *, threads, algorithm=None):
-    rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.normal(size=(CLIENTS * samples, sizes[0])).astype(np.float32))
-    y = torch.from_numpy(rng.integers(0, max(2, sizes[-1]), CLIENTS * samples))
-    rows = Rows(x, y, np.arange(CLIENTS + 1) * samples)
-    job = Job(
-        rows, rows, nets.mlp(sizes), algorithm or algorithms.fedavg(), losses.for_outputs(sizes[-1]),
-        optimizer=optim.sgd(lr),
+def data(sizes, samples):
+    return training_rounds.rows(CLIENTS, samples, sizes[:1], max(2, sizes[-1]))
+
+
+def make(sizes, samples, batch_size, *, threads, algorithm=None):
+    job = training_rounds.job(
+        algorithm or algorithms.fedavg(), nets.mlp(sizes), data(sizes, samples), optimizer=optim.sgd(LR),
         local_epochs=EPOCHS, batch_size=batch_size, compute=ComputeConfig(threads=threads),
     )  # fmt: skip
     return training_rounds.stacked(job)
 
 
-def plain(sizes, samples, batch_size, lr, *, threads):
-    rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.normal(size=(CLIENTS, samples, sizes[0])).astype(np.float32))
-    y = torch.from_numpy(rng.integers(0, max(2, sizes[-1]), (CLIENTS, samples)))
-    models = [plain_loop.module(sizes) for _ in range(CLIENTS)]
-
+def plain(sizes, samples, batch_size, *, threads):
     return training_rounds.plain(
-        models, x, y, threads=threads, rng=rng, make_optimizer=lambda p: torch.optim.SGD(p, lr=lr), epochs=EPOCHS,
-        batch_size=batch_size,
+        partial(plain_loop.module, sizes), data(sizes, samples), threads=threads,
+        make_optimizer=lambda p: torch.optim.SGD(p, lr=LR), epochs=EPOCHS, batch_size=batch_size,
     )  # fmt: skip
 
 
@@ -53,24 +47,18 @@ def bench_round(compare, workload, threads):
     compare(
         f"FedAvg round, {workload}, {threads} thread(s)",
         make(*size, threads=threads), plain(*size, threads=threads), f"plain loop, {threads} thread(s)",
-        rounds=5 if size[0][0] == 100 else 3,
+        rounds=5 if size is SMALL else 3,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def bench_dynamic_fedfac(compare, threads):
-    size = WORKLOADS["MLP 100-200-1, 100 samples, batch 10"]
-    fedfac = make(*size, threads=threads, algorithm=algorithms.fedfac(["fc1"]))
-    fedavg = make(*size, threads=threads)
-    compare(f"dynamic FedFac round, {threads} thread(s)", fedfac, fedavg, "FedAvg round", rounds=15)
-
-
-def bench_peak_memory(benchmark, capsys):
-    """Peak memory of a process that does FedAvg rounds, beside one that only imports the package."""
-    code = (
-        "from bench_engine import *; "
-        "run = make(*WORKLOADS['MLP 100-200-1, 100 samples, batch 10'], threads=2); run(); run()"
+    fedfac = make(*SMALL, threads=threads, algorithm=algorithms.fedfac(["fc1"]))
+    compare(
+        f"dynamic FedFac round, {threads} thread(s)", fedfac, make(*SMALL, threads=threads), "FedAvg round", rounds=15
     )
-    empty, full = peak_memory("import fedstat.fl"), benchmark.pedantic(peak_memory, (code,), rounds=1)
-    with capsys.disabled():
-        print(f"\npeak memory of FedAvg rounds: {full:.0f} MB, of which {empty:.0f} MB for importing torch and fedstat")
+
+
+def bench_peak_memory(compare_memory):
+    rounds = "from bench_engine import *; run = make(*SMALL, threads=2); run(); run()"
+    compare_memory("FedAvg rounds of the small MLP", rounds, imports="import fedstat.fl")

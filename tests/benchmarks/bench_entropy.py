@@ -1,7 +1,5 @@
 """Nearest-neighbour entropy against a KD-tree for each neuron (what FNN and most Python tools do), in one process."""
 
-from time import perf_counter
-
 import numpy as np
 import pytest
 from scipy.spatial import cKDTree
@@ -20,23 +18,12 @@ def by_kd_tree(x, k=3):
 
 
 @pytest.mark.parametrize(("samples", "neurons", "goal"), [(100, 200, 40), (10_000, 200, 10), (1_000_000, 1, 20)])
-def test_entropy_of_neurons(benchmark, samples, neurons, goal):
+def test_entropy_of_neurons(compare, samples, neurons, goal):
     x = np.random.default_rng(0).normal(size=(samples, neurons))
-    seconds, results = [], []
-
-    def peer_first():
-        start = perf_counter()
-        results.append(by_kd_tree(x))
-        seconds.append(perf_counter() - start)
-
-    # A call of well under a millisecond is timed in the middle of others, not on caches that the peer has just filled.
-    rounds, calls = (30, 20) if samples == 100 else (5, 1)
-    found = benchmark.pedantic(
-        lambda: [knn_entropy(x) for _ in range(calls)][-1], setup=peer_first, rounds=rounds, warmup_rounds=1
-    )
-    own, other = benchmark.stats.stats.median / calls, float(np.median(seconds))
-    benchmark.extra_info["ratio"] = other / own
-    print(
-        f"\n{benchmark.name}: fedstat {own * 1e3:.2f} ms, scipy cKDTree {other * 1e3:.1f} ms, ratio {other / own:.1f}"
-    )
-    print(f"goal {goal}; largest difference {abs(found.estimate - results[-1]).max():.1e}")
+    # A call of well under a millisecond is timed among others, not on caches that the peer has just filled.
+    calls = range(20 if samples == 100 else 1)
+    ours, peer = compare(
+        f"entropy of {neurons} neurons, {samples} samples, {len(calls)} time(s)",
+        lambda: [knn_entropy(x) for _ in calls], lambda: [by_kd_tree(x) for _ in calls], "scipy cKDTree",
+    )  # fmt: skip
+    print(f"goal {goal}; largest difference {abs(ours[0].estimate - peer[0]).max():.1e}")

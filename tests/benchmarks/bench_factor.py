@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,11 +26,7 @@ from fedstat.fl.__main__ import main as train
 from fedstat.stats import factor, factor_solvers, resampling
 from fedstat.stats.moments import correlation, moments
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    with threadpool_limits(1):
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_an_operation")
 
 
 def ten_factors(d: int) -> np.ndarray:
@@ -173,16 +169,8 @@ def test_bench_bootstrap_against_refits_of_stacked_clients(benchmark: Any, optio
 def trained(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """First layer (client, unit, weight) of 100 MLPs 784-512-10, trained on MNIST with a shared last layer; 161 MB."""
     path = str(tmp_path_factory.mktemp("trained") / "run.zarr")
-    data = [
-        "--data",
-        "mnist",
-        "--data-dir",
-        str(require_real_data()),
-        "--clients",
-        "100",
-        "--partition",
-        "dirichlet:0.5",
-    ]
+    data = ["--data", "mnist", "--data-dir", str(require_real_data()), "--clients", "100"]
+    data += ["--partition", "dirichlet:0.5"]
     net = ["--net", "mlp", "--net-options", "hidden=512", "--algorithm", "lg-fedavg", "--keep-weights", "fc1"]
     train([*data, *net, "--rounds", "5", "--local-epochs", "1", "--out", path, "--quiet"])
     layer = fedstat.open_run(path)["weights/fc1/w"].isel(checkpoint=-1)

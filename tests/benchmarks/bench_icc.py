@@ -5,7 +5,7 @@ Every benchmark checks that both sides give the same answer; the ratio is printe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -15,17 +15,11 @@ import pingouin
 import pytest
 from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
-from threadpoolctl import threadpool_limits
 
 import fedstat
 
 CLIENTS, UNITS, WEIGHTS = 100, 2048, 2048
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    with threadpool_limits(1):
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_an_operation")
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +54,14 @@ def by_numpy(w: np.ndarray) -> float:
     return (msb - mse) / (msb + (k - 1) * mse + k * (msj - mse) / n)
 
 
+def ratings(w: np.ndarray) -> pd.DataFrame:
+    k, n = w.shape
+    return pd.DataFrame({"y": w.ravel(), "target": np.tile(np.arange(n), k), "rater": np.repeat(np.arange(k), n)})
+
+
 def by_statsmodels(w: np.ndarray) -> float:
     k, n = w.shape
-    data = pd.DataFrame({"y": w.ravel(), "target": np.tile(np.arange(n), k), "rater": np.repeat(np.arange(k), n)})
-    table = anova_lm(ols("y ~ C(target) + C(rater)", data).fit())
+    table = anova_lm(ols("y ~ C(target) + C(rater)", ratings(w)).fit())
     msb, msj, mse = table["mean_sq"]
     return (msb - mse) / (msb + (k - 1) * mse + k * (msj - mse) / n)
 
@@ -104,9 +102,7 @@ def test_bench_icc_against_statsmodels_unit_by_unit(benchmark: Any, shape: tuple
 
 
 def by_pingouin(w: np.ndarray) -> float:
-    k, n = w.shape
-    data = pd.DataFrame({"y": w.ravel(), "target": np.tile(np.arange(n), k), "rater": np.repeat(np.arange(k), n)})
-    table = pingouin.intraclass_corr(data, targets="target", raters="rater", ratings="y")
+    table = pingouin.intraclass_corr(ratings(w), targets="target", raters="rater", ratings="y")
     return float(table.loc[table["Type"] == "ICC(A,1)", "ICC"].item())
 
 

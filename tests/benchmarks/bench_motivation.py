@@ -7,28 +7,20 @@ import plain_loop
 import pytest
 import torch
 import trainer
+import training_rounds
 
-from fedstat.fl import algorithms, losses, nets, optim
-from fedstat.fl.batches import Rows
-from fedstat.fl.job import ComputeConfig, Job
+from fedstat.fl import algorithms, nets, optim
+from fedstat.fl.job import ComputeConfig
 
 SIZES, CLIENTS, SAMPLES, BATCH, LR = [784, 200, 10], 100, 600, 16, 1e-3
 
 
-@pytest.fixture
-def rows():
-    rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.uniform(size=(CLIENTS * SAMPLES, SIZES[0])).astype(np.float32))
-    y = torch.from_numpy(rng.integers(0, SIZES[-1], CLIENTS * SAMPLES))
-    return Rows(x, y, np.arange(CLIENTS + 1) * SAMPLES)
-
-
 @pytest.mark.parametrize("threads", [1, 2])
-def bench_client_mlps(compare, rows, threads):
-    job = Job(
-        rows, rows, nets.mlp(SIZES), algorithms.local(), losses.cross_entropy,
-        optimizer=optim.adam(LR),
-        local_epochs=1, batch_size=BATCH, compute=ComputeConfig(threads=2),
+def bench_client_mlps(compare, threads):
+    rows = training_rounds.rows(CLIENTS, SAMPLES, SIZES[:1], SIZES[-1])
+    job = training_rounds.job(
+        algorithms.local(), nets.mlp(SIZES), rows, optimizer=optim.adam(LR), local_epochs=1, batch_size=BATCH,
+        compute=ComputeConfig(threads=2),
     )  # fmt: skip
     start = trainer.start(job)
 
@@ -36,9 +28,8 @@ def bench_client_mlps(compare, rows, threads):
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         for c in range(CLIENTS):
-            mine = slice(c * SAMPLES, (c + 1) * SAMPLES)
             plain_loop.train_client(
-                plain_loop.module(SIZES), rows.x[mine], rows.y[mine], lambda p: torch.optim.Adam(p, lr=LR),
+                plain_loop.module(SIZES), *plain_loop.samples(rows, c), lambda p: torch.optim.Adam(p, lr=LR),
                 epochs=1, batch_size=BATCH, rng=np.random.default_rng(c),
             )  # fmt: skip
         torch.set_num_threads(before)

@@ -6,14 +6,12 @@ batches saves: 784-200-10 is slower in batches of 10, a little faster in batches
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 import training_rounds
 
-from fedstat.fl import algorithms, losses, nets, optim
-from fedstat.fl.batches import Rows
-from fedstat.fl.job import ComputeConfig, Job
+from fedstat.fl import algorithms, nets, optim
+from fedstat.fl.job import ComputeConfig
 
 CLIENTS, SAMPLES = 20, 600
 RULES = {"sgd": optim.sgd(0.01), "adam": optim.adam(1e-3)}
@@ -23,11 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_thread_an_operation")
 
 def rounds(net, rule, batch, precision):
     make, shape = NETS[net]
-    rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.standard_normal((CLIENTS * SAMPLES, *shape), dtype=np.float32))
-    data = Rows(x, torch.from_numpy(rng.integers(0, 10, len(x))), np.arange(CLIENTS + 1) * SAMPLES)
-    job = Job(
-        data, data, make(), algorithms.fedavg(), losses.cross_entropy, optimizer=RULES[rule],
+    job = training_rounds.job(
+        algorithms.fedavg(), make(), training_rounds.rows(CLIENTS, SAMPLES, shape, 10), optimizer=RULES[rule],
         participation=0.5, local_epochs=1, batch_size=batch, compute=ComputeConfig(threads=1, precision=precision),
     )  # fmt: skip
     return training_rounds.stacked(job)

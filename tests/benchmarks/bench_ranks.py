@@ -17,7 +17,7 @@ def rounds(processes: int, net: str, method: str, clients: int, samples: int = 2
     """What each process says of its rounds."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     command = [sys.executable, *launch, str(ROUNDS), net, method, str(2 // processes), str(clients), str(samples)]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}  # tests/support, too
     done = subprocess.run(command, check=True, env=env, capture_output=True, text=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 

@@ -9,13 +9,14 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 import zarr
 
 from fedstat import sim, store
 from fedstat.fl import algorithms, nets, train
 from fedstat.store import write
+
+pytestmark = pytest.mark.usefixtures("one_thread_an_operation")
 
 
 class Plain:
@@ -52,14 +53,6 @@ class Plain:
         self._root.attrs.update({"ended": store.now()})
 
 
-@pytest.fixture(autouse=True)
-def one_thread_an_operation():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def mlp(out):
     """100 clients, 40 rounds of about a tenth of a second."""
     data = sim.generate(seed=0, n_test=20)
@@ -76,18 +69,8 @@ def cnn(out):
         coords={"split": ("sample", ["train"] * 50 + ["test"] * 10)},
     )
     net = nets.named("cnn", (1, 16, 16), 10, width=0.5)
-    train(
-        data,
-        net,
-        algorithms.fedavg(),
-        rounds=30,
-        local_epochs=1,
-        batch_size=25,
-        checkpoints=(10, 20),
-        lr=0.01,
-        threads=1,
-        out=out,
-    )
+    settings = {"rounds": 30, "local_epochs": 1, "batch_size": 25, "checkpoints": (10, 20), "lr": 0.01, "threads": 1}
+    train(data, net, algorithms.fedavg(), **settings, out=out)
 
 
 def study(out):
@@ -117,8 +100,7 @@ def bench_a_late_round_against_an_early_one(benchmark, capsys, tmp_path):
     def run():
         train(
             data, nets.mlp([20, 10, 1]), algorithms.fedavg(), rounds=2000, local_epochs=1, batch_size=10,
-            lr=0.05, threads=1,
-            out=tmp_path / "run.zarr", progress=lambda _: times.append(perf_counter()),
+            lr=0.05, threads=1, out=tmp_path / "run.zarr", progress=lambda _: times.append(perf_counter()),
         )  # fmt: skip
 
     benchmark.pedantic(run, rounds=1)

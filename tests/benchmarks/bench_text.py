@@ -7,11 +7,10 @@ import pytest
 import torch
 import training_rounds
 from torch import nn
-from training_rounds import peak_memory
 
-from fedstat.fl import algorithms, losses, nets, optim
+from fedstat.fl import algorithms, nets, optim
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import ComputeConfig, Job
+from fedstat.fl.job import ComputeConfig
 
 CLIENTS, SAMPLES, BATCH, LENGTH, VOCABULARY, HIDDEN, FC = 10, 128, 32, 80, 80, 64, 64
 WORKLOAD = f"LSTM, {CLIENTS} clients of {SAMPLES} texts of {LENGTH}, batch {BATCH}, hidden {HIDDEN}"
@@ -21,16 +20,14 @@ pytestmark = pytest.mark.usefixtures("one_thread_an_operation")
 def texts():
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, VOCABULARY, (CLIENTS * SAMPLES, LENGTH)).astype(np.uint8))
-    return x, torch.from_numpy(rng.integers(0, VOCABULARY, CLIENTS * SAMPLES))
+    return Rows(x, torch.from_numpy(rng.integers(0, VOCABULARY, len(x))), np.arange(CLIENTS + 1) * SAMPLES)
 
 
 def make(*, threads=2, algorithm=None, cell=None):
-    rows = Rows(*texts(), np.arange(CLIENTS + 1) * SAMPLES)
     net = nets.lstm((LENGTH,), VOCABULARY, vocabulary=VOCABULARY, hidden=HIDDEN, fc=FC, cell=cell)
-    job = Job(
-        rows, rows, net, algorithm or algorithms.fedavg(), losses.cross_entropy,
-        optimizer=optim.adam(1e-3),
-        local_epochs=1, batch_size=BATCH, compute=ComputeConfig(threads=threads),
+    job = training_rounds.job(
+        algorithm or algorithms.fedavg(), net, texts(), optimizer=optim.adam(1e-3), local_epochs=1, batch_size=BATCH,
+        compute=ComputeConfig(threads=threads),
     )  # fmt: skip
     return training_rounds.stacked(job)
 
@@ -46,11 +43,8 @@ class Module(nn.Module):
 
 
 def plain(*, threads):
-    x, y = (part.view(CLIENTS, SAMPLES, *part.shape[1:]) for part in texts())
-    rng, models = np.random.default_rng(0), [Module() for _ in range(CLIENTS)]
-
     return training_rounds.plain(
-        models, x, y, threads=threads, rng=rng, make_optimizer=lambda p: torch.optim.Adam(p, lr=1e-3), epochs=1,
+        Module, texts(), threads=threads, make_optimizer=lambda p: torch.optim.Adam(p, lr=1e-3), epochs=1,
         batch_size=BATCH,
     )  # fmt: skip
 
@@ -72,10 +66,9 @@ def bench_dynamic_fedfac(compare):
     compare(f"dynamic FedFac round, {WORKLOAD}", fedfac, make(), "FedAvg round", rounds=15)
 
 
-def bench_peak_memory(benchmark, capsys):
-    """Peak memory of a process that does rounds, ours or the loop's, beside one that only imports the package."""
-    base = "from bench_text import *"
-    full = benchmark.pedantic(peak_memory, (f"{base}; run = make(); run(); run()",), rounds=1)
-    loop, empty = peak_memory(f"{base}; run = plain(threads=1); run(); run()"), peak_memory(base)
-    with capsys.disabled():
-        print(f"\npeak memory: {full:.0f} MB, plain loop {loop:.0f} MB, of which {empty:.0f} MB for the imports")
+def bench_peak_memory(compare_memory):
+    rounds = "from bench_text import *; run = {}; run(); run()"
+    compare_memory(
+        WORKLOAD, rounds.format("make()"), plain_loop=rounds.format("plain(threads=1)"),
+        imports="from bench_text import *",
+    )  # fmt: skip

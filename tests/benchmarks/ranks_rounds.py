@@ -9,12 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 import trainer
+import training_rounds
 
-from fedstat.fl import algorithms, job, losses, nets, optim, ranks
-from fedstat.fl.batches import Rows
+from fedstat.fl import algorithms, job, nets, optim, ranks
 from fedstat.fl.job import ComputeConfig, Job
 
 ROUNDS = 7
@@ -22,16 +21,12 @@ ROUNDS = 7
 
 def make(net: str, threads: int, algorithm: algorithms.Algorithm, clients: int, samples: int) -> Job:
     """All clients active."""
-    rng, shape = np.random.default_rng(0), (1, 28, 28) if net == "cnn" else (784,)
-    x = torch.from_numpy(rng.standard_normal((clients * samples, *shape), dtype=np.float32))
-    y = torch.from_numpy(rng.integers(0, 10, len(x)))
-    rows = Rows(x, y, np.arange(clients + 1) * samples)
-    few = Rows(x[:clients].clone(), y[:clients], np.arange(clients + 1))
-    made = nets.cnn(shape, 10) if net == "cnn" else nets.mlp([784, 200, 10])
-    return Job(
-        rows, few, made, algorithm, losses.cross_entropy,
-        optimizer=optim.adam(1e-3), compute=ComputeConfig(threads=threads),
-        batch_size=32, local_epochs=1 if net == "cnn" else 5,
+    shape = (1, 28, 28) if net == "cnn" else (784,)
+    train, test = (training_rounds.rows(clients, n, shape, 10) for n in (samples, 1))
+    return training_rounds.job(
+        algorithm, nets.cnn(shape, 10) if net == "cnn" else nets.mlp([784, 200, 10]), train, test,
+        optimizer=optim.adam(1e-3), compute=ComputeConfig(threads=threads), batch_size=32,
+        local_epochs=1 if net == "cnn" else 5,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of training share: rounds of a job, rounds of a plain loop, the memory that they take."""
+"""What the benchmarks of training share: data, jobs, rounds of a job, rounds of a plain loop, peak memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,25 @@ import torch
 import trainer
 from torch import nn
 
+from fedstat.fl import losses, nets
+from fedstat.fl.algorithm import Algorithm
+from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job
+
+
+def rows(clients: int, samples: int, shape: Sequence[int], classes: int, seed: int = 0) -> Rows:
+    """Standard normal inputs and random labels, equally many for each client."""
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.standard_normal((clients * samples, *shape), dtype=np.float32))
+    return Rows(x, torch.from_numpy(rng.integers(0, classes, len(x))), np.arange(clients + 1) * samples)
+
+
+def job(algorithm: Algorithm, net: nets.Net, train: Rows, test: Rows | None = None, **settings: Any) -> Job:
+    """Job whose network and loss the algorithm wraps; without test samples it takes those of training."""
+    loss = losses.for_outputs(nets.n_outputs(net))
+    net = algorithm.wrap(net) if algorithm.wrap else net
+    loss = algorithm.loss(loss, net) if algorithm.loss else loss
+    return Job(train, train if test is None else test, net, algorithm, loss, **settings)
 
 
 def stacked(job: Job) -> Callable[[], None]:
@@ -28,25 +46,21 @@ def stacked(job: Job) -> Callable[[], None]:
 
 
 def plain(
-    models: Sequence[nn.Module],
-    x: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    threads: int,
-    rng: np.random.Generator,
-    **training: Any,
+    module: Callable[[], nn.Module], train: Rows, *, threads: int = 1, participation: float = 1.0, **training: Any
 ) -> Callable[[], None]:
-    """FedAvg rounds of one torch module per client, on x, y (client, sample, ...); ``training`` as ``train_client``."""
+    """FedAvg rounds of one torch module for each selected client, one after the other; ``training``: `train_client`."""
+    server, rng, clients = module().state_dict(), np.random.default_rng(0), len(train.sizes)
 
     def one_round() -> None:
+        nonlocal server
         torch.set_num_threads(threads)
-        for c, net in enumerate(models):
-            plain_loop.train_client(net, x[c], y[c], rng=rng, **training)
-        mean = {
-            name: torch.stack([net.state_dict()[name] for net in models]).mean(0) for name in models[0].state_dict()
-        }
-        for net in models:
-            net.load_state_dict(mean)
+        trained = []
+        for c in rng.choice(clients, round(participation * clients), replace=False):
+            net = module()
+            net.load_state_dict(server)
+            plain_loop.train_client(net, *plain_loop.samples(train, c), rng=rng, **training)
+            trained.append(net.state_dict())
+        server = {name: torch.stack([state[name] for state in trained]).mean(0) for name in server}
         torch.set_num_threads(1)
 
     return one_round

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import xarray as xr
-from matplotlib import pyplot as plt
 
 import fedstat
 
@@ -15,12 +14,6 @@ ROUNDS = np.arange(1, 10)
 MEASURE = xr.DataArray(
     RNG.uniform(size=(9, 8, 8)), {"round": ROUNDS}, ("round", "client", "other"), "likeness", {"units": "nats"}
 )
-
-
-@pytest.fixture(autouse=True)
-def _closed():
-    yield
-    plt.close("all")
 
 
 def test_clients_stand_in_the_order_of_the_tree_with_their_groups():

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
@@ -14,13 +10,6 @@ import fedstat.labelled as fs
 from fedstat.plot import factor as plot
 from fedstat.plot import forest
 from fedstat.sim import generate
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    mpl.use("Agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture
@@ -45,7 +34,7 @@ def test_the_name_of_the_threshold_stands_within_the_frame(tau: float) -> None:
     ax = plot.communality(
         fs.split(weights + 0.5 * np.random.default_rng(1).normal(size=weights.shape), kappa=0.75, tau=tau)
     )
-    ax.figure.canvas.draw()
+    ax.figure.draw_without_rendering()
     (name,) = ax.texts
     assert ax.get_window_extent().x0 < name.get_window_extent().x0
     assert name.get_window_extent().x1 < ax.get_window_extent().x1
@@ -129,7 +118,6 @@ def test_the_forest_names_every_unit_beside_its_interval_and_the_layer_below(wei
     )
     np.testing.assert_allclose(ax.collections[3].get_offsets(), [[layer["icc"], bottom]])
     assert ax.get_title() == "undefined units left out: 1"
-    plt.close("all")
     ax = forest(fs.icc(named, n_boot=10), units=5, type="ICC3")
     assert ax.get_title() == "3 highest and 2 lowest of 23 units; undefined units left out: 1"
     assert len(ax.get_yticklabels()) == 6

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from layers import weights
@@ -16,7 +17,7 @@ from matplotlib import pyplot as plt
 
 import fedstat
 from fedstat import plot, sim, store
-from fedstat.results import BootstrapResult
+from fedstat.results import BootstrapResult, LayerResults
 from fedstat.study import run_table
 
 OF_FACTORS = {
@@ -63,50 +64,47 @@ def contents(ax):
     return [np.ma.filled(array, np.nan) for array in arrays if np.size(array)]
 
 
-@pytest.fixture(autouse=True)
-def _closed():
-    mpl.use("Agg")
-    yield
-    plt.close("all")
+def drawn_on(canvas):
+    """Texts and positions of lines, patches and images of axes or a figure."""
+    figure = canvas if isinstance(canvas, mpl.figure.Figure) else canvas.figure
+    drawn = []
+    for ax in figure.axes:
+        drawn += [ax.get_xlabel(), ax.get_ylabel(), ax.get_title()]
+        drawn += [line.get_xydata().tolist() for line in ax.lines if np.isfinite(line.get_xydata()).all()]
+        drawn += [(patch.get_extents().x0, patch.get_extents().y1) for patch in ax.patches]
+        drawn += [np.nan_to_num(np.ma.filled(image.get_array(), 9)).tolist() for image in ax.images]
+    plt.close(figure)
+    assert drawn
+    return drawn
+
+
+def draw(figure, data):
+    """Draw a figure, whose arguments are its data alone where there is no choice."""
+    return getattr(plot, figure)(data, **({"case": "iid"} if figure == "relation" else {}))
 
 
 @pytest.mark.parametrize("figure", sorted(set(plot.__all__) - OTHERS))
-def test_a_figure_draws_every_result_it_could_mean_and_names_what_it_takes(figure):
-    draw = getattr(plot, figure)
-    required = {"case": "iid"} if figure == "relation" else {}
-    for name in MADE:
-        if name in MEANT.get(figure, set()):
-            assert isinstance(draw(made(name), **required), mpl.axes.Axes | mpl.figure.Figure)
-            plt.close("all")
-        else:
-            with pytest.raises(TypeError, match=rf"plot\.{figure} takes .*, but got {name}\."):
-                draw(made(name), **required)
-
-
-@pytest.mark.parametrize("figure", sorted(set(plot.__all__) - OTHERS))
-def test_results_of_several_layers_are_answered_with_their_names(figure):
-    several = fedstat.results.LayerResults({"fc1": made("SplitResult"), "fc2": made("SplitResult")})
+def test_a_figure_names_what_it_takes_where_it_gets_another_result_or_those_of_several_layers(figure):
+    for name in sorted(set(MADE) - MEANT.get(figure, set())):
+        with pytest.raises(TypeError, match=rf"plot\.{figure} takes .*, but got {name}\."):
+            draw(figure, made(name))
+    several = LayerResults({"fc1": made("SplitResult"), "fc2": made("SplitResult")})
     message = (
         rf"plot\.{figure} takes .*, but got LayerResults\. Choose one of the layers fc1, fc2, "
         rf"as plot\.{figure}\(result\["
     )
     with pytest.raises(TypeError, match=message):
-        getattr(plot, figure)(several, **({"case": "iid"} if figure == "relation" else {}))
-
-
-@pytest.mark.parametrize("figure", sorted(name for name, meant in MEANT.items() if {*meant} & {*OF_LAYERS}))
-def test_a_figure_draws_the_result_of_the_only_layer(figure):
-    for name in sorted(MEANT[figure] & {*OF_LAYERS}):
-        only = fedstat.results.LayerResults({"fc1": made(name)})
-        drawn, expected = getattr(plot, figure)(only), getattr(plot, figure)(made(name))
-        assert drawn.get_xlabel() == expected.get_xlabel()
-        require_same_drawing(drawn, expected)
+        draw(figure, several)
 
 
 def test_no_figure_draws_on_the_current_axes():
     _, current = plt.subplots()
-    plot.scree(made("SplitResult"))
-    plot.communality(made("PermutationResult"))
+    first = plot.scree(made("SplitResult"))
+    second = plot.profile(
+        pd.DataFrame({"layer": ["a"], "round": [1], "reliability": [0.1], "conf_low": [0], "conf_high": [0.2]})
+    )
+    assert first.figure is not second.figure
+    assert plot.communality(made("PermutationResult"), ax=second) is second
     assert not current.has_data()
     for name in plot.__all__:
         if "ax" in inspect.signature(getattr(plot, name)).parameters:
@@ -151,9 +149,8 @@ def test_a_run_is_drawn_by_every_figure_of_runs(trained):
         plot.communality(xr.DataTree.from_dict({"/metrics": run["metrics"].to_dataset()}))
 
 
-def test_a_study_is_drawn_without_taking_it_apart():
-    small = {"clients": 4, "d": 6, "m": 8, "n_train": 10, "n_test": 5, "rounds": 2, "replicates": 2}
-    run = sim.study(p=0.5, alpha=0.4, methods=["true", "dynamic"], **small)
+def test_a_study_is_drawn_without_taking_it_apart(studies):
+    run, _ = studies("sim")
     for draw in (plot.accuracy, plot.stability):
         ax, expected = draw(run), draw(plot.study_dataset(run))
         assert ax.get_title() == expected.get_title()
@@ -222,7 +219,7 @@ def test_many_units_are_named_where_names_fit_and_a_gap_parts_the_ends():
     assert ax.get_title() == "20 highest and 20 lowest of 200 units"
     _, small = plt.subplots(figsize=(4, 4))
     plot.forest(many, units=200, ax=small)
-    small.figure.canvas.draw()
+    small.figure.draw_without_rendering()
     boxes = [t.get_window_extent() for t in small.get_yticklabels()]
     assert len(boxes) < 60
     assert all(below.y1 <= above.y0 + 1 for above, below in pairwise(boxes))
@@ -261,19 +258,16 @@ RUNS = [
 
 @pytest.mark.parametrize("figure", RUNS)
 def test_the_path_of_a_run_is_drawn_as_the_run(trained, stored, figure):
-    run, _ = trained
-    draw = getattr(plot, figure)
-    expected = draw(run)
-    paths = [stored, str(stored)]
-    if figure in ("accuracy_curves", "client_boxplot", "loss_curves"):
-        paths += [[paths[0]], {"fedfac": paths[0]}]
-    for path in paths:
-        drawn = draw(path)
+    expected = draw(figure, trained[0])
+    several = figure in ("accuracy_curves", "client_boxplot", "loss_curves")
+    for data in (str(stored), *([[stored], {"fedfac": stored}] if several else [])):
+        drawn = draw(figure, data)
         assert drawn.get_ylabel() == expected.get_ylabel()
         require_same_drawing(drawn, expected)
 
 
 SAVED = sorted((figure, name) for figure, names in MEANT.items() for name in names)
+FIRST = {name: figure for figure, name in reversed(SAVED)}
 
 
 @pytest.fixture(scope="module")
@@ -292,11 +286,13 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("figure", "name"), SAVED)
-def test_the_path_of_a_saved_result_is_drawn_as_the_result(saved, figure, name):
-    draw = getattr(plot, figure)
-    expected = drawn_on(draw(made(name)))
-    for path in saved(name):
-        assert drawn_on(draw(path)) == expected
+def test_a_result_is_drawn_from_its_path_and_as_that_of_the_only_layer(saved, figure, name):
+    expected, (store_path, file_path) = drawn_on(draw(figure, made(name))), saved(name)
+    assert drawn_on(draw(figure, store_path)) == expected
+    if figure == FIRST[name]:  # all figures read paths by one function
+        assert drawn_on(draw(figure, file_path)) == expected
+    if name in OF_LAYERS:
+        assert drawn_on(draw(figure, LayerResults({"fc1": made(name)}))) == expected
 
 
 STUDIES = {
@@ -311,7 +307,7 @@ STUDIES = {
 
 SMALL = {"p": 0.5, "alpha": 0.4, "clients": 4, "d": 6, "m": 8, "replicates": 2}
 TRAINED = {"methods": ["true", "dynamic"], "n_train": 10, "n_test": 5, "rounds": 2}
-MOTIVATION = {"clients": 20, "hidden": 12, "local_epochs": 1, "common_samples": 50, "replicates": 3}
+MOTIVATION = {"clients": 10, "hidden": 6, "local_epochs": 1, "common_samples": 20, "replicates": 2}
 
 
 @pytest.fixture(scope="module")
@@ -346,16 +342,13 @@ def studies(tmp_path_factory):
 
 @pytest.mark.parametrize(("study", "figure"), [(study, figure) for study, names in STUDIES.items() for figure in names])
 def test_the_path_of_a_study_is_drawn_as_the_study(studies, study, figure):
-    source, path = studies(study)
-    required = {"case": "iid"} if figure == "relation" else {}
-    expected, *drawn = (getattr(plot, figure)(given, **required) for given in (source, path, str(path)))
+    expected, drawn = (draw(figure, data) for data in studies(study))
     if isinstance(expected, xr.Dataset):
-        for data in drawn:
-            xr.testing.assert_identical(data, expected)
+        xr.testing.assert_identical(drawn, expected)
     elif isinstance(expected, str):
-        assert drawn == [expected] * 2
+        assert drawn == expected
     else:
-        assert [drawn_on(canvas) for canvas in drawn] == [drawn_on(expected)] * 2
+        assert drawn_on(drawn) == drawn_on(expected)
 
 
 def test_every_figure_of_a_run_or_a_study_takes_its_path():
@@ -364,20 +357,6 @@ def test_every_figure_of_a_run_or_a_study_takes_its_path():
     of_weights = {"weights", "split_map"}
     tested = {*MEANT, *RUNS, *(figure for names in STUDIES.values() for figure in names)}
     assert tested | of_tables | of_weights | {"similarity_over_rounds"} == set(plot.__all__)
-
-
-def drawn_on(canvas):
-    """Texts and positions of lines, patches and images of axes or a figure."""
-    figure = canvas if isinstance(canvas, mpl.figure.Figure) else canvas.figure
-    drawn = []
-    for ax in figure.axes:
-        drawn += [ax.get_xlabel(), ax.get_ylabel(), ax.get_title()]
-        drawn += [line.get_xydata().tolist() for line in ax.lines if np.isfinite(line.get_xydata()).all()]
-        drawn += [(patch.get_extents().x0, patch.get_extents().y1) for patch in ax.patches]
-        drawn += [np.nan_to_num(np.ma.filled(image.get_array(), 9)).tolist() for image in ax.images]
-    plt.close(figure)
-    assert drawn
-    return drawn
 
 
 def test_the_heat_map_of_weights_is_that_of_a_loop_over_clients_and_units():

@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib import pyplot as plt
 
 from fedstat import plot
 from fedstat.fl.algorithms import ALGORITHMS
@@ -17,12 +16,6 @@ from fedstat.stats import ranking
 from fedstat.study.collect import title_of
 
 NAMES = [name for name in ALGORITHMS if name != "fedsplit"]
-
-
-@pytest.fixture(autouse=True)
-def _closed():
-    yield
-    plt.close("all")
 
 
 def courses():

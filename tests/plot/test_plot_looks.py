@@ -6,7 +6,9 @@ from itertools import combinations
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib import pyplot as plt
 from matplotlib.colors import to_rgb
 
 from fedstat.fl import algorithms
@@ -78,9 +80,6 @@ def test_the_order_is_that_of_the_tables_of_methods():
 
 
 def test_a_curve_has_the_colour_of_its_method_whatever_else_is_drawn():
-    import matplotlib.pyplot as plt
-    import pandas as pd
-
     rows = [(m, s, r, r / 10 + s) for m in ("fedfac-dynamic", "fedavg", "local") for s in range(3) for r in range(1, 4)]
     data = pd.DataFrame(rows, columns=["method", "seed", "round", "accuracy"])
     for part in (data, data[data["method"] != "local"], data[data["method"] == "fedavg"]):
@@ -88,7 +87,6 @@ def test_a_curve_has_the_colour_of_its_method_whatever_else_is_drawn():
         names = [text.get_text() for text in ax.get_legend().get_texts()]
         colours = dict(zip(names, (line.get_color() for line in ax.lines), strict=False))
         assert mpl.colors.same_color(colours["FedAvg"], style_of("fedavg").colour)
-    plt.close("all")
 
 
 def test_methods_that_one_table_compares_are_apart_in_colour_and_in_grey():

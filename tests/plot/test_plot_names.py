@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from matplotlib import pyplot as plt
 from matplotlib.text import Text
 
 import fedstat
@@ -22,16 +20,9 @@ from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.plot._figure import STYLES, style_of, styles_of
 from fedstat.results import LeakageResult
 
-mpl.use("Agg")
 AWKWARD = ["_hidden", "$x^2$", "cost_$", "a $ b $ c", "__init__", r"\alpha $\beta$", "plain"]
 OWN = ["ours", "gpfl", "mine", "yours", "fedx", "cfl", "moon", "scaffold"]
 RNG = np.random.default_rng(0)
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Any:
-    yield
-    plt.close("all")
 
 
 def table(names: Sequence[str]) -> pd.DataFrame:
@@ -105,7 +96,7 @@ def layers(names: Sequence[str], rounds: int) -> pd.DataFrame:
 
 def test_every_figure_has_a_row() -> None:
     made = {name for name in plot.__all__ if inspect.isfunction(getattr(plot, name))}
-    assert made == ({*METHODS} - {"reporting.forest"}) | WITHOUT
+    assert made == {*METHODS} | WITHOUT
 
 
 def drawn(made: Any) -> list[str]:
@@ -114,7 +105,7 @@ def drawn(made: Any) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*layout not applied.*")
-        figure.canvas.draw()
+        figure.draw_without_rendering()
     found = []
     for text in figure.findobj(Text):
         if text.get_visible() and text.get_text():
@@ -125,35 +116,28 @@ def drawn(made: Any) -> list[str]:
 
 @pytest.mark.parametrize("figure", [*METHODS, *OTHERS])
 def test_names_are_shown_as_they_are(figure: str) -> None:
-    made = (METHODS | OTHERS)[figure](AWKWARD)
-    if figure == "reporting.forest":
-        made = plt.gcf()
-    texts = [text.strip() for text in drawn(made)]
+    texts = [text.strip() for text in drawn((METHODS | OTHERS)[figure](AWKWARD))]
     reference = [AWKWARD[-1]] if figure == "forest" else []
     for name in AWKWARD:
         assert name in texts or (name in reference and any(name in text for text in texts)), (name, texts)
 
 
 def test_runs_of_an_attack_are_shown_as_they_are() -> None:
-    rounds = np.array([1, 2])
-    result = leakage_of(AWKWARD, rounds)
-    texts = [text.strip() for text in drawn(plot.leakage(result))]
-    assert set(AWKWARD) <= set(texts)
-
-
-def leakage_of(names: Sequence[str], rounds: np.ndarray) -> Any:
-    """A result of which only the table that the figure reads is given."""
-
     class Given(LeakageResult):
-        def tidy(self) -> pd.DataFrame:
-            rows = [
-                {"run": n, "labels": "given", "round": r, "estimate": 12.0, "conf_low": 11.0, "conf_high": 13.0,
-                 "class_mean_psnr": 10.0}
-                for n in names for r in rounds
-            ]  # fmt: skip
-            return pd.DataFrame(rows)
+        """The table that the figure reads."""
 
-    return Given(xr.Dataset(coords={"labels": ["given"]}))
+        def tidy(self) -> pd.DataFrame:
+            estimate = {
+                "labels": "given",
+                "estimate": 12.0,
+                "conf_low": 11.0,
+                "conf_high": 13.0,
+                "class_mean_psnr": 10.0,
+            }
+            return pd.DataFrame([{"run": n, "round": r, **estimate} for n in AWKWARD for r in (1, 2)])
+
+    texts = [text.strip() for text in drawn(plot.leakage(Given(xr.Dataset(coords={"labels": ["given"]}))))]
+    assert set(AWKWARD) <= set(texts)
 
 
 def test_the_two_methods_of_the_report_no_longer_look_alike() -> None:

@@ -6,14 +6,13 @@ import base64
 import json
 import re
 import shlex
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import xarray as xr
 from fl_stores import grid, write
-from statsmodels.stats.proportion import proportion_confint
+from pages import Page
 
 import fedstat
 from fedstat import store
@@ -29,36 +28,7 @@ from fedstat.study import compare_runs, experiment, run_table
 from fedstat.study.report import report as printed
 from fedstat.study.run_settings import Settings
 
-VOID = {"meta", "img", "link", "br", "hr", "input"}
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>$\\frac{$ \x00 \ud800 {{ 7 * 7 }} \u202e'
-
-
-class Page(HTMLParser):
-    """Tags, attributes and text of a page; opened tags must be closed in order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.attributes, self.open, self.said = [], [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" not in self.open:
-            self.said.append(data)
-
-    @property
-    def text(self):
-        return re.sub(r"\s+", " ", " ".join(self.said))
 
 
 def page(made):
@@ -74,9 +44,8 @@ def page(made):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("one") / "fedfac.zarr"
-    return write(
-        path, algorithm="fedfac-dynamic", weights=True, layers=["conv1"], kappa=0.85, tau="0.5", estimator="pa"
-    )
+    settings = {"layers": ["conv1"], "kappa": 0.85, "tau": "0.5", "estimator": "pa"}
+    return write(path, algorithm="fedfac-dynamic", weights=True, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -85,25 +54,20 @@ def reported(run):
 
 
 def test_a_run_is_reported_with_its_numbers(run, reported):
-    made, tree = reported, fedstat.open_run(run)
-    text = page(made).text
+    tree, text = fedstat.open_run(run), page(reported).text
     row = run_table.row(tree)
-    (part,) = made.parts
+    (part,) = reported.parts
     assert part.summary == printed(tree)
     assert f"{row['last10']:.3f} mean of rounds 15 to 24" in text
     assert re.search(r"conv1 4/8 \d+ 1\.000", text)
     own = run_table.clients(tree)["accuracy"].to_numpy()
     assert f"Over clients, rounds 15 to 24: mean {own.mean():.3f}, SD {own.std(ddof=1):.3f}," in text
     accuracy, n = tree["metrics/accuracy"].values[-1], tree["metrics/n_test"].values
-    for client, share in enumerate(accuracy):  # Wilson's interval by another rule: the formula of 1927
-        k, z = round(share * n[client]), 1.959964
-        middle, half = (
-            k / n[client] + z**2 / (2 * n[client]),
-            z * np.sqrt(k / n[client] * (1 - k / n[client]) / n[client] + z**2 / (4 * n[client] ** 2)),
-        )
-        low, high = (middle + sign * half for sign in (-1, 1))
-        low, high = low / (1 + z**2 / n[client]), high / (1 + z**2 / n[client])
-        assert np.allclose(proportion_confint(k, n[client], method="wilson"), (low, high))
+    z = 1.959964
+    for share, n_test in zip(accuracy, n, strict=True):  # Wilson's interval by the formula of 1927
+        p = round(share * n_test) / n_test
+        half = z * np.sqrt(p * (1 - p) / n_test + z**2 / (4 * n_test**2))
+        low, high = ((p + z**2 / (2 * n_test) + end) / (1 + z**2 / n_test) for end in (-half, half))
         assert f"{share:.3f} [{low:.3f}, {high:.3f}]" in text
     assert "FedFac dynamic (Wang et al., 2023) shares units of high ν, or agreement, in the layers Λ" in text
     assert "@misc{wang2023," in text
@@ -112,15 +76,14 @@ def test_a_run_is_reported_with_its_numbers(run, reported):
 
 
 def test_one_run_claims_nothing_over_seeds(reported):
-    made = reported
-    assert "One seed" in [one.title for one in made.cautions]
-    assert "a single run, of seed 0: no interval over seeds can be given" in page(made).text
-    assert "interval over seeds" not in page(made).text.replace("no interval over seeds can be given", "")
+    text = page(reported).text
+    assert "One seed" in [one.title for one in reported.cautions]
+    assert "a single run, of seed 0: no interval over seeds can be given" in text
+    assert "interval over seeds" not in text.replace("no interval over seeds can be given", "")
 
 
 def test_analyses_that_failed_come_first(tmp_path):
-    path = write(tmp_path / "run.zarr", algorithm="fedfac-dynamic", weights=True)
-    tree = fedstat.open_run(path).load()
+    tree = fedstat.open_run(write(tmp_path / "run.zarr", algorithm="fedfac-dynamic", weights=True)).load()
     nu = tree["split/conv1/communality"]
     nu[-3:, 2] = 1.2
     nu[-1, 5] = np.nan
@@ -137,16 +100,14 @@ def test_analyses_that_failed_come_first(tmp_path):
 
 
 def test_a_clean_run_has_no_warning_of_its_numbers(tmp_path):
-    path = write(tmp_path / "run.zarr", algorithm="fedavg", clients=40)
-    tree = fedstat.open_run(path).load()
+    tree = fedstat.open_run(write(tmp_path / "run.zarr", algorithm="fedavg", clients=40)).load()
     tree.attrs["revision"] = "abc"
     found = {one.title for one in fedstat.report(tree).cautions}
     assert found == {"One seed"}
 
 
 def test_an_unfinished_run_is_reported_as_far_as_it_got(tmp_path):
-    path = write(tmp_path / "run.zarr", finish=False)
-    tree = fedstat.open_run(path).load()
+    tree = fedstat.open_run(write(tmp_path / "run.zarr", finish=False)).load()
     for name in ("accuracy", "loss", "train_loss", "accuracy_before", "validation_accuracy", "seconds"):
         tree["metrics"][name][15:] = np.nan
     made = fedstat.report(tree)
@@ -190,22 +151,16 @@ def test_a_hostile_store_is_text(tmp_path):
     groups["/metrics"] = metrics.assign_coords(client=("client", names))
     bad = xr.DataTree.from_dict(groups)
     config = json.loads(tree.attrs["config"])
-    config |= {
-        "label": HOSTILE,
-        "data": HOSTILE,
-        "net": HOSTILE,
-        "partition": f"{HOSTILE}:{HOSTILE}",
-        HOSTILE: HOSTILE,
-        "layers": [HOSTILE],
-    }
-    config["algorithm_settings"] = {HOSTILE: [HOSTILE]}
+    config |= dict.fromkeys(("label", "data", "net", HOSTILE), HOSTILE)
+    config |= {"partition": f"{HOSTILE}:{HOSTILE}", "layers": [HOSTILE], "algorithm_settings": {HOSTILE: [HOSTILE]}}
     bad.attrs = {**tree.attrs, "title": HOSTILE, "source": HOSTILE, "revision": HOSTILE, "config": json.dumps(config),
                  "versions": json.dumps({HOSTILE: HOSTILE})}  # fmt: skip
-    found = page(fedstat.report(bad))
-    assert "<script>alert(1)</script>" in found.text  # as text
-    assert "{{ 7 * 7 }}" in found.text
+    made = fedstat.report(bad)
+    text = page(made).text
+    assert "<script>alert(1)</script>" in text  # as text
+    assert "{{ 7 * 7 }}" in text
     assert page(fedstat.report([bad, bad])).tags.count("img") > 1
-    shown = fedstat.report(bad)._repr_html_()
+    shown = made._repr_html_()
     assert re.search('<iframe [^>]*sandbox=""', shown)
     assert "box-sizing: border-box" in shown.partition("<iframe")[0], "the border is no wider than the cell"
     assert "<script" not in shown
@@ -244,8 +199,13 @@ def test_a_grid_is_compared_within_seeds(tmp_path):
     assert len(made.html) < 2e6
 
 
-def test_a_grid_of_one_seed_claims_no_interval(tmp_path):
-    made = fedstat.report(grid(tmp_path / "runs", seeds=1, methods=("fedavg", "fedper")))
+@pytest.fixture(scope="module")
+def one_seed(tmp_path_factory):
+    return grid(tmp_path_factory.mktemp("one seed"), seeds=1, methods=("fedavg", "fedper"))
+
+
+def test_a_grid_of_one_seed_claims_no_interval(one_seed):
+    made = fedstat.report(one_seed)
     text = page(made).text
     assert "One seed. one seed: differences between methods have no interval, and may be chance" in text
     assert "(too few seeds)" in text
@@ -259,10 +219,9 @@ def test_runs_of_different_scale_are_not_compared(tmp_path):
     assert "they differ in rounds" in page(made).text
 
 
-def test_unfinished_runs_of_a_grid_are_left_out_and_named(tmp_path):
-    folder = grid(tmp_path / "runs", seeds=2, methods=("fedavg", "fedper"))
-    write(folder / "late.zarr", algorithm="fedrep", finish=False)
-    made = fedstat.report(folder)
+def test_unfinished_runs_of_a_grid_are_left_out_and_named(one_seed, tmp_path):
+    late = write(tmp_path / "late.zarr", algorithm="fedrep", finish=False)
+    made = fedstat.report([*one_seed.iterdir(), late])
     assert made.cautions[0].title == "Not finished"
     assert "late" in made.cautions[0].text
     assert "FedRep" not in {str(cell) for part in made.parts for s in part.sections[:1] for b in s.blocks
@@ -331,8 +290,8 @@ def test_a_split_is_reported(tmp_path):
     )
 
 
-def test_the_command_writes_once_and_replaces_only_reports(run, tmp_path, capsys):
-    out = tmp_path / "report.html"
+def test_the_command_writes_once_and_replaces_only_reports(tmp_path, capsys):
+    run, out = write(tmp_path / "run.zarr", clients=4, rounds=12), tmp_path / "report.html"
     assert cli.main([str(run), "--out", str(out)]) == 0
     assert "Test accuracy of client models" in capsys.readouterr().out
     assert Page(out.read_text(encoding="utf-8")).tags

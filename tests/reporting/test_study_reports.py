@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,11 @@ def cautions(made: Report) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def outputs() -> xr.DataTree:
-    return motivation.study(clients=10, hidden=4, local_epochs=2, common_samples=20, replicates=2)
+def outputs() -> Iterator[xr.DataTree]:
+    """A motivating study, of whose peaks few draws are made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(of_motivation.report.__kwdefaults__, "draws", 9)
+        yield motivation.study(clients=10, hidden=4, local_epochs=2, common_samples=20, replicates=2)
 
 
 def test_the_motivating_study_is_reported(outputs: xr.DataTree) -> None:

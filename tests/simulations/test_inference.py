@@ -15,7 +15,7 @@ from real_data import require_real_data
 
 from fedstat.results.split import WRONG_SIDE
 from simulations.inference import __main__ as command
-from simulations.inference import clusters, pools, shares, table
+from simulations.inference import clusters, factor, pools, shares, table
 from simulations.inference.claims import CLAIMS
 from simulations.inference.digests import digest
 
@@ -141,6 +141,7 @@ def test_a_claim_can_be_tried_on_trained_networks(claim: str) -> None:
 def test_a_claim_can_be_tried(claim: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick form: the first case, one replicate; drawn again it is the same."""
     monkeypatch.setattr(clusters, "DRAWS", 20)
+    monkeypatch.setattr(factor, "CLIENTS", 200)
     name, case = next((name, case) for name, case in CLAIMS[claim].cases.items() if not case.trained)
     found = table.tried(case, (claim, name), replicates=1, seed=0)
     assert len(found) == len(case.parts)
