@@ -27,6 +27,7 @@ max_samples = 40
 validation_fraction = 0.2
 kappa = 0.75
 tau = 0.5
+keep_weights = "none"
 
 [tune]
 tau = [0.25, 0.75]

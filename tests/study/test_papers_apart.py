@@ -16,13 +16,13 @@ PACKAGED = sorted(path for path in (ROOT / "fedstat").rglob("*") if path.is_file
 
 def words(path):
     """Strings of a module that are no docstrings, and so may be shown."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return [
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said
-    ]
+    said, docstrings = [], set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):  # an expression comes before its value
+        if isinstance(node, ast.Expr):
+            docstrings.add(id(node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            said.append(node.value)
+    return said
 
 
 def test_the_wheel_is_the_package_and_holds_code_alone():
