@@ -21,6 +21,8 @@ from fedstat.data import to_float
 from fedstat.fl import nets
 from fedstat.study import experiment, run_settings
 
+DIGITS = {"clients": 6, "rounds": 1, "participation": 1.0, "net": "resnet8", "width": 0.25, "max_samples": 30}
+
 
 @pytest.fixture(autouse=True)
 def closed():
@@ -37,9 +39,8 @@ def runs(tmp_path_factory):
 def digits(tmp_path_factory):
     """Real runs with a split convolution."""
     folder = tmp_path_factory.mktemp("digits")
-    common = {"data": "digits", "clients": 6, "rounds": 2, "participation": 1.0, "net": "resnet8", "width": 0.25}
     for algorithm, layers in (("fedavg", None), ("fedfac-dynamic", ("conv1",))):
-        settings = run_settings.Settings.of(**common, algorithm=algorithm, layers=layers, max_samples=40)
+        settings = run_settings.Settings.of(**DIGITS, algorithm=algorithm, layers=layers)
         experiment.run(settings, out=folder / f"{algorithm}.zarr")
     return folder
 
@@ -145,9 +146,7 @@ def test_rows_of_the_figure_are_of_the_filters_that_they_name():
 def test_stored_weights_predict_as_the_run_did(digits):
     """The last checkpoint of a client gives the accuracy that the run reports."""
     run = fedstat.open_run(digits / "fedavg.zarr")
-    settings = run_settings.Settings(
-        data="digits", clients=6, rounds=2, participation=1.0, net="resnet8", width=0.25, max_samples=40
-    )
+    settings = run_settings.Settings(**DIGITS)
     fed, _ = experiment.federated(settings)
     net = experiment.network(settings, fed)
     params = features.stored(run, net.shapes, client=2)

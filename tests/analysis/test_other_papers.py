@@ -16,7 +16,7 @@ from fedstat import open_run
 from fedstat._utils.settings import read_toml
 from fedstat.attack.experiment import leakage
 from fedstat.study import collect, experiment, run_table
-from fedstat.study.grid import cells, of_study, run_all
+from fedstat.study.grid import cells, name_of, of_study, run_all
 from fedstat.study.run_settings import Settings
 
 PAPERS = ("factorized_fl", "feddecomp", "fedcp")
@@ -25,13 +25,8 @@ FIGURES = {
     "fedcp_fig6": "table2", "factorized_fl_fig6": "table1", "factorized_fl_fig7": "fig7",
 }  # fmt: skip
 SMALL = {
-    "clients": 4,
-    "max_samples": 40,
-    "participation": 1.0,
-    "net_options": "hidden=6",
-    "local_epochs": 2,
-    "rounds": 2,
-}
+    "clients": 4, "max_samples": 40, "participation": 1.0, "net_options": "hidden=6", "local_epochs": 2, "rounds": 2,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -76,6 +71,7 @@ def mini(tmp_path_factory):
         rounds = 2
         seeds = [0, 1]
         probe = "drift"
+        keep_weights = "none"
         [[dataset]]
         scenario = "CIFAR-10, α = 0.1"
         studies = ["table1", "table3", "fig5"]
@@ -134,10 +130,11 @@ def test_figures_of_feddecomp_are_drawn_from_their_studies(mini):
     assert "lose" in drawn.axes[0].get_xticklabels()[0].get_text()
 
 
-def test_figures_of_the_policy_and_of_what_is_sent(tmp_path):
-    runs = [Settings.of(algorithm=name, scenario="a", **SMALL) for name in ("fedcp", "fedavg", "local")]
-    paths = {one.algorithm: path for one, path, _ in run_all(runs, tmp_path)}
-    grid = collect.collect(tmp_path)
+def test_figures_of_the_policy_and_of_what_is_sent(mini, tmp_path):
+    runs = [one for one in cells(mini / "simulations" / "feddecomp.toml", study="table1") if one.seed == 0]
+    paths = {one.algorithm: mini / "runs" / f"{name_of(one)}.zarr" for one in runs if one.algorithm != "feddecomp"}
+    ((_, paths["fedcp"], _),) = run_all([runs[0].but(algorithm="fedcp")], tmp_path)
+    grid = collect.collect(paths.values())
     drawn, _ = load("paper_figs/fedcp_fig5.py").draw(collect.collect([paths["fedcp"]]))
     assert len(drawn.axes[0].lines) == 4 + 2  # clients, their mean, one half
     drawn, _ = load("paper_figs/fedcp_fig6.py").draw(grid)

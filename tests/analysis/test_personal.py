@@ -46,6 +46,11 @@ def folder(tmp_path_factory):
     return found
 
 
+@pytest.fixture(scope="module")
+def runs(folder):
+    return collect.collect(folder / "runs")
+
+
 @pytest.fixture
 def some(folder, tmp_path):
     """A copy of the grid to take from."""
@@ -107,8 +112,7 @@ def test_scores_are_weighted_by_test_samples(folder):
     assert abs(float(tree["metrics/accuracy"].isel(round=-1).mean()) - found["accuracy"][0]) > 0.01
 
 
-def test_shares_are_those_of_the_profile(folder):
-    runs = collect.collect(folder / "runs")
+def test_shares_are_those_of_the_profile(runs):
     shares, steps = leaderboard.gather(runs, leaderboard.shares, leaderboard.steps)
     probed = runs.table[runs.table["method"] == "fedavg"]
     assert len(shares) == 3 * len(probed) == 12
@@ -251,34 +255,31 @@ def test_an_unfinished_run_leaves_its_seed_out_and_no_seed_is_refused(some):
         leaderboard.planned(collect.collect(runs), file)
 
 
-def test_what_is_no_run_of_the_grid_is_refused_or_left_out(some, folder):
-    runs, file = some / "runs", some / "grid.toml"
+def test_what_is_no_run_of_the_grid_is_refused_or_left_out(folder, runs, tmp_path):
+    file = folder / "grid.toml"
     with pytest.raises(ValueError, match="none of the 20 finished runs belongs to"):
-        leaderboard.planned(collect.collect(runs), stores.FILE)
-    fewer = stores.plan(some, LABELS[:1])
-    found = leaderboard.planned(collect.collect(runs), fewer)
+        leaderboard.planned(runs, stores.FILE)
+    found = leaderboard.planned(runs, stores.plan(tmp_path, LABELS[:1]))
     assert found.scenarios == LABELS[:1]
     assert len(found.grid.table) == 10
     assert "finished runs of the folder that are not in" in found.notes[-1]
     assert found.notes[-1].endswith("10")
     cell = next(c for c in grid.cells(file, scale="large") if c.algorithm == "random")
-    both = collect.collect([*runs.glob("*.zarr")])
-    stores.write(some / "large.zarr", cell, accuracy)
-    table = pd.concat([both.table, collect.collect([some / "large.zarr"]).table], ignore_index=True)
+    stores.write(tmp_path / "large.zarr", cell, accuracy)
+    both = pd.concat([runs.table, collect.collect(tmp_path).table], ignore_index=True)
     with pytest.raises(ValueError, match=r"must have one scale of .* small, large"):
-        leaderboard.planned(both._replace(table=table), folder / "grid.toml")
-    twice = both._replace(table=pd.concat([both.table, both.table.iloc[:1]], ignore_index=True))
+        leaderboard.planned(runs._replace(table=both), file)
+    twice = pd.concat([runs.table, runs.table.iloc[:1]], ignore_index=True)
     with pytest.raises(ValueError, match="is stored twice"):
-        leaderboard.planned(twice, folder / "grid.toml")
+        leaderboard.planned(runs._replace(table=twice), file)
 
 
-def test_the_noise_floor_is_twice_the_noise_over_the_root_of_seeds(folder, tmp_path, script):
+def test_the_noise_floor_is_twice_the_noise_over_the_root_of_seeds(folder, runs, tmp_path, script):
     cells = [c for c in grid.cells(folder / "grid.toml", scale="small") if c.algorithm == "fedavg"][:4]
     shift = [0.01, -0.02, 0.0, 0.03]
     for cell, x in zip(cells, shift, strict=True):
         path = tmp_path / f"{grid.name_of(cell)}.zarr"
         stores.write(path, cell, lambda *of, x=x: accuracy(*of) + (x if of[1] == "fedavg" else x / 2))
-    runs = collect.collect(folder / "runs")
     found = script.noise_floor(runs, tmp_path, 9)
     assert_allclose(found.value, 2 * np.std(shift, ddof=1) / 3, rtol=1e-6)
     assert "(4 runs)" in found.note
@@ -286,8 +287,7 @@ def test_the_noise_floor_is_twice_the_noise_over_the_root_of_seeds(folder, tmp_p
     assert script.noise_floor(runs, None, 9).value == 0.003
 
 
-def test_noise_is_of_other_computations_of_the_same_runs(folder, tmp_path):
-    runs = collect.collect(folder / "runs")
+def test_noise_is_of_other_computations_of_the_same_runs(folder, runs, tmp_path):
     with pytest.raises(ValueError, match="is a copy of"):
         leaderboard.repeated(runs, runs)
     cell = next(c for c in grid.cells(folder / "grid.toml", scale="large") if c.algorithm == "fedavg")

@@ -28,6 +28,7 @@ local_epochs = 1
 optimizer = "adam"
 lr = 0.001
 net_options = ["hidden=12"]
+keep_weights = "none"
 seeds = [0, 1]
 [[method]]
 algorithm = "fedavg"

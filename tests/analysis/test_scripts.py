@@ -12,7 +12,7 @@ from scripts import load
 from fedstat import sim
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"clients": 6, "d": 10, "m": 12, "n_train": 20, "n_test": 20, "rounds": 3, "replicates": 2}
+SMALL = {"clients": 4, "d": 6, "m": 8, "n_train": 10, "n_test": 10, "rounds": 2, "replicates": 2}
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def test_two_executions_of_one_revision_agree_to_the_bit(recorded, tmp_path, mon
 
 
 def test_a_changed_order_of_summation_is_noticed_and_named(recorded, tmp_path):
-    shutil.copytree(ROOT / "fedstat", tmp_path / "fedstat", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "fedstat", tmp_path / "fedstat")  # with what is compiled
     file = tmp_path / "fedstat" / "fl" / "aggregate.py"
     assert file.read_text().count(MEAN) == 1
     file.write_text(file.read_text().replace(MEAN, REVERSED))

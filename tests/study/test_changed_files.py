@@ -128,18 +128,17 @@ USERS: dict[str, Callable[[Settings, Path], Path]] = {
 
 @pytest.mark.parametrize("use", USERS)
 def test_runs_train_on_the_file_as_it_is(use: str, tmp_path: Path) -> None:
-    """Labels are unequally many: those of the first file are not those of the second."""
-    digests = []
-    for number, label in enumerate((0, 1)):
+    """Labels are unequally many: those of the first file, which was read before, are not those of the second."""
+    for label in (0, 1):
         y = np.where(np.arange(40) < 10, label, 1 - label)
         np.savez(tmp_path / "own.npz", x=np.arange(640, dtype=np.uint8).reshape(40, 4, 4), y=y)
         chosen = Settings.of(**QUICK | {"data": str(tmp_path / "own.npz"), "max_samples": None})
-        path = USERS[use](chosen, tmp_path / f"runs{number}")
-        assert counts(path).argmax() == 1 - label
-        digests.append(store.config_of(path)["data_digest"])
-        fed, _ = experiment.federated(chosen)
-        assert counts(path).tolist() == np.bincount(fed.y[fed.split == "train"], minlength=2).tolist()
-    assert digests[0] != digests[1]
+        if label == 0:
+            experiment.federated(chosen)
+    path = USERS[use](chosen, tmp_path / "runs")
+    assert counts(path).argmax() == 0
+    fed, _ = experiment.federated(chosen)
+    assert counts(path).tolist() == np.bincount(fed.y[fed.split == "train"], minlength=2).tolist()
 
 
 def test_finished_runs_of_another_content_are_named_and_repeated_only_if_asked(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_evaluation_now_and_then_leaves_the_other_rounds_nan():
 
 def test_bfloat16_trains_nearly_as_float32_does():
     a, b = (
-        experiment.run(replace(SMALL, rounds=4, partition="iid", precision=p))["metrics/loss"][-1].mean()
+        experiment.run(replace(SMALL, rounds=1, partition="iid", precision=p))["metrics/loss"][-1].mean()
         for p in ("float32", "bfloat16")
     )
     assert float(a) == pytest.approx(float(b), abs=0.05)
@@ -142,7 +142,7 @@ def test_bfloat16_trains_nearly_as_float32_does():
 
 def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
     texts = [
-        report.report(experiment.run(SMALL.but(**settings)))
+        report.report(experiment.run(SMALL.but(rounds=1, **settings)))
         for settings in ({"kappa": 1.0}, {"tau": "inf"}, {"algorithm": "fedper", "ablation": 1}, {})
     ]
     told, personal, head, usual = texts
@@ -151,7 +151,7 @@ def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
     assert "  0/200" in personal
     assert "Split" not in head
     assert "Random values replaced no unit" in head
-    assert f"round {SMALL.rounds}\n" in usual
+    assert "round 1\n" in usual
 
 
 def test_the_command_trains_reports_and_resumes(tmp_path, capsys):

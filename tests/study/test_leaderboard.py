@@ -48,15 +48,8 @@ def test_the_rate_is_chosen_on_validation_samples_of_the_seeds_of_tuning_alone()
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "run.zarr"
-    how = {
-        "clients": 6,
-        "max_samples": 40,
-        "rounds": 3,
-        "participation": 1.0,
-        "validation_fraction": 0.2,
-        "unseen_fraction": 0.2,
-    }
-    run(Settings.of(algorithm="fedavg", **how), out=path)
+    samples = {"clients": 6, "max_samples": 40, "validation_fraction": 0.2, "unseen_fraction": 0.2}
+    run(Settings.of(algorithm="fedavg", rounds=3, participation=1.0, **samples), out=path)
     return path
 
 

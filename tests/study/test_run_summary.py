@@ -20,16 +20,20 @@ def trained(out: Path, rounds: int = 3, **options: object) -> xr.DataTree:
     return fedstat.fl.train(dense(), NET, algorithms.fedavg(), out=out, **SETTINGS | {"rounds": rounds} | options)
 
 
-def test_settings_are_those_of_the_store_for_every_kind_of_run(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def simulated() -> xr.DataTree:
+    small = {"clients": 4, "d": 6, "m": 8, "n_train": 10, "rounds": 1, "threads": 1}
+    return fedstat.sim.study(p=0.5, methods=["local"], **small)
+
+
+def test_settings_are_those_of_the_store_for_every_kind_of_run(simulated: xr.DataTree, tmp_path: Path) -> None:
     run = trained(tmp_path / "fl.zarr")
     for source in (run, tmp_path / "fl.zarr", str(tmp_path / "fl.zarr")):
         found = fedstat.settings(source)
         assert {name: found[name] for name in ("algorithm", "rounds", "seed", "participation")} == {
             "algorithm": "fedavg", "rounds": 3, "seed": 5, "participation": 0.6,
         }  # fmt: skip
-    small = {"clients": 4, "d": 6, "m": 8, "n_train": 10, "rounds": 1, "threads": 1}
-    study = fedstat.sim.study(p=0.5, methods=["local"], **small)
-    assert fedstat.settings(study)["methods"] == ["local"]
+    assert fedstat.settings(simulated)["methods"] == ["local"]
     with pytest.raises(ValueError, match="is not a run of fedstat"):
         fedstat.settings(xr.DataTree())
     with pytest.raises(FileNotFoundError):
@@ -103,8 +107,7 @@ def test_a_notebook_shows_first_what_a_run_is(tmp_path: Path) -> None:
         assert b"xarray.DataTree" in other
 
 
-def test_a_summary_of_another_store_has_its_dims() -> None:
-    small = {"clients": 4, "d": 6, "m": 8, "n_train": 10, "rounds": 1, "threads": 1}
-    found = fedstat.summary(fedstat.sim.study(p=0.5, methods=["local"], **small))
+def test_a_summary_of_another_store_has_its_dims(simulated: xr.DataTree) -> None:
+    found = fedstat.summary(simulated)
     assert found["made by"] == "fedstat.sim"
     assert "client 4" in found["dims"]

@@ -181,18 +181,8 @@ def test_a_grid_crosses_common_and_permuted_labels(tmp_path):
 
 def test_the_command_permutes_labels_resumes_and_refuses_a_shared_output_layer(tmp_path, capsys):
     out = tmp_path / "run.zarr"
-    args = (
-        "--clients",
-        8,
-        "--participation",
-        0.5,
-        "--max-samples",
-        40,
-        "--class-labels",
-        "permuted",
-        "--unseen-fraction",
-        0.25,
-    )
+    args = ("--clients", 8, "--participation", 0.5, "--max-samples", 40, "--class-labels", "permuted",
+            "--unseen-fraction", 0.25)  # fmt: skip
     personal = ("--algorithm", "fedavg-personal-head", "--prediction-rules", "fedavg-personal-head+")
     with pytest.raises(SystemExit):
         command(*args, "--rounds", 1, "--algorithm", "fedavg+", "--out", out)

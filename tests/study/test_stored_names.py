@@ -109,12 +109,8 @@ def test_an_earlier_name_of_an_algorithm_is_refused_with_todays(name):
 
 
 def test_parts_of_paths_are_not_renamed():
-    for name in (
-        "/a/my-private-head/b.py:c",
-        "/a/x-private-head, y/b.py:c",
-        "/a/x-private-head.py:c",
-        "fedavg-private",
-    ):
+    paths = ("/a/my-private-head/b.py:c", "/a/x-private-head, y/b.py:c", "/a/x-private-head.py:c")
+    for name in (*paths, "fedavg-private"):
         assert algorithm_of(name) == name
     assert algorithm_of("/a/b.py:c-private-head-shrunken") == "/a/b.py:c-personal-head-shrunken"
 

@@ -58,6 +58,7 @@ def test_variants_of_a_study_are_told_apart_by_what_differs_in_it(tmp_path):
         max_samples = 20
         rounds = 1
         participation = 1.0
+        keep_weights = "none"
         [[dataset]]
         partition = "iid"
         [[method]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -75,23 +75,22 @@ def write(
     def of_clients(name: str) -> np.ndarray:
         return accuracy(cell.name, name + end, cell.seed) + _OFFSETS
 
-    clients, rounds = len(N_TEST), cell.rounds
+    clients, rounds, rules = len(N_TEST), cell.rounds, cell.prediction_rules
     whole = np.full((rounds, clients), np.nan)
     whole[4] = 0.1
     whole[-1] = of_clients(cell.algorithm)
+    of_rounds = {"round": np.arange(1, rounds + 1), "client": np.arange(clients)}
+    of_rules = {"readout": np.array(rules, object), "client": np.arange(clients), "layer": np.array(LAYERS, object)}
     sizes = {"n_train": ("client", N_TEST * 2), "n_test": ("client", N_TEST)}
-    every = {"round": np.arange(1, rounds + 1), "client": np.arange(clients), "layer": np.array(LAYERS, object)}
+    steps = np.broadcast_to([0.2, 0.4, 0.6], (len(rules), clients, len(LAYERS)))
     groups = {
-        "metrics": _group(every, {"accuracy": (("round", "client"), whole)}, sizes),
-        "readouts": _group(
-            every | {"readout": np.array(cell.prediction_rules, object)},
+        "metrics": xr.Dataset({"accuracy": (("round", "client"), whole)}, of_rounds | sizes),
+        "readouts": xr.Dataset(
             {
-                "accuracy": (("readout", "client"), np.array([of_clients(name) for name in cell.prediction_rules])),
-                "step": (
-                    ("readout", "client", "layer"),
-                    np.broadcast_to([0.2, 0.4, 0.6], (len(cell.prediction_rules), clients, len(LAYERS))),
-                ),
+                "accuracy": (("readout", "client"), np.array([of_clients(name) for name in rules])),
+                "step": (("readout", "client", "layer"), steps),
             },
+            of_rules,
         ),
     }
     if cell.probe:
@@ -101,31 +100,22 @@ def write(
         ratio = np.array([share(cell.name, i) / (1 - share(cell.name, i)) for i in range(len(LAYERS))])
         between, within = (1 + ratio) * noise, np.full(noise.shape, 1.0)
         both = {"between": np.where(seen, between, np.nan), "within": np.where(seen, within, np.nan)}
-        groups["probe"] = _group(
-            every,
+        groups["probe"] = xr.Dataset(
             {name: (("round", "client", "layer"), x) for name, x in both.items()},
-            {"n_train": sizes["n_train"], "n_weights": ("layer", [6, 4, 4])},
+            of_rounds | {"layer": of_rules["layer"], "n_train": sizes["n_train"], "n_weights": ("layer", [6, 4, 4])},
         )
     layout = {
-        name: Group(coords, {v: Variable(dims, "float64") for v, (dims, _) in variables.items()})
-        for name, (coords, variables) in groups.items()
+        name: Group(group.coords.to_dataset(), {v: Variable(x.dims, "float64") for v, x in group.items()})
+        for name, group in groups.items()
     }
     about = experiment.about(cell)
     config = about | {"algorithm_settings": cell.given, "shapes": SHAPES}
     attrs = store.provenance("made up", config, command="fedstat.fl") | {"about": store.to_json(about)}
     with store.create(path, layout, attrs) as writer:
-        for name, (_, variables) in groups.items():
-            for v, (_, x) in variables.items():
-                writer.write(f"{name}/{v}", (), np.asarray(x, dtype=np.float64))
+        for name, group in groups.items():
+            for v, x in group.items():
+                writer.write(f"{name}/{v}", (), x.to_numpy())
         writer.commit()
         if finish:
             writer.finish()
     return path
-
-
-def _group(
-    coords: Mapping[str, np.ndarray], variables: dict[str, tuple], sizes: Mapping[str, tuple] = {}
-) -> tuple[xr.Dataset, dict[str, tuple]]:
-    dims = {dim for own, _ in variables.values() for dim in own}
-    own = {name: (name, x) for name, x in coords.items() if name in dims}
-    return xr.Dataset(coords=own | dict(sizes)), variables
