@@ -7,7 +7,6 @@ from collections.abc import Set
 from functools import cache
 from graphlib import TopologicalSorter
 
-import pytest
 from package_sources import trees
 
 
@@ -36,10 +35,3 @@ def test_no_circle() -> None:
 
 def test_nobody_imports_a_command() -> None:
     assert [name for name, modules in imports().items() if any(one.endswith("__main__") for one in modules)] == []
-
-
-@pytest.mark.parametrize("module", ["fedstat", "fedstat.fl", "fedstat.data", "fedstat.plot", "fedstat.sim"])
-def test_a_package_lists_public_names_only(module: str) -> None:
-    package = __import__(module, fromlist=["x"])
-    assert [name for name in dir(package) if name.startswith("_")] == []
-    assert all(getattr(package, name) is not None for name in dir(package))

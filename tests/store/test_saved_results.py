@@ -91,7 +91,8 @@ SPECIAL: dict[str, Callable[[], Any]] = {
     "constant units": lambda: fedstat.split(W * (np.arange(8) > 0)[:, None], n_factors=2, rotation="promax"),
     "entropy of tensors": lambda: fedstat.knn_entropy(torch.from_numpy(outputs().values), ties="atoms"),
     "entropy of arrays": lambda: fedstat.knn_entropy(outputs().values.astype(np.float32), ties="atoms"),
-    "initial values": lambda: fedstat.fa(W, n_factors=2, init=np.linspace(0.1, 0.8, 8)),
+    "changes from a baseline": lambda: fedstat.split(W, kappa=0.6, n_starts=2, baseline=W[0]),
+    "initial values": lambda: fedstat.fa(W, n_factors=2, init=np.linspace(0.1, 0.8, 8)).split(tau=np.inf),
     "layers": lambda: fedstat.icc({c: {"fc1": w, "fc2": w[:4]} for c, w in zip(NAMES, W.values, strict=False)}),
     "layers of a Sequential": lambda: fedstat.icc(
         [torch.nn.Sequential(torch.nn.Linear(9, 6), torch.nn.ReLU(), torch.nn.Linear(6, 5)) for _ in range(3)],
@@ -143,8 +144,8 @@ OPTION_NAMES = st.text(st.characters(exclude_categories=("Cs",)), max_size=6).fi
 )
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.dictionaries(OPTION_NAMES, VALUES, max_size=4))
+@settings(max_examples=12, deadline=None)
+@given(st.dictionaries(OPTION_NAMES, VALUES, max_size=8))
 def test_whatever_options_hold_comes_back(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> None:
     folder = tmp_path_factory.mktemp("options")
     result = replace(made("FactorResult"), options=options)

@@ -245,9 +245,9 @@ a.npz bad.pt | bad.pt could not be read
 a.npz bad.safetensors | bad.safetensors could not be read
 a.npz fl.zarr | fl.zarr is a run, which holds all its clients
 split.zarr | the run must hold weights, but has result, split
-a.npz b.npz --layer fc7 | has no layer 'fc7'
-a.npz b.npz --layer conv* | has no layer that matches 'conv*'
-a.npz b.npz --checkpoint 1 | has no dim checkpoint
+a.npz b.npz --layer fcl | has no layer 'fcl', only fc1. Did you mean
+a.npz b.npz --layer conv* | has no layer that matches 'conv*', only fc1
+a.npz b.npz --checkpoint 1 | layer 'fc1' has no dim checkpoint, but got checkpoint=1
 a.npz b.npz --baseline nowhere.npz | there is no file nowhere.npz
 a.npz b.npz --layer | expected at least one argument
 a.npz b.npz --kappa 1.5 | kappa must be
@@ -262,10 +262,12 @@ a.npz b.npz --tau x | --tau
 a.npz b.npz --method ml | method must be one of
 a.npz b.npz --init none | init must be one of 'pc', 'smc', but got 'none'
 a.npz b.npz --n-starts 0 | n_starts
-a.npz b.npz --n-boot -1 | n_boot must be
+a.npz b.npz --n-boot -1 | n_boot must be an integer >= 0, but got -1
+a.npz b.npz --n-boot 4 --method icc | fedstat.icc(weights, n_boot=B)
 a.npz b.npz --n-permutations -1 | n_permutations must be
 a.npz b.npz --sensitivity --n-factors 1 | Remove --n-factors
 a.npz b.npz --csv file.txt | was not written by fedstat
+a.npz b.npz --csv . | --csv must be a file
 a.npz b.npz --latex folder | --latex must be a file
 a.npz b.npz --seed -1 | seed
 a.npz b.npz --seed x | invalid int value
