@@ -7,7 +7,7 @@ from collections.abc import Set
 from functools import cache
 from graphlib import TopologicalSorter
 
-from package_sources import trees
+from package_sources import called, trees
 
 
 @cache
@@ -23,7 +23,7 @@ def imported(tree: ast.Module, modules: Set[str]) -> set[str]:
             found |= {full if (full := f"{node.module}.{one.name}") in modules else node.module for one in node.names}
         elif isinstance(node, ast.Import):
             found |= {one.name for one in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "import_module":
+        elif isinstance(node, ast.Call) and called(node) == "import_module":
             found |= {one.value for one in node.args if isinstance(one, ast.Constant)}
     return found & modules
 

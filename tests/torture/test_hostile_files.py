@@ -26,7 +26,7 @@ import hostile_weights
 import pytest
 import readers
 from hostile_weights import HOSTILE, NORMAL
-from package_sources import trees
+from package_sources import called, trees
 
 import fedstat
 from fedstat._utils import guard
@@ -170,13 +170,14 @@ def test_a_normal_file_is_read_within_the_same_bounds(outcomes: dict[str, dict[s
 
 @cache
 def calls() -> list[tuple[str, str]]:
-    """Every call in the package: "module:function", and what is called."""
+    """Calls in the package that may open a file: "module:function", and what is called."""
+    names = {name.rpartition(".")[2] for name in (*OPENERS, *GUARDS)}
 
     def of(node: ast.AST, module: str, scope: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         for child in ast.iter_child_nodes(node):
             named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
             inner = (*scope, child.name) if named else scope  # type: ignore[attr-defined]
-            if isinstance(child, ast.Call):
+            if isinstance(child, ast.Call) and called(child) in names:
                 yield f"{module}:{'.'.join(inner)}", ast.unparse(child.func)
             yield from of(child, module, inner)
 
