@@ -112,13 +112,6 @@ def test_every_package_with_a_command_line_is_a_command():
     assert found - {"fedstat"} == set(RUN_AS_MODULES)
 
 
-def test_a_name_that_is_no_command_is_answered_with_the_nearest(capsys):
-    with pytest.raises(SystemExit) as left:
-        entrance.main(["simm", "--p", "0.5"])
-    assert left.value.code == 2
-    assert "but got 'simm'. Did you mean 'sim'" in capsys.readouterr().err
-
-
 def test_errors_and_usage_name_the_command_as_it_was_called(capsys, monkeypatch):
     wanted = {"/usr/bin/fedstat": "fedstat sim", "x/fedstat/__main__.py": "python -m fedstat sim"}
     for where, prog in wanted.items():

@@ -81,10 +81,6 @@ def in_terminal(code: str) -> str:
     return b"".join(parts).decode()
 
 
-def in_pipe(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
 def in_notebook(*codes: str) -> list[list[dict[str, Any]]]:
     """Outputs of the cells of a notebook that a Jupyter kernel has run."""
     pytest.importorskip("nbclient")
@@ -122,7 +118,8 @@ def test_a_terminal_shows_nothing_of_short_work_or_if_refused() -> None:
 def test_a_pipe_gets_plain_lines_on_stderr_if_asked() -> None:
     every_line = "\nprogress_bar.__globals__['LINE_SECONDS'] = 0.0\n"
     unasked, asked = SLOW.format(progress=None, delay=0, seconds=0), SLOW.format(progress=True, **LONG)
-    ran = in_pipe(IMPORT + every_line + unasked + asked)
+    code = IMPORT + every_line + unasked + asked
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout == "run 0 is done\nrun 1 is done\n" * 2
     lines = ran.stderr.splitlines()
     assert len(lines) == 10, "nothing unless asked"

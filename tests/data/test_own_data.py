@@ -145,7 +145,8 @@ def test_images_have_one_mean_and_sd_for_each_channel(form: str, tmp_path: Path)
     at = [stored[image.tobytes()] for image in np.ascontiguousarray(train.x.values)]
     np.testing.assert_allclose(fed.x.attrs["mean"], colors[at].mean((0, 1, 2)) / 255, rtol=1e-6)
     np.testing.assert_allclose(fed.x.attrs["sd"], colors[at].std((0, 1, 2)) / 255, rtol=1e-5)
-    experiment.run(settings)
+    if form == "channels last":  # grey images train in test_arrays
+        experiment.run(settings)
 
 
 def test_a_dim_channel_is_scaled_wherever_it_stands() -> None:

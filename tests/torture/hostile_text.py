@@ -69,9 +69,6 @@ SPEECH = "".join(f"  {who}. {'word ' * 20}\n" for who in ("Fool", "King") * 3)
 
 
 HOSTILE |= {
-    "leaf_label_between_two": case("1.7", lambda at: writers(at, block(label=1.7))),
-    "leaf_label_of_truth": case("True", lambda at: writers(at, block(label=True))),
-    "leaf_label_in_quotes": case("'3'", lambda at: writers(at, block(label="3"))),
     "leaf_label_beyond_int64": case("labels", lambda at: writers(at, block(label=10**30))),
     "leaf_pixel_in_quotes": case("'0.5'", lambda at: writers(at, block("0.5"))),
     "leaf_pixel_missing": case("None", lambda at: writers(at, block(None))),

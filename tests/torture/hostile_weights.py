@@ -262,15 +262,9 @@ HOSTILE |= {
         "complex64",
         lambda at: saved(at, {"fc1.weight": torch.ones(4, 3, dtype=torch.complex64), "fc2.weight": torch.ones(2, 2)}),
     ),
-    "pt_of_a_sparse_tensor": case(
-        "must be a dense tensor", lambda at: saved(at, {"fc1.weight": torch.ones(4, 3).to_sparse()})
-    ),
     "pt_of_no_units": case("is empty", lambda at: saved(at, {"fc1.weight": torch.ones(0, 3)})),
     "npz_of_a_layer_too_wide_for_its_correlations": case(
         "60,000 units", lambda at: arrays(at, w=np.ones((60_000, 2))), "UserWarning"
-    ),
-    "npz_of_objects": case(
-        "could not be read as plain arrays", lambda at: arrays(at, w=np.array([[1, None]], dtype=object))
     ),
     "npz_of_complex_numbers": case("complex128", lambda at: arrays(at, w=np.ones((4, 3), dtype=complex))),
     "safetensors_of_absurd_shape": case(
