@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from hostile_data import Read
 from hostile_weights import HOSTILE, LIMIT, case, entry, hostile, normal, npy_head, safe, zip_bomb
 
 import fedstat
@@ -17,8 +18,6 @@ from fedstat.fl import algorithms, custom, nets, train
 from fedstat.ntk import descent
 from fedstat.reporting.document import require_ours
 from fedstat.study import collect, compare, grid
-
-Read = Callable[[], object]
 
 
 def own_arrays(at: Path, change: Callable[[bytearray], object] = bytes, **members: bytes) -> Read:

@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 import zarr
 from google_crc32c import value as crc32c
-from hostile_data import Code
+from hostile_data import Code, Read
 from hostile_weights import LIMIT, hostile, normal
 from numcodecs.blosc import Blosc
 from numcodecs.zstd import Zstd
@@ -29,7 +29,6 @@ from fedstat.ntk import descent
 from fedstat.study import collect, grid, leaderboard
 from fedstat.study.run_settings import Settings
 
-Read = Callable[[], object]
 LOSS = "metrics/loss"
 
 

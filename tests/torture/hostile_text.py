@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostile_data import zipped_zeros
+from hostile_data import Read, zipped_zeros
 from hostile_weights import HOSTILE, LIMIT, NORMAL, case, hostile
 
 from fedstat.data import load
-
-Read = Callable[[], object]
 
 
 def leaf(at: Path, text: str | bytes, name: str = "femnist") -> Read:

@@ -88,8 +88,15 @@ def others(tmp_path_factory):
     folder = tmp_path_factory.mktemp("others")
     attrs = store.provenance("first", {}, command="made up")
     store.save(folder / "result", xr.DataTree.from_dict({"/a": jobs.RESULT}), attrs)
+    run_round = loop.run_round
+
+    def three_rounds(job, state, cohort):
+        if state.round == 3:
+            raise KeyboardInterrupt
+        return run_round(job, state, cohort)
+
     with pytest.MonkeyPatch.context() as patch:
-        stop_after(3, patch)
+        patch.setattr(loop, "run_round", three_rounds)
         with pytest.raises(KeyboardInterrupt):
             jobs.trained(folder / "unfinished")
     return {kind: folder / kind for kind in ("result", "unfinished")}
@@ -99,17 +106,6 @@ def others(tmp_path_factory):
 def copy_of(sound_run, others, tmp_path):
     """Copy an undamaged store of a kind."""
     return lambda kind: shutil.copytree(others.get(kind) or sound_run(kind)[0], tmp_path / "run.zarr")
-
-
-def stop_after(rounds: int, patch: pytest.MonkeyPatch) -> None:
-    round_of = loop.run_round
-
-    def until(job, state, cohort):
-        if state.round == rounds:
-            raise KeyboardInterrupt
-        return round_of(job, state, cohort)
-
-    patch.setattr(loop, "run_round", until)
 
 
 @pytest.mark.parametrize(
