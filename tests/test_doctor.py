@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+from functools import cache
+from importlib import metadata
 
 import pytest
 from packaging.requirements import Requirement
 
 from fedstat.reporting import doctor
 from fedstat.reporting.doctor import Package
+
+DISTRIBUTIONS = cache(metadata.packages_distributions)
+
+
+@pytest.fixture(autouse=True)
+def no_search_of_all_packages_for_each_test(monkeypatch):
+    monkeypatch.setattr(metadata, "packages_distributions", DISTRIBUTIONS)
 
 
 @pytest.fixture

@@ -34,20 +34,26 @@ LAYERS = {
 RUN: dict[str, Any] = {"clients": 6, "rounds": 2, "participation": 0.5, "max_samples": 30, "net_options": "hidden=9"}
 ONE = np.random.default_rng(0).normal(size=(5, 6, 20))
 
-SLOW = """
+IMPORT = """
 import time
 from fedstat._utils.loops import progress_bar, say, track
-progress_bar.__globals__["DELAY"] = 0.3
+"""
+SLOW = (
+    IMPORT
+    + """
+progress_bar.__globals__["DELAY"] = {delay}
 def rounds(label):
     with progress_bar(4, "round", {progress}, label=label) as bar:
         for _ in range(4):
-            time.sleep(0.15)
+            time.sleep({seconds})
             bar.update()
 with track(range(2), "run", {progress}) as runs:
     for number in runs:
         rounds(f"method {{number}}")
         say(f"run {{number}} is done")
 """
+)
+LONG = {"delay": 0.3, "seconds": 0.15}
 INTERRUPTED = """
 import os, signal, time
 from fedstat._utils.loops import on_interrupt, progress_bar
@@ -75,10 +81,6 @@ def in_terminal(code: str) -> str:
     return b"".join(parts).decode()
 
 
-def in_pipe(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
 def in_notebook(*codes: str) -> list[list[dict[str, Any]]]:
     """Outputs of the cells of a notebook that a Jupyter kernel has run."""
     pytest.importorskip("nbclient")
@@ -96,27 +98,31 @@ def in_notebook(*codes: str) -> list[list[dict[str, Any]]]:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("asked", ["True", "None"])
-def test_a_terminal_shows_nested_bars_with_rounds_and_the_time_left(asked: str) -> None:
-    output = in_terminal(SLOW.format(progress=asked))
-    assert re.search(r"method 1: +75%\|.*\| 3/4 \[00:00<00:00, +[\d.]+round/s\]", output)
-    assert re.search(r"runs: +50%\|.*\| 1/2 \[00:0\d<00:0\d", output)
-    assert re.search(r"runs: 100%\|.*\| 2/2 ", output)
-    assert output.index("runs:   0%") < output.index("method 0:"), "the outer bar stands above"
-    assert "run 0 is done\r\n" in output
+def test_a_terminal_shows_nested_bars_with_rounds_and_the_time_left() -> None:
+    output = in_terminal(SLOW.format(progress=True, **LONG) + "\nprint('NEXT')" + SLOW.format(progress=None, **LONG))
+    for shown in output.split("NEXT"):
+        assert re.search(r"method 1: +75%\|.*\| 3/4 \[00:00<00:00, +[\d.]+round/s\]", shown)
+        assert re.search(r"runs: +50%\|.*\| 1/2 \[00:0\d<00:0\d", shown)
+        assert re.search(r"runs: 100%\|.*\| 2/2 ", shown)
+        assert shown.index("runs:   0%") < shown.index("method 0:"), "the outer bar stands above"
+        assert "run 0 is done\r\n" in shown
 
 
 def test_a_terminal_shows_nothing_of_short_work_or_if_refused() -> None:
-    assert in_terminal(SLOW.format(progress="None").replace("0.3", "9")).replace("\r", "").split("\n") == [
-        "run 0 is done", "run 1 is done", "",
-    ]  # fmt: skip
-    assert "round" not in in_terminal(SLOW.format(progress="False"))
+    short = SLOW.format(progress=None, delay=9, seconds=0)
+    refused = SLOW.format(progress=False, delay=0, seconds=0.02)
+    output = in_terminal(short + refused).replace("\r", "")
+    assert output == "run 0 is done\nrun 1 is done\n" * 2
 
 
 def test_a_pipe_gets_plain_lines_on_stderr_if_asked() -> None:
-    ran = in_pipe(SLOW.format(progress="True").replace("0.3", "0.3; progress_bar.__globals__['LINE_SECONDS'] = 0.0"))
-    assert ran.stdout == "run 0 is done\nrun 1 is done\n"
+    every_line = "\nprogress_bar.__globals__['LINE_SECONDS'] = 0.0\n"
+    unasked, asked = SLOW.format(progress=None, delay=0, seconds=0), SLOW.format(progress=True, **LONG)
+    code = IMPORT + every_line + unasked + asked
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "run 0 is done\nrun 1 is done\n" * 2
     lines = ran.stderr.splitlines()
+    assert len(lines) == 10, "nothing unless asked"
     assert [re.sub(r"\d+ s", "N s", line) for line in lines[:5]] == [
         "method 0: 1 of 4 rounds, N s, about N s left",
         "method 0: 2 of 4 rounds, N s, about N s left",
@@ -126,13 +132,12 @@ def test_a_pipe_gets_plain_lines_on_stderr_if_asked() -> None:
     ]
     assert "\r" not in ran.stderr
     assert "\x1b" not in ran.stderr
-    assert in_pipe(SLOW.format(progress="None")).stderr == ""
 
 
 @pytest.fixture(scope="module")
 def notebook() -> list[list[dict[str, Any]]]:
     """Outputs of a cell that ends, and of one that is interrupted."""
-    return in_notebook(SLOW.format(progress="None"), INTERRUPTED)
+    return in_notebook(SLOW.format(progress=None, **LONG), INTERRUPTED)
 
 
 def test_a_notebook_shows_bars_and_nothing_on_stderr(notebook: list[list[dict[str, Any]]]) -> None:

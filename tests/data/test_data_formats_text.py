@@ -37,7 +37,7 @@ def test_leaf_split_by_sample_and_by_user_are_both_read(tmp_path):
     assert fed.client.attrs["names"] == ["f01", "f02"]
 
 
-@pytest.mark.parametrize("label", [62, -1, "7", 7.0, True, None])
+@pytest.mark.parametrize("label", [62, -1, "7", 1.7, 7.0, True, None])
 def test_a_label_of_femnist_is_an_integer_from_0_to_61(tmp_path, label):
     write_leaf(tmp_path / "femnist", "train", {"f00": writer(0, 61), "f01": writer(1) | {"y": [label]}})
     with pytest.raises(ValueError, match=f"user 'f01'.*labels must be integers from 0 to 61, but got {label!r}"):

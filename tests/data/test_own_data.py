@@ -100,7 +100,7 @@ def test_targets_that_are_no_classes_are_refused(use: str, target: str, tmp_path
         USERS[use](y, tmp_path)
 
 
-@pytest.mark.parametrize("use", USERS)
+@pytest.mark.parametrize("use", [use for use in USERS if use != "run"])  # which loads, and trains
 def test_classes_may_be_whole_numbers_of_any_kind(use: str, tmp_path: Path) -> None:
     of_int64, *of_kinds = (
         held(USERS[use]((CLIENT % 2).astype(kind), tmp_path)) for kind in (np.int64, np.int8, np.float64, bool)
@@ -145,7 +145,8 @@ def test_images_have_one_mean_and_sd_for_each_channel(form: str, tmp_path: Path)
     at = [stored[image.tobytes()] for image in np.ascontiguousarray(train.x.values)]
     np.testing.assert_allclose(fed.x.attrs["mean"], colors[at].mean((0, 1, 2)) / 255, rtol=1e-6)
     np.testing.assert_allclose(fed.x.attrs["sd"], colors[at].std((0, 1, 2)) / 255, rtol=1e-5)
-    experiment.run(settings)
+    if form == "channels last":  # grey images train in test_arrays
+        experiment.run(settings)
 
 
 def test_a_dim_channel_is_scaled_wherever_it_stands() -> None:

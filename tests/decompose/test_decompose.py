@@ -18,6 +18,7 @@ from fedstat.decompose.__main__ import main
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FLOAT4 = b'{"w":{"dtype":"F4","shape":[1,2],"data_offsets":[0,1]}}'
+TWELVE = b'{"w":{"dtype":"F32","shape":[3,4],"data_offsets":[0,48]}}'
 
 
 class Net(nn.Module):
@@ -112,14 +113,13 @@ def test_pickled_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest
     [
         ("a.pt", b"not a file of torch", "could not be read as plain tensors"),
         ("a.npz", b"not a file of numpy", "could not be read as plain arrays"),
-        ("a.safetensors", (1 << 60).to_bytes(8, "little") + b"{}", "could not be read as safetensors"),
         ("a.safetensors", (46).to_bytes(8, "little") + b'{"w":{"dtype":"F32","shape":[9],"data_offsets":[0,4]}}'[:46],
          "could not be read as safetensors"),
         ("a.pt", b"", "could not be read as plain tensors: EOFError"),
+        ("a.safetensors", len(TWELVE).to_bytes(8, "little") + TWELVE + bytes(40), "offsets 0:48 do not hold"),
         ("a.pt", b"epoch loss\n1 0.3\n", "could not be read as plain tensors"),
         ("a.npz", b"", "could not be read as plain arrays: BadZipFile"),
         ("a.safetensors", (2).to_bytes(8, "little") + b"[]", "a header that is a list"),
-        ("a.safetensors", (100_000).to_bytes(8, "little") + b"[" * 100_000, "could not be read as safetensors"),
         ("a.safetensors", len(FLOAT4).to_bytes(8, "little") + FLOAT4 + b" ", r"layer 'w' of a holds F4 numbers\. Conv"),
         ("a.h5", b"", r"must end in \.pt, \.pth, \.ckpt, \.bin, \.safetensors, \.npz, but got '\.h5'\. .*numpy\.savez"),
     ],
@@ -165,13 +165,6 @@ def test_a_bare_source_or_layer_is_told_to_be_a_list() -> None:
         read_weights([state], layers="fc1")
 
 
-def test_offsets_outside_a_safetensors_file_are_refused(tmp_path: Path) -> None:
-    header = json.dumps({"w": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}).encode()
-    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 40)
-    with pytest.raises(ValueError, match="offsets 0:48 do not hold"):
-        read_weights([tmp_path / "a.safetensors"])
-
-
 def test_missing_layers_and_other_shapes_name_the_client() -> None:
     good, other = {"fc1.weight": np.ones((4, 5))}, {"fc1.weight": np.ones((4, 6))}
     with pytest.raises(ValueError, match=r"b has no layer 'fc1', only fc9"):
@@ -184,8 +177,6 @@ def test_missing_layers_and_other_shapes_name_the_client() -> None:
         read_weights([])
     with pytest.raises(ValueError, match="no weight of at least 2 dims"):
         read_weights([{"b": np.ones(3)}])
-    with pytest.raises(ValueError, match="2 distinct labels"):
-        read_weights([good, good], clients=["a", "a"])
 
 
 @pytest.mark.parametrize("key", ["fc1.kernel", "params/fc1/kernel", "kernel"])
@@ -276,25 +267,6 @@ def test_limits_and_absolute_thresholds_go_through_the_store(
     json.loads(data.attrs["glance"])
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--layer", "fc7"], "error: client0 has no layer 'fc7', only conv, fc1, fc2"),
-        (["--layer", "fc1", "--kappa", "1.5"], "error: kappa must be"),
-        (["--layer", "fc1", "--tau", "abs:nan"], "error"),
-        (["--layer", "fc1", "--tau", "2"], "must be a quantile in (0, 1), inf, -inf or abs:X, but got '2'"),
-        (["--layer", "fc1", "--out", "."], "error: --out . exists already"),
-    ],
-)
-def test_bad_arguments_end_with_code_2_and_say_why(
-    files: list[Path], capsys: pytest.CaptureFixture[str], args: list[str], message: str
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        main([*map(str, files), *args])
-    assert left.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 def test_overwrite_replaces_a_store_and_nothing_else(
     files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,19 +298,6 @@ def test_a_store_survives_a_write_that_fails(
     assert main(args) == 1
     assert "no space left" in capsys.readouterr().err
     assert xr.open_datatree(tmp_path / "a.zarr", engine="zarr", consolidated=False)["split/fc1"].sizes["unit"] == 10
-
-
-@pytest.mark.parametrize("option", ["--out", "--plot"])
-def test_a_target_that_cannot_be_written_is_found_before_the_work(
-    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
-) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(SystemExit) as left:
-        main([*map(str, files), "--layer", "fc1", option, str(tmp_path / "file" / "target.png")])
-    assert left.value.code == 2
-    captured = capsys.readouterr()
-    assert f"error: {option}" in captured.err
-    assert captured.out == ""
 
 
 def test_non_convergence_is_a_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -368,7 +368,7 @@ def test_a_run_keeps_the_networks_order_of_layers(tmp_path):
         run = store.open_run(tmp_path / "run.zarr")
         assert list(run["weights"].children) == ["fc2", "fc10", "fc12"]
         assert list(run["split"].children) == list(nets.layers(net))
-        assert list(fedstat.icc(run, layer="*", stage="aggregated")) == ["fc2", "fc10", "fc12"]
+    assert list(fedstat.icc(run, layer="*", stage="aggregated")) == ["fc2", "fc10", "fc12"]
 
 
 def test_a_known_array_takes_no_chunk():

@@ -19,3 +19,8 @@ def trees() -> dict[str, ast.Module]:
         ".".join(name.parts).removesuffix(".__init__"): ast.parse(path.read_text(encoding="utf-8"))
         for path, name in paths.items()
     }
+
+
+def called(node: ast.Call) -> str:
+    """Return the name of what is called, without what stands before its last dot."""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))

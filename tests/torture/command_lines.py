@@ -100,7 +100,7 @@ SIM = """
 --p 1.5 | p must be a finite number in [0, 1], but got 1.5
 --p -0.1 | p must be a finite number
 --p nan | p must be a finite number
---p 0.5 0.5 | p must hold at least one value and none twice
+--p 0.5 0.5 | p must hold at least one value and none twice, but got (0.5, 0.5)
 --p half | invalid float value: 'half'
 --p | expected at least one argument
 --alpha 2 | alpha must be a finite number
@@ -111,11 +111,11 @@ SIM = """
 --m -1 | m must be an integer
 --n-train 0 | n_train must be an integer >= 1
 --n-test 0 | n_test must be an integer >= 1
---sigma -1 | sigma must be a finite number
+--sigma -1 | sigma must be a finite number in [0, inf), but got -1
 --means other | means must be one of
 --rounds 0 | rounds must be an integer >= 1, but got 0
 --local-epochs 0 | local_epochs must be an integer
---batch-size -1 | batch_size must be an integer >= 0
+--batch-size -1 | batch_size must be an integer >= 0, but got -1
 --lr 0 | lr must be a finite number in (0
 --lr 1e400 | lr must be a finite number
 --participation 0 | participation must be
@@ -167,24 +167,24 @@ RECOVERY = """
 --clients 1 | needs at least 2 clients and 2 covariates
 """
 MOTIVATION = """
---clients 7 | clients must be an integer >= 8
+--clients 7 | clients must be an integer >= 8, but got 7
 --clients 9 --cases one-class --out new.zarr | clients must be an integer from 10
 --data mnits | Did you mean 'mnist'
 --data ag-news --data-dir nowhere | AG News needs
 --data mnist --data-dir nowhere | MNIST needs
 --data mnist --data-dir file.txt | MNIST needs
 --cases one | cases must be one of
---cases iid iid | cases
+--cases iid iid | cases must hold at least one value and none twice
 --hidden 0 | hidden must be an integer
 --local-epochs 0 | local_epochs must be
 --batch-size 0 | batch_size must be
 --lr 0 | lr must be
---mean inf | mean must be
+--mean inf | mean must be a finite number in (-inf, inf), but got inf
 --sd 0 | sd must be
 --common-samples 0 | common_samples must be
 --k 0 | k must be
 --kappa 2 | kappa must be
---replicates 1 | replicates must be an integer >= 2
+--replicates 1 | replicates must be an integer >= 2, but got 1
 --outputs all | invalid choice: 'all'
 --clients 100000 --out new.zarr | clients
 --clients 9 --out new.zarr | clients must be an integer from 10 to 1797
@@ -209,7 +209,7 @@ NTK = """
 --n 2 3 | theorem 1 takes one --clients and one --n
 --n-test -1 | n_test must be an integer >= 0
 --d 0 | d must be an integer >= 1
---widths 0 | width
+--widths 8 0 | widths must be an integer >= 1, but got 0
 --widths | expected at least one argument
 --methods none | methods must be one of
 --rounds 0 | rounds must be
@@ -245,9 +245,9 @@ a.npz bad.pt | bad.pt could not be read
 a.npz bad.safetensors | bad.safetensors could not be read
 a.npz fl.zarr | fl.zarr is a run, which holds all its clients
 split.zarr | the run must hold weights, but has result, split
-a.npz b.npz --layer fc7 | has no layer 'fc7'
-a.npz b.npz --layer conv* | has no layer that matches 'conv*'
-a.npz b.npz --checkpoint 1 | has no dim checkpoint
+a.npz b.npz --layer fcl | has no layer 'fcl', only fc1. Did you mean
+a.npz b.npz --layer conv* | has no layer that matches 'conv*', only fc1
+a.npz b.npz --checkpoint 1 | layer 'fc1' has no dim checkpoint, but got checkpoint=1
 a.npz b.npz --baseline nowhere.npz | there is no file nowhere.npz
 a.npz b.npz --layer | expected at least one argument
 a.npz b.npz --kappa 1.5 | kappa must be
@@ -261,11 +261,13 @@ a.npz b.npz --tau nan | --tau
 a.npz b.npz --tau x | --tau
 a.npz b.npz --method ml | method must be one of
 a.npz b.npz --init none | init must be one of 'pc', 'smc', but got 'none'
-a.npz b.npz --n-starts 0 | n_starts
-a.npz b.npz --n-boot -1 | n_boot must be
+a.npz b.npz --n-starts 0 | n_starts must be an integer >= 1, but got 0
+a.npz b.npz --n-boot -1 | n_boot must be an integer >= 0, but got -1
+a.npz b.npz --n-boot 4 --method icc | fedstat.icc(weights, n_boot=B)
 a.npz b.npz --n-permutations -1 | n_permutations must be
 a.npz b.npz --sensitivity --n-factors 1 | Remove --n-factors
 a.npz b.npz --csv file.txt | was not written by fedstat
+a.npz b.npz --csv . | --csv must be a file
 a.npz b.npz --latex folder | --latex must be a file
 a.npz b.npz --seed -1 | seed
 a.npz b.npz --seed x | invalid int value
@@ -278,6 +280,7 @@ a.npz b.npz --out folder --overwrite | --out folder
 
 LINES = [
     *_lines("fedstat", "stray | COMMAND must be one of 'decompose', 'fl'\nverify | required: RUN\n"
+            "simm --p 0.5 | but got 'simm'. Did you mean 'sim'\n"
             "verify nowhere | there is no run at nowhere\nverify file.txt | there is no run at file.txt\n"
             "verify folder | there is no run at folder\n"
             "verify LONG | cannot be the path of a file"),

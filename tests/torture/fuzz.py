@@ -100,19 +100,17 @@ def make_run() -> None:
     shutil.rmtree(PLACE / "run.zarr" / "journal")
 
 
-def logged(content: bytes) -> None:
-    """A line of the log, with the checksum and length that it must have."""
-    folder = PLACE / "log" / store.JOURNAL
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "log").write_bytes(b"%08x %d %b\n" % (zlib.crc32(content), len(content), content))
-    store.damage(folder.parent, checksums=True)
-
-
 def raw_log(content: bytes) -> None:
+    """The log of a store."""
     folder = PLACE / "log" / store.JOURNAL
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log").write_bytes(content)
     store.damage(folder.parent, checksums=True)
+
+
+def log_line(content: bytes) -> bytes:
+    """A line of the log, with the checksum and length that it must have."""
+    return b"%08x %d %b\n" % (zlib.crc32(content), len(content), content)
 
 
 def chunk(content: bytes) -> bytes:
@@ -173,8 +171,8 @@ TARGETS: dict[str, Target] = {
             saved(partial(torch.save, NESTED, _use_new_zipfile_serialization=False)),
         ],
     ),
-    "log": (raw_log, [b"%08x %d %b\n" % (zlib.crc32(ENTRY), len(ENTRY), ENTRY) * 2]),
-    "line of a log": (logged, [ENTRY]),
+    "log": (raw_log, [log_line(ENTRY) * 2]),
+    "line of a log": (lambda content: raw_log(log_line(content)), [ENTRY]),
     "grid": (file("grid.toml", grid.cells), [path.read_bytes()[:3000] for path in sorted(SIMULATIONS.glob("*.toml"))]),
     "tuning": (
         file("grid.toml", grid.tuning),

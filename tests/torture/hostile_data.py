@@ -187,16 +187,14 @@ HOSTILE |= {
     "idx_of_absurd_shape": case("is damaged at byte", lambda at: mnist(at, idx((0xFFFFFFFF,) * 3))),
     "idx_of_absurd_shape_zipped": case(LIMIT, lambda at: mnist(at, gzip.compress(idx((0xFFFFFFFF,) * 3)))),
     "idx_that_promises_more_than_its_gzip_can_hold": case(
-        "is damaged at byte", lambda at: mnist(at, gzip.compress(idx((1_000_000, 28, 28))))
+        "is damaged at byte", lambda at: mnist(at, gzip.compress(idx((250_000, 28, 28))))
     ),
     "idx_with_a_gzip_bomb_behind_it": case(
         "is damaged at byte", lambda at: mnist(at, gzip.compress(IMAGES) + zipped_zeros())
     ),
-    "idx_whose_gzip_is_cut_short": case("is damaged at byte", lambda at: mnist(at, gzip.compress(IMAGES)[:-9])),
     "idx_of_labels_for_images": case("swapped", lambda at: mnist(at, idx((2,), b"\1\2"))),
     "idx_of_labels_that_are_no_digits": case("labels must be", lambda at: mnist(at, IMAGES, idx((2,), b"\1\xc8"))),
     "idx_of_nothing": case("no rows", lambda at: mnist(at, idx((0, 28, 28)), idx((0,)))),
-    "cifar_that_runs_code": case("which no data file needs", lambda at: cifar(at, pickle.dumps(batch(labels=Code())))),
     "cifar_with_an_absurd_memo": case("is damaged at byte", lambda at: cifar(at, b"\x80\x02}r\xff\xff\xff\x7f.")),
     "cifar_of_absurdly_many_bytes": case(
         "is damaged at byte", lambda at: cifar(at, b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.")
@@ -207,7 +205,7 @@ HOSTILE |= {
     "cifar_with_a_key_nested_deeply": case(
         "is damaged at byte", lambda at: cifar(at, b"\x80\x02})" + b"\x85" * 400_000 + b"K\x01s.")
     ),
-    "cifar_of_empty_lists": case(LIMIT, lambda at: cifar(at, gzip.compress(b"\x80\x02(" + b"]" * 4_000_000 + b"l."))),
+    "cifar_of_empty_lists": case(LIMIT, lambda at: cifar(at, gzip.compress(b"\x80\x02(" + b"]" * 2_200_000 + b"l."))),
     "cifar_without_names_of_classes": case(
         "must hold the names of the classes", lambda at: cifar(at, pickle.dumps(batch()), pickle.dumps([1, 2]))
     ),

@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 import zarr
 from google_crc32c import value as crc32c
-from hostile_data import Code
+from hostile_data import Code, Read
 from hostile_weights import LIMIT, hostile, normal
 from numcodecs.blosc import Blosc
 from numcodecs.zstd import Zstd
@@ -29,7 +29,6 @@ from fedstat.ntk import descent
 from fedstat.study import collect, grid, leaderboard
 from fedstat.study.run_settings import Settings
 
-Read = Callable[[], object]
 LOSS = "metrics/loss"
 
 
@@ -226,7 +225,7 @@ def packed(at: Path, content: bytes, codec: dict[str, Any] | None = None) -> Rea
 
 @hostile("unpack to more than the 80 bytes that its shape takes", "DamageError")
 def chunk_that_is_a_bomb(at: Path) -> Read:
-    return packed(at, Zstd().encode(np.zeros(1 << 28, np.uint8)))
+    return packed(at, Zstd().encode(np.zeros(1 << 26, np.uint8)))
 
 
 @hostile("unpack to more than the 80 bytes", "DamageError")
@@ -238,12 +237,12 @@ def chunk_that_does_not_say_its_size(at: Path) -> Read:
 
 @hostile("unpack to more than the 80 bytes", "DamageError")
 def chunk_that_is_a_gzip_bomb(at: Path) -> Read:
-    return packed(at, gzip.compress(bytes(1 << 28), 1), {"name": "gzip", "configuration": {"level": 1}})
+    return packed(at, gzip.compress(bytes(1 << 26), 1), {"name": "gzip", "configuration": {"level": 1}})
 
 
 @hostile("unpack to more than the 80 bytes", "DamageError")
 def chunk_that_is_a_blosc_bomb(at: Path) -> Read:
-    content = Blosc("zstd").encode(np.zeros(1 << 28, np.uint8))
+    content = Blosc("zstd").encode(np.zeros(1 << 26, np.uint8))
     options = {"typesize": 4, "cname": "zstd", "clevel": 5, "shuffle": "noshuffle", "blocksize": 0}
     return packed(at, content, {"name": "blosc", "configuration": options})
 
@@ -351,9 +350,9 @@ def log_whose_line_promises_5000_digits(at: Path) -> Read:
     return lambda: fedstat.open_run(path)
 
 
-@hostile("and 9994 more", "DamageError")
-def log_of_10000_files_that_are_missing(at: Path) -> Read:
-    path = logged(at, line({f"metrics/loss/c.{i}.0": [9, 9, "9"] for i in range(1, 10_000)}))
+@hostile("and 994 more", "DamageError")
+def log_of_1000_files_that_are_missing(at: Path) -> Read:
+    path = logged(at, line({f"metrics/loss/c.{i}.0": [9, 9, "9"] for i in range(1, 1_000)}))
     return lambda: fedstat.open_run(path)
 
 

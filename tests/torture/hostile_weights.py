@@ -262,23 +262,17 @@ HOSTILE |= {
         "complex64",
         lambda at: saved(at, {"fc1.weight": torch.ones(4, 3, dtype=torch.complex64), "fc2.weight": torch.ones(2, 2)}),
     ),
-    "pt_of_a_sparse_tensor": case(
-        "must be a dense tensor", lambda at: saved(at, {"fc1.weight": torch.ones(4, 3).to_sparse()})
-    ),
     "pt_of_no_units": case("is empty", lambda at: saved(at, {"fc1.weight": torch.ones(0, 3)})),
     "npz_of_a_layer_too_wide_for_its_correlations": case(
         "60,000 units", lambda at: arrays(at, w=np.ones((60_000, 2))), "UserWarning"
-    ),
-    "npz_of_objects": case(
-        "could not be read as plain arrays", lambda at: arrays(at, w=np.array([[1, None]], dtype=object))
     ),
     "npz_of_complex_numbers": case("complex128", lambda at: arrays(at, w=np.ones((4, 3), dtype=complex))),
     "safetensors_of_absurd_shape": case(
         "do not hold", lambda at: safe(at, {"w": entry([1 << 40, 1 << 40], 0, 16)}, bytes(16))
     ),
-    "safetensors_of_four_million_dims": case(
-        "a tensor of 4,000,001 dims",
-        lambda at: safe(at, b'{"w": {"dtype": "F32", "data_offsets": [0, 0], "shape": [' + b"3," * 4_000_000 + b"3]}}"),
+    "safetensors_of_a_million_dims": case(
+        "a tensor of 1,000,001 dims",
+        lambda at: safe(at, b'{"w": {"dtype": "F32", "data_offsets": [0, 0], "shape": [' + b"3," * 1_000_000 + b"3]}}"),
     ),
     "safetensors_of_broken_shape": case("whole numbers", lambda at: safe(at, {"w": entry([0.5, 8], 0, 16)}, bytes(16))),
     "safetensors_of_negative_shape": case(
@@ -296,7 +290,7 @@ HOSTILE |= {
     ),
     "safetensors_nested_deeply": case("could not be read as safetensors", lambda at: safe(at, b"[" * 1_000_000)),
     "safetensors_of_a_header_of_empty_lists": case(
-        LIMIT, lambda at: safe(at, b'{"w": [' + b"[]," * 20_000_000 + b"[]]}")
+        LIMIT, lambda at: safe(at, b'{"w": [' + b"[]," * 6_000_000 + b"[]]}")
     ),
     "file_given_twice": case("one file", lambda at: twice(at, at / "a.npz")),
     "file_given_in_two_spellings": case("one file", lambda at: twice(at, at / ".." / at.name / "a.npz")),

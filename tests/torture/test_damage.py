@@ -83,39 +83,37 @@ FEW = CASES[:: len(CASES) // 30]
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory):
-    """Undamaged stores by kind, and what they hold."""
-    folder = tmp_path_factory.mktemp("sound")
-    for kind in jobs.STREAMED.keys() & ROLES.keys():
-        jobs.quietly(jobs.STREAMED[kind], folder / kind)
+def others(tmp_path_factory):
+    """Stores that are no finished runs, by kind."""
+    folder = tmp_path_factory.mktemp("others")
     attrs = store.provenance("first", {}, command="made up")
     store.save(folder / "result", xr.DataTree.from_dict({"/a": jobs.RESULT}), attrs)
+    run_round = loop.run_round
+
+    def three_rounds(job, state, cohort):
+        if state.round == 3:
+            raise KeyboardInterrupt
+        return run_round(job, state, cohort)
+
     with pytest.MonkeyPatch.context() as patch:
-        stop_after(3, patch)
+        patch.setattr(loop, "run_round", three_rounds)
         with pytest.raises(KeyboardInterrupt):
             jobs.trained(folder / "unfinished")
-    return folder, {kind: jobs.values(folder / kind) for kind in ("sim", "fl", "motivation")}
+    return {kind: folder / kind for kind in ("result", "unfinished")}
 
 
-def stop_after(rounds: int, patch: pytest.MonkeyPatch) -> None:
-    round_of = loop.run_round
-
-    def until(job, state, cohort):
-        if state.round == rounds:
-            raise KeyboardInterrupt
-        return round_of(job, state, cohort)
-
-    patch.setattr(loop, "run_round", until)
+@pytest.fixture
+def copy_of(sound_run, others, tmp_path):
+    """Copy an undamaged store of a kind."""
+    return lambda kind: shutil.copytree(others.get(kind) or sound_run(kind)[0], tmp_path / "run.zarr")
 
 
 @pytest.mark.parametrize(
     ("kind", "role", "way"),
     [pytest.param(*case, marks=() if case in FEW else pytest.mark.slow) for case in CASES],
 )
-def test_damage_is_named_and_mended_or_refused(kind, role, way, sound, tmp_path, capsys):
-    folder, expected = sound
-    path, file = tmp_path / "run.zarr", ROLES[kind][role]
-    shutil.copytree(folder / kind, path)
+def test_damage_is_named_and_mended_or_refused(kind, role, way, copy_of, sound_run, capsys):
+    path, file = copy_of(kind), ROLES[kind][role]
     before = (path / file).read_bytes()
     WAYS[way](path / file)
     assert not (path / file).is_file() or (path / file).read_bytes() != before
@@ -141,13 +139,11 @@ def test_damage_is_named_and_mended_or_refused(kind, role, way, sound, tmp_path,
         assert role in ("root", "group", "layout", "coordinate", "log", "journal") or way == "a folder"
         return
     assert any("is damaged" in str(one.message) for one in told)
-    jobs.require_same(path, expected["fl" if kind in ("unfinished", "fl, longer") else kind])
+    jobs.require_same(path, sound_run("fl" if kind in ("unfinished", "fl, longer") else kind)[1])
 
 
-def test_of_a_damaged_study_only_the_damaged_cells_are_made_again(sound, tmp_path, monkeypatch):
-    folder, expected = sound
-    path = tmp_path / "run.zarr"
-    shutil.copytree(folder / "sim", path)
+def test_of_a_damaged_study_only_the_damaged_cells_are_made_again(copy_of, sound_run, monkeypatch):
+    path = copy_of("sim")
     (path / ROLES["sim"]["chunk"]).unlink()
     made = []
     module = import_module("fedstat.sim.experiment")
@@ -155,13 +151,11 @@ def test_of_a_damaged_study_only_the_damaged_cells_are_made_again(sound, tmp_pat
     (told,) = jobs.quietly(jobs.study, path)
     assert "damaged: metrics/accuracy (method = dynamic, replicate = 0) is missing. Damaged parts are" in told
     assert made == [(0, 0, 1, 0)]
-    jobs.require_same(path, expected["sim"])
+    jobs.require_same(path, sound_run("sim")[1])
 
 
-def test_a_run_without_a_journal_opens_but_cannot_be_verified_or_resumed(sound, tmp_path):
-    folder, _ = sound
-    path = tmp_path / "run.zarr"
-    shutil.copytree(folder / "fl", path)
+def test_a_run_without_a_journal_opens_but_cannot_be_verified_or_resumed(copy_of):
+    path = copy_of("fl")
     shutil.rmtree(path / "journal")
     assert "metrics" in store.open_run(path).children
     with pytest.raises(ValueError, match="written without checksums"):
@@ -170,20 +164,16 @@ def test_a_run_without_a_journal_opens_but_cannot_be_verified_or_resumed(sound, 
         jobs.trained(path)
 
 
-def test_what_is_read_of_a_flipped_chunk_is_an_error_that_names_store_and_array_without_verifying(sound, tmp_path):
-    folder, _ = sound
-    path = tmp_path / "run.zarr"
-    shutil.copytree(folder / "fl", path)
+def test_what_is_read_of_a_flipped_chunk_is_an_error_that_names_store_and_array_without_verifying(copy_of):
+    path = copy_of("fl")
     flipped(0.6)(path / "weights/fc1/w/c.1.0.0.0")
     run = store.open_run(path)
     with pytest.raises(store.DamageError, match=r"run\.zarr: weights/fc1/w is damaged \(Stored and computed checksum"):
         run["weights/fc1/w"].load()
 
 
-def test_other_files_in_a_store_are_no_damage(sound, tmp_path):
-    folder, _ = sound
-    path = tmp_path / "run.zarr"
-    shutil.copytree(folder / "fl", path)
+def test_other_files_in_a_store_are_no_damage(copy_of):
+    path = copy_of("fl")
     (path / "metrics" / "notes.txt").write_text(json.dumps("mine"))
     assert not store.damage(path, checksums=True)
     assert (path / "metrics" / "notes.txt").exists()

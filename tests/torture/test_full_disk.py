@@ -40,18 +40,10 @@ FEW = CASES[::3]
 """Every job and every size is among them."""
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    for name in ("sim", "fl", "motivation"):
-        jobs.quietly(jobs.STREAMED[name], folder / name)
-    return {name: jobs.values(folder / name.removesuffix(", longer")) for name in jobs.STREAMED}
-
-
 @pytest.mark.parametrize(
     ("name", "size"), [pytest.param(*case, marks=() if case in FEW else pytest.mark.slow) for case in CASES]
 )
-def test_a_run_on_a_full_disk_goes_on_when_there_is_room(name, size, disk, whole):
+def test_a_run_on_a_full_disk_goes_on_when_there_is_room(name, size, disk, sound_run):
     folder, resize = disk
     resize(size)
     path = folder / "run.zarr"
@@ -64,7 +56,7 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_room(name, size, disk, whole
         assert not list(folder.iterdir())
     resize(20_000)
     assert not jobs.quietly(jobs.STREAMED[name], path)
-    jobs.require_same(path, whole[name])
+    jobs.require_same(path, sound_run(name.removesuffix(", longer"))[1])
 
 
 def test_a_result_that_does_not_fit_leaves_the_old_one(disk):

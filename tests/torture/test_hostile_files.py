@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,17 @@ import hostile_weights
 import pytest
 import readers
 from hostile_weights import HOSTILE, NORMAL
-from package_sources import trees
+from package_sources import called, trees
 
 import fedstat
 from fedstat._utils import guard
 
-MORE_MEMORY = 1 << 30  # address space beside what the imports take
-MOST_BYTES = 1 << 30
+MORE_MEMORY = 3 << 27  # address space beside what the imports take
+MOST_BYTES = 1 << 28
 SECONDS = 5  # of computing
 WALL = 60  # seconds on a busy machine, or a reader waits
 PACKAGE = Path(fedstat.__file__).parent
-GUARDS = {guard: ("regular", "opened", "content", "unzipped", "arrays")}
+GUARDS = ("regular", "opened", "content", "unzipped", "arrays")
 OPENERS = {
     "open", "read_text", "read_bytes", "fromfile", "memmap", "loadmat", "whosmat", "ZipFile", "FileIO", "open_zarr",
     "open_datatree", "open_group", "open_array", "open_consolidated", "read_csv", "spec_from_file_location",
@@ -70,10 +70,11 @@ ELSEWHERE = {
 """Functions that open files without the guard, and what these files are."""
 
 
-def attempt(name: str, place: Path) -> dict[str, str]:
+def attempt(name: str, place: Path) -> dict[str, Any]:
     """Make one file and read it, in bounded address space and time."""
     at = place / str(abs(hash(name)))
     at.mkdir()
+    ASKED.clear()
     limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
     read = (HOSTILE[name][0] if name in HOSTILE else NORMAL[name])(at)
     os.chdir(at)
@@ -89,7 +90,7 @@ def attempt(name: str, place: Path) -> dict[str, str]:
     except Exception as error:
         ran = " It ran code." if (at / "was-executed").exists() else ""
         return {"kind": type(error).__name__, "message": str(error) + ran, "at": at.name}
-    return {"kind": "none", "message": "", "at": at.name}
+    return {"kind": "none", "message": "", "at": at.name, "asked": sorted(ASKED)}
 
 
 def limit(what: int, value: int) -> None:
@@ -107,7 +108,7 @@ def apart(work: Callable[[], object], wall: int = WALL) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def attempt_all(names: list[str], place: Path) -> dict[str, dict[str, str]]:
+def attempt_all(names: list[str], place: Path) -> dict[str, dict[str, Any]]:
     """What became of files, read one after the other in a child; where it ends, the next child goes on."""
     lines = place / "outcomes"
 
@@ -117,7 +118,7 @@ def attempt_all(names: list[str], place: Path) -> dict[str, dict[str, str]]:
                 signal.alarm(WALL)
                 print(json.dumps(attempt(name, place)), file=file, flush=True)
 
-    outcomes: list[dict[str, str]] = []
+    outcomes: list[dict[str, Any]] = []
     while len(outcomes) < len(names):
         lines.write_text("")
         status = apart(work)
@@ -128,23 +129,19 @@ def attempt_all(names: list[str], place: Path) -> dict[str, dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def process(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a fresh interpreter finds out: outcomes of the files of the tests that are run, and who asks the guard."""
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What a fresh interpreter finds out of the files of the tests that are run, and of one for each reader."""
     if not Path("/proc/self/statm").exists():
         pytest.skip("the address space is measured in /proc")
     items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
-    names = [item.callspec.params["name"] for item in items if "outcomes" in item.fixturenames]
+    tested = [item.callspec.params["name"] for item in items if hasattr(item, "callspec")]
+    names = list(dict.fromkeys([*tested, *readers.READERS]))
     paths = os.pathsep.join(sys.path)
     environment = {**os.environ, "PYTHONPATH": paths, "FEDSTAT_MAX_BYTES": str(MOST_BYTES), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, str(tmp_path_factory.mktemp("hostile"))]
     done = subprocess.run(command, env=environment, input="\n".join(names), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.fixture
-def outcomes(process: dict[str, Any]) -> dict[str, dict[str, str]]:
-    return process["outcomes"]
 
 
 SPOILED = [name for name in HOSTILE if name.partition(": ")[0] in readers.READERS]
@@ -155,7 +152,7 @@ OFTEN = {*SPOILED[:: len(readers.SPOILS) - 1]} | {name for name in HOSTILE if na
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in HOSTILE]
 )
-def test_a_hostile_file_is_one_clear_error(outcomes: dict[str, dict[str, str]], name: str) -> None:
+def test_a_hostile_file_is_one_clear_error(outcomes: dict[str, dict[str, Any]], name: str) -> None:
     _, kinds, word = HOSTILE[name]
     found = outcomes[name]
     assert found["kind"] in kinds.split(), found["message"]
@@ -167,24 +164,29 @@ def test_a_hostile_file_is_one_clear_error(outcomes: dict[str, dict[str, str]], 
 
 
 @pytest.mark.parametrize("name", NORMAL)
-def test_a_normal_file_is_read_within_the_same_bounds(outcomes: dict[str, dict[str, str]], name: str) -> None:
+def test_a_normal_file_is_read_within_the_same_bounds(outcomes: dict[str, dict[str, Any]], name: str) -> None:
     assert (outcomes[name]["kind"], outcomes[name]["message"]) == ("none", "")
 
 
-def calls() -> Iterator[tuple[str, str]]:
-    """Every call in the package: "module:function", and what is called."""
+@cache
+def calls() -> list[tuple[str, str]]:
+    """Calls in the package that may open a file: "module:function", and what is called."""
+    names = {name.rpartition(".")[2] for name in (*OPENERS, *GUARDS)}
 
     def of(node: ast.AST, module: str, scope: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         for child in ast.iter_child_nodes(node):
             named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
             inner = (*scope, child.name) if named else scope  # type: ignore[attr-defined]
-            if isinstance(child, ast.Call):
+            if isinstance(child, ast.Call) and called(child) in names:
                 yield f"{module}:{'.'.join(inner)}", ast.unparse(child.func)
             yield from of(child, module, inner)
 
-    for module, tree in trees().items():
-        if module != "fedstat._utils.guard":
-            yield from of(tree, module.removeprefix("fedstat."), ())
+    return [
+        call
+        for module, tree in trees().items()
+        if module != "fedstat._utils.guard"
+        for call in of(tree, module.removeprefix("fedstat."), ())
+    ]
 
 
 def test_whatever_opens_a_file_asks_the_guard_or_says_why_not() -> None:
@@ -194,42 +196,34 @@ def test_whatever_opens_a_file_asks_the_guard_or_says_why_not() -> None:
     assert ends == ELSEWHERE.keys()
 
 
-def test_every_call_of_the_guard_is_reached_by_a_reader_of_the_table(process: dict[str, Any]) -> None:
-    asked = {
-        where
-        for where, what in calls()
-        if any(
-            what == f"{module.__name__.rpartition('.')[2]}.{name}" for module, names in GUARDS.items() for name in names
-        )
-    }
-    assert asked == set(process["asked"])
+def test_every_call_of_the_guard_is_reached_by_a_reader_of_the_table(outcomes: dict[str, dict[str, Any]]) -> None:
+    asking = {where for where, what in calls() if what in {f"guard.{name}" for name in GUARDS}}
+    assert asking == {where for name in readers.READERS for where in outcomes[name]["asked"]}
 
 
-def traced(place: Path) -> list[str]:
-    """Functions that call the guard as sound files are read."""
-    found: set[str] = set()
+ASKED: set[str] = set()
+"""Functions that have called the guard since the last file was made."""
+
+
+def note_callers() -> None:
+    """Have the functions of the guard note who calls them."""
 
     def noting(function: Any, *args: Any, **options: Any) -> Any:
         code = sys._getframe(1).f_code
         file = Path(code.co_filename)
         if file.is_relative_to(PACKAGE) and file.stem != "guard":
             module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
-            found.add(f"{module}:{code.co_qualname.partition('.<locals>')[0]}")
+            ASKED.add(f"{module}:{code.co_qualname.partition('.<locals>')[0]}")
         return function(*args, **options)
 
-    for module, functions in GUARDS.items():
-        for name in functions:
-            setattr(module, name, partial(noting, getattr(module, name)))
-    for number, make in enumerate(readers.READERS.values()):
-        (place / str(number)).mkdir()
-        make(place / str(number))[1]()
-    return sorted(found)
+    for name in GUARDS:
+        setattr(guard, name, partial(noting, getattr(guard, name)))
 
 
 if __name__ == "__main__":
     place, names = Path(sys.argv[1]), sys.stdin.read().splitlines()
     os.environ[readers.SOUND] = str(place / "sound.zarr")
     hostile_weights.zeros(), hostile_data.zipped_zeros()  # made once, before the children
+    note_callers()
     assert apart(lambda: readers.make_sound(place / "sound.zarr")) == 0
-    assert apart(lambda: (place / "asked").write_text(json.dumps(traced(place))), 9 * WALL) == 0
-    print(json.dumps({"asked": json.loads((place / "asked").read_text()), "outcomes": attempt_all(names, place)}))
+    print(json.dumps(attempt_all(names, place)))

@@ -25,8 +25,8 @@ FL = """
 --max-samples 0 | max_samples must be an integer >= 1
 --min-samples 0 | min_samples must be an integer >= 1
 --test-fraction 0 | test_fraction must be
---test-fraction 1 | test_fraction must be
---validation-fraction 0.9 | validation_fraction must be
+--test-fraction 1 | test_fraction must be a finite number in (0, 1), but got 1
+--validation-fraction 0.9 | validation_fraction must be a finite number in [0, 0.8), but got 0.9
 --unseen-fraction 1 | unseen_fraction must be
 --net resnet9 | Did you mean 'resnet
 --net lstm | net 'lstm' takes texts, but digits holds images. Choose mlp, lenet, cnn
@@ -57,7 +57,7 @@ FL = """
 --algorithm fedper --options personal_layers=9 | personal_layers
 --algorithm fedprox --options nu=1 | fedprox takes mu, but got 'nu'
 --rounds 0 | rounds must be an integer >= 1
---participation 0 | participation must be
+--participation 0 | participation must be a finite number in (0, 1], but got 0
 --participation 1.5 | participation must be
 --clients 8 --participation 0.01 | participation=0.01 selects none of 8 clients. Use at least 0.12
 --local-epochs 0 | local_epochs must be
