@@ -252,8 +252,8 @@ def test_rounds_go_on_from_a_stored_state_as_from_the_state(name, tmp_path):
     jobs.assert_same_states(j, *(trainer.step(j, one) for one in (state, record.load_state([file], j))))
 
 
-# One of every kind of array in stores of rounds: none, a choice, a split, measures, and a mixing matrix.
-OFTEN = ("fedavg", "fedavg-shrunken", "fedfac-dynamic", "clustered-fl", "fedfomo")
+# Measures, and a mixing matrix; of runs with neither test_train, and of those with choices test_choice shows it.
+OFTEN = ("clustered-fl", "fedfomo")
 
 
 @pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in ALGORITHMS])

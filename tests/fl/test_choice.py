@@ -155,7 +155,8 @@ def _breaking(inner):
 
 
 def test_a_probe_changes_nothing_but_its_group():
-    options = SETTINGS | {"rounds": 2, "participation": 0.8, "optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
+    adam = {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
+    options = SETTINGS | adam | {"rounds": 2, "participation": 0.8, "keep_weights": []}
     plain = train(held_out(), NET, algorithms.fedavg(), **options)
     probed = train(held_out(), NET, algorithms.fedavg(), probe="split-half", **options)
     np.testing.assert_array_equal(plain["metrics/accuracy"], probed["metrics/accuracy"])
