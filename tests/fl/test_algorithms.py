@@ -254,9 +254,10 @@ def test_rounds_go_on_from_a_stored_state_as_from_the_state(name, tmp_path):
 
 # Measures, and a mixing matrix; of runs with neither test_train, and of those with choices test_choice shows it.
 OFTEN = ("clustered-fl", "fedfomo")
+SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS if name not in (*OFTEN, *jobs.ALIKE)]
 
 
-@pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in ALGORITHMS])
+@pytest.mark.parametrize("name", [*OFTEN, *SELDOM])
 def test_a_killed_run_goes_on_as_if_it_had_not_been(name, tmp_path):
     options = {"rounds": 3, "participation": 0.7, "batch_size": 5, "seed": 4, "optimizer": optim.adam(0.01)}
     go = partial(train, jobs.dataset(SAMPLES, method=name), net_of(name), make(name), keep_weights=[], **options)
