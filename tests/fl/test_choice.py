@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import plain_halves
 import plain_loop
 import pytest
-import torch
 import trainer
-from algorithm_jobs import SIZES, job, make, rows, run
+from algorithm_jobs import SIZES, job, make, optimizer_pair, rows, run
 from small_runs import NET, SETTINGS, dense
 
-from fedstat.fl import algorithms, evaluate, nets, optim, split_halves, train
+from fedstat.fl import algorithms, evaluate, optim, train
 from fedstat.fl.algorithm import Algorithm, Choice, Phase, SharedMask
 from fedstat.fl.masks import share_all
 from fedstat.fl.probes import measures
@@ -22,6 +22,7 @@ from fedstat.study import Settings
 
 GRID = [0.0, 0.3, 1.0, 1.5]
 LARGER = [23, 7, 30, 9, 16, 16]
+SGD = optimizer_pair("sgd", 0.1)[1]
 
 
 def with_validation(algorithm, **options):
@@ -42,8 +43,7 @@ def test_shrunken_models_equal_a_plain_loops(by, validation):
     j = j if validation else replace(j, validation=None)
     state = run(j, 3)
     scores = evaluate.evaluate(j, state)
-    plain = partial(plain_loop.run_shrunken, j, SIZES, lambda p: torch.optim.SGD(p, lr=0.1))
-    _, accuracy, steps = plain(rounds=3, grid=GRID, by=by)
+    _, accuracy, steps = plain_loop.run_shrunken(j, SIZES, SGD, rounds=3, grid=GRID, by=by)
     np.testing.assert_allclose(np.broadcast_to(scores["choice/step"], 6), steps)
     np.testing.assert_allclose(scores["accuracy"], accuracy, atol=1e-6)
     assert len(set(steps)) > (by == "client")
@@ -98,49 +98,12 @@ def test_steps_by_layer_are_the_shares_of_what_halves_have_in_common():
     j = with_validation(by_layer)
     state = run(j, 2)
     step = evaluate.evaluate(j, state)["choice/step"]
-    server, found = state.global_params, []
-    for layer in ("fc1", "fc2"):
-        models = np.stack([_halves_by_hand(j, state, c, layer) for c in range(6)])  # (client, half, weight)
-        sizes = j.train.sizes.astype(float)
-        x = np.stack([np.ones(6), sizes], 1)
-        hat = x @ np.linalg.pinv(x)
-        rest = models.mean(1) - hat @ models.mean(1)
-        noise = (1 - np.diag(hat)) @ ((models[:, 0] - models[:, 1]) ** 2).sum(1) / 4
-        found.append(1 - noise / (rest**2).sum())
-    assert set(server) == {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
-    np.testing.assert_allclose(step, np.clip(found, 0, 1), rtol=1e-4)
-
-
-def _halves_by_hand(j, state, client, layer):
-    """Both halves' models of a client, as changes, flat."""
-    parts = split_halves.halves(j.train, np.array([client]), seed=j.seed, number=state.round)
-    changes = []
-    for half in parts:
-        net = plain_loop.module(SIZES)
-        net.load_state_dict(state.global_params)
-        x, y = plain_loop.samples(half, client)
-        rng = plain_loop.streams.generator(j.seed, "batches", state.round, 0, client)
-        plain_loop.train_client(
-            net, x, y, lambda p: torch.optim.SGD(p, lr=0.1), epochs=j.local_epochs, batch_size=j.batch_size, rng=rng
-        )
-        new = dict(net.named_parameters())
-        names = [n for n in state.global_params if nets.layer_of(n) == layer]
-        changes.append(np.concatenate([(new[n].detach() - state.global_params[n]).numpy().ravel() for n in names]))
-    return np.stack(changes).astype(float)
-
-
-def test_halves_are_disjoint_and_make_up_a_clients_samples():
-    data = rows(LARGER, 0)
-    first, second = split_halves.halves(data, np.array([4, 0, 2]), seed=1, number=3)
-    assert first.sizes.tolist() == [12, 0, 15, 0, 8, 0]
-    assert second.sizes.tolist() == [11, 0, 15, 0, 8, 0]
-    for c in (0, 2, 4):
-        both = torch.cat([plain_loop.samples(half, c)[0] for half in (first, second)])
-        want = plain_loop.samples(data, c)[0]
-        assert torch.equal(both[both[:, 0].argsort()], want[want[:, 0].argsort()])
-    again = split_halves.halves(data, np.array([0]), seed=1, number=3)[0]
-    assert torch.equal(again.x, plain_loop.samples(first, 0)[0])  # a client's halves are its own
-    assert not torch.equal(split_halves.halves(data, np.array([0]), seed=1, number=4)[0].x, again.x)
+    x = np.stack([np.ones(6), j.train.sizes], 1)
+    leverage = np.diag(x @ np.linalg.pinv(x))
+    parts = plain_halves.components(j, state, np.arange(6), j.phases)
+    shares = [1 - (1 - leverage) @ within / 2 / between.sum() for between, within in parts.values()]
+    assert list(parts) == ["fc1", "fc2"]
+    np.testing.assert_allclose(step, np.clip(shares, 0, 1), rtol=1e-4)
 
 
 # --- runs
@@ -154,7 +117,7 @@ def test_readouts_are_the_scores_of_the_runs_of_their_own():
         "client": partial(algorithms.shrunken, by="client"),
         "layer": partial(algorithms.shrunken, by="layer"),
     }
-    options = SETTINGS | {"rounds": 3, "evaluate_every": 3}
+    options = SETTINGS | {"rounds": 1, "keep_weights": []}
     both = train(held_out(), NET, algorithms.fedavg(), prediction_rules=ways, **options)
     for name, wrap in ways.items():
         own = train(held_out(), NET, wrap(algorithms.fedavg()), **options)
@@ -192,7 +155,8 @@ def _breaking(inner):
 
 
 def test_a_probe_changes_nothing_but_its_group():
-    options = SETTINGS | {"rounds": 2, "participation": 0.8, "optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
+    adam = {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
+    options = SETTINGS | adam | {"rounds": 2, "participation": 0.8, "keep_weights": []}
     plain = train(held_out(), NET, algorithms.fedavg(), **options)
     probed = train(held_out(), NET, algorithms.fedavg(), probe="split-half", **options)
     np.testing.assert_array_equal(plain["metrics/accuracy"], probed["metrics/accuracy"])

@@ -18,9 +18,10 @@ from fedstat.fl.client_rows import SlotRows, StackedRows
 from fedstat.fl.disk_rows import DiskRows
 
 RUN = {
-    "rounds": 5, "participation": 0.5, "local_epochs": 2, "batch_size": 5, "lr": 0.05, "seed": 4, "threads": 2,
+    "rounds": 3, "participation": 0.5, "local_epochs": 2, "batch_size": 5, "lr": 0.05, "seed": 4, "threads": 2,
     "optimizer": "adam", "optimizer_state": "keep",
 }  # fmt: skip
+QUICK = {"local_epochs": 1, "batch_size": None}
 EQUAL = [16] * 6  # clients whose order by size is their own, so that rounds of all change all rows at once
 
 
@@ -52,7 +53,7 @@ def test_a_run_that_shares_rows_goes_on_as_it_would_have(tmp_path):
 
 
 def test_states_share_the_rows_of_idle_clients_and_slots_are_used_again():
-    one = job(make("fedper"), participation=0.5)
+    one = job(make("fedper"), participation=0.5, **QUICK)
     state = trainer.step(one, trainer.start(one))
     slots, first = state.client_params.slots, trainer.active(one, 0)
     assert (np.delete(state.client_params.slot, first) == 0).all(), "clients that have not trained have one row"
@@ -70,7 +71,7 @@ def test_states_share_the_rows_of_idle_clients_and_slots_are_used_again():
 
 
 def test_however_many_states_are_held_each_stays_as_it_was():
-    one = job(make("fedper"), participation=0.5)
+    one = job(make("fedper"), participation=0.5, **QUICK)
     states, seen = [trainer.start(one)], []
     for _ in range(12):
         seen.append(states[-1].client_params.saved())

@@ -1,22 +1,20 @@
-"""Networks whose weights are made of factors, against plain modules and against the networks they are made of."""
+"""Networks whose weights are made of factors, against autograd and against the networks they are made of."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import plain_loop
 import pytest
 import torch
 import trainer
-from algorithm_jobs import CPU, SAMPLES, SIZES, assert_clients_near, assert_equal, dataset, images, job, models, run
+from algorithm_jobs import CPU, SAMPLES, SIZES, assert_equal, dataset, job, models, run
 from composed_parts import RANK, everywhere, hadamard, low_rank, outer
 from torch import nn
 
 from fedstat import fl
-from fedstat.fl import algorithms, masks, nets, optim
+from fedstat.fl import algorithms, masks, nets
 from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.fl.algorithms.fedem import mixture
 from fedstat.fl.wrappers.composed import composed
@@ -36,84 +34,12 @@ def additive():
     )
 
 
-class LowRank(nn.Module):
-    """A convolution or dense layer of weight σ + BA."""
-
-    def __init__(self, *shape):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape[0]))
-        self.b, self.a = (nn.Parameter(torch.zeros(s)) for s in ((shape[0], RANK), (RANK, math.prod(shape[1:]))))
-
-    def forward(self, x):
-        w = self.weight + (self.b @ self.a).view(self.weight.shape)
-        return nn.functional.linear(x, w, self.bias) if w.ndim == 2 else nn.functional.conv2d(x, w, self.bias)
-
-
-class PlainMlp(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc1, self.fc2 = LowRank(10, 6), LowRank(3, 10)
-
-    def forward(self, x):
-        return self.fc2(self.fc1(x).relu())
-
-
-class PlainCnn(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.conv2, self.fc1, self.fc2 = (
-            LowRank(*s) for s in ((2, 1, 5, 5), (5, 2, 5, 5), (36, 5), (3, 36))
-        )
-
-    def forward(self, h):
-        for conv in (self.conv1, self.conv2):
-            h = nn.functional.max_pool2d(conv(h), 2).relu()
-        return self.fc2(self.fc1(h.flatten(1)).relu())
-
-
-OPTIMIZERS = {
-    "sgd": (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-    "adam": (optim.adam(0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
-}
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("plain", [PlainMlp, PlainCnn])
-def test_weights_of_factors_train_as_in_the_plain_loop(plain, optimizer):
-    stacked, one = OPTIMIZERS[optimizer]
-    if plain is PlainMlp:
-        j = job(additive(), optimizer=stacked, client_chunk=4, participation=0.7)
-    else:
-        sizes = [7, 4, 6]
-        net = nets.lenet((1, 16, 16), 3, width=0.3)
-        j = job(additive(), net=net, data=images(sizes), sizes=sizes, optimizer=stacked, client_chunk=2)
-        j = replace(j, test=images([4, 4, 4], seed=1))
-    phases = tuple({"epochs": p.epochs, "is_trainable": p.is_trainable} for p in j.phases)
-    private = lambda trained, _: {name: np.asarray(not is_personal(name)) for name in trained}  # noqa: E731
-    state = run(j)
-    assert_clients_near(j, state, *plain_loop.run(j, plain, one, rounds=3, shared=private, phases=phases))
-    assert trainer.models(j, state)["fc1.b"].abs().max() > 1e-3, "the factors never moved: a weak test"
-
-
 def test_a_sum_starts_as_the_plain_network_to_the_bit():
     plain, start = nets.mlp(SIZES), trainer.start(job(additive())).global_params
     sums = everywhere(low_rank, plain)
     whole = nets.whole(sums, {name: p.unsqueeze(0) for name, p in start.items()})
     assert list(whole) == list(plain.shapes)
     assert_equal({name: p[0] for name, p in whole.items()}, trainer.start(job(algorithms.fedavg())).global_params)
-
-
-@pytest.mark.parametrize("optimizer", [optim.sgd(0.1), optim.adam(0.01)])
-def test_with_a_frozen_product_of_zero_a_sum_is_the_plain_network(optimizer):
-    sums = Algorithm(
-        "sums",
-        lambda start: SharedMask(masks.share_all(start.net, CPU)),
-        phases=(Phase(is_trainable=lambda name: not name.endswith((".u", ".v"))),),
-        wrap=partial(everywhere, outer),
-    )
-    j, plain = job(sums, optimizer=optimizer), models(job(algorithms.fedavg(), optimizer=optimizer))
-    for name, p in nets.whole(j.net, models(j)).items():
-        torch.testing.assert_close(p, plain[name], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("make", [low_rank, outer, hadamard])

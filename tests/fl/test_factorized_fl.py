@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
+import algorithm_jobs as jobs
 import numpy as np
 import plain_factorized
 import pytest
 import torch
 import trainer
-from algorithm_jobs import SAMPLES, SIZES, assert_clients_near, assert_equal, dataset, images, job, make, models, run
+from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, image_job, job, make, models, optimizer_pair, run
 
 from fedstat import fl
 from fedstat.fl import algorithms, evaluate, nets, optim
@@ -20,18 +20,8 @@ from fedstat.fl.probes import measures
 
 alpha, beta = (partial(named, f"factorized-fl-{which}") for which in ("alpha", "beta"))
 # Normalisation makes the derivative at a shortcut's u zero but for rounding, which a small eps would scale to a step.
-OPTIMIZERS = {
-    "sgd": (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-    "adam": (optim.adam(0.01, eps=1e-3), lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3)),
-}
-
-
-def of_images(algorithm, net, optimizer=OPTIMIZERS["sgd"][0], **options):
-    sizes = [7, 4, 6, 6]
-    j = job(algorithm, net=net, data=images(sizes), sizes=sizes, optimizer=optimizer, **options)
-    return replace(j, test=images([4] * len(sizes), seed=1))
-
-
+OPTIMIZERS = {"sgd": optimizer_pair("sgd", 0.1), "adam": optimizer_pair("adam", 0.01, eps=1e-3)}
+of_images = partial(image_job, sizes=[7, 4, 6, 6])
 LENET, RESNET = nets.lenet((1, 16, 16), 3, width=0.3), nets.resnet8((1, 16, 16), 3, width=0.25)
 PLAIN = {
     "cnn": (LENET, plain_factorized.Cnn, "fc1", "fc2", {}),
@@ -49,14 +39,14 @@ def test_images_train_and_match_as_in_the_plain_loop(case, optimizer):
     stacked, one = OPTIMIZERS[optimizer]
     rounds = 1 if net is RESNET else 2  # rounding grows in the deeper network: 4e-6 after one round, 8e-4 after two
     rule = {"epsilon": 3.0, "tau": 0.3} | ({} if "mu" in settings else {"sparsity": 0.01})
-    j = of_images(beta(**settings, **rule), net, stacked, client_chunk=3, local_epochs=1)
+    j = of_images(beta(**settings, **rule), net, optimizer=stacked, client_chunk=3, local_epochs=1)
     theirs, _, matrix = plain_factorized.run(
         j, module, one, rounds=rounds, beta=True, compared=compared, head=head, **{"sparsity": 0} | rule
     )
     state, done = trainer.run(j, run(j, rounds - 1))
     order = done.cohort.local
     np.testing.assert_allclose(done.mixing, matrix[np.ix_(order, order)], atol=1e-5)
-    assert_clients_near(j, state, theirs, atol=5e-5)
+    jobs.assert_clients_near(j, state, theirs, atol=5e-5)
 
 
 # --- limits
@@ -95,31 +85,6 @@ def test_a_large_penalty_is_the_network_without_mu(optimizer):
     assert not kept["fc2.mu"].any()
     for name, p in gone.items():
         torch.testing.assert_close(kept[name], p, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("net", [nets.mlp(SIZES), LENET], ids=["mlp", "cnn"])
-def test_with_mu_alone_the_network_is_the_plain_one(net):
-    """u = v = 0 and μ as plain weights start; nothing shrunk; averaged as by FedPer."""
-    only = beta(matching="none", sparsity=0.0)
-
-    def from_plain_weights(base):
-        made = only.wrap(base)
-
-        def init(rng):
-            plain = base.init(rng)
-            zeros = {name: torch.zeros(shape) for name, shape in made.shapes.items() if name.endswith((".u", ".v"))}
-            starts = zeros | plain | {f"{nets.layer_of(n)}.mu": p for n, p in plain.items() if n.endswith("weight")}
-            return {name: starts[name] for name in made.shapes}
-
-        return made._replace(init=init)
-
-    method = only._replace(wrap=from_plain_weights)
-    mine, plain = ((of_images if net is LENET else job)(a, net=net) for a in (method, algorithms.fedper()))
-    state = run(mine)
-    whole = nets.whole(mine.net, trainer.models(mine, state))
-    for name, p in models(plain).items():
-        torch.testing.assert_close(whole[name], p, atol=1e-6, rtol=1e-5)
-    assert not any(state.global_params[f"{layer}.u"].any() for layer in nets.layers(mine.net)), "a factor of zero stays"
 
 
 def test_the_penalty_leaves_exact_zeros():

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
+import algorithm_jobs as jobs
 import numpy as np
 import plain_fedcp
 import plain_loop
 import pytest
 import torch
 import trainer
-from algorithm_jobs import SIZES, assert_clients_near, assert_near, distance, images, job, models, run
-from small_runs import SETTINGS, dense, three_splits
+from algorithm_jobs import SIZES, assert_clients_near, assert_near, image_job, job, models, optimizer_pair, run
+from small_runs import NET, SETTINGS, dense, three_splits
 from torch import nn
 
-from fedstat.fl import algorithms, evaluate, nets, optim, train
+from fedstat.fl import algorithms, evaluate, nets, train
 from fedstat.fl.algorithms.fedcp import Parts, Policy, cut, mean_share, mmd_gradient, separated
 
 TABLE_1 = {
@@ -61,13 +61,6 @@ def test_the_gradient_of_the_mmd_is_that_of_a_double_loop():
     assert not found[1, 3:].any(), "padding has no features to move"
 
 
-def test_a_step_down_the_gradient_brings_features_nearer():
-    rng = np.random.default_rng(1)
-    h, g = (torch.from_numpy(rng.normal(size=(1, 8, 4))) for _ in range(2))
-    w = torch.full((1, 8), 1 / 8, dtype=torch.float64)
-    assert plain_fedcp.mmd((h - mmd_gradient(h, g, w))[0], g[0]) < plain_fedcp.mmd(h[0], g[0])
-
-
 # --- the policy network
 
 
@@ -78,24 +71,6 @@ def test_the_policys_parameters_are_as_many_as_in_the_paper():
     assert sum(math.prod(s) for s in cnn.shapes.values()) == 5_694_600  # 5.695M
     more = {n: s for n, s in separated(cnn, Parts()).shapes.items() if n not in cnn.shapes}
     assert sum(math.prod(s) for s in more.values()) == 527_360 + 200 * 513 + 2 * 512  # global head; vector, shares
-
-
-def separated_outputs(parts, change=lambda p: p, **given):
-    net = separated(nets.mlp(SIZES), parts)
-    params = change({n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()})
-    x = torch.from_numpy(np.random.default_rng(1).normal(size=(1, 7, SIZES[0]))).float()
-    return net, params, x, cut(net, net.apply(params, x, **given))
-
-
-def test_a_policy_of_zero_weights_separates_half_and_half():
-    def silent(params):
-        return {n: torch.zeros_like(p) if n.startswith("policy1") else p for n, p in params.items()}
-
-    _, params, x, out = separated_outputs(Parts(), silent)
-    assert (out.share == 0.5).all()
-    # Both heads start alike, so that half of the features to each is all of them to one, and the bias twice.
-    base = nets.mlp(SIZES).apply({n: params[n] for n in nets.mlp(SIZES).shapes}, x)
-    torch.testing.assert_close(out.logits, base + params["fc2.bias"].unsqueeze(1))
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch", "group", "none"])
@@ -132,7 +107,10 @@ def test_the_codes_policy_is_drawn_in_training_and_its_mean_taken_in_evaluation(
     draws = 40_000
     rng = np.random.default_rng(0)
     noise = {"policy": torch.from_numpy(rng.random((1, 7, SIZES[1]))).float()}
-    net, params, x, mean = separated_outputs(Parts(sampled=True))
+    net = separated(nets.mlp(SIZES), Parts(sampled=True))
+    params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
+    x = torch.from_numpy(np.random.default_rng(1).normal(size=(1, 7, SIZES[0]))).float()
+    mean = cut(net, net.apply(params, x))
     drawn = cut(net, net.apply(params, x, noise=noise)).share
     assert not torch.isclose(drawn, mean.share).any()
     for d in (-4.0, 0.0, 1e-3, 0.5, 30.0):
@@ -160,15 +138,13 @@ class Image(nn.Module):
 
 
 @pytest.mark.parametrize("chunk", [1, 4])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    "optimizer", [optimizer_pair("sgd", 0.1), optimizer_pair("adam", 0.01, eps=1e-5)], ids=["sgd", "adam"]
+)
 def test_a_round_of_an_image_network_is_that_of_a_plain_loop(optimizer, chunk):
-    ours, theirs = {
-        "sgd": (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-        "adam": (optim.adam(0.01, eps=1e-5), lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-5)),
-    }[optimizer]
-    net, sizes = nets.cnn((1, 16, 16), 3, width=0.1), [9, 14, 6]
-    j = job(algorithms.fedcp(lam=2), net=net, data=images(sizes), sizes=sizes, optimizer=ours, client_chunk=chunk)
-    j = replace(j, test=j.train)
+    ours, theirs = optimizer
+    net = nets.cnn((1, 16, 16), 3, width=0.1)
+    j = image_job(algorithms.fedcp(lam=2), net, [9, 14, 6], optimizer=ours, client_chunk=chunk)
     assert_clients_near(j, run(j, 2), *plain_fedcp.run(j, lambda: Image(0.1), theirs, rounds=2, lam=2)[:2], atol=3e-5)
 
 
@@ -177,9 +153,8 @@ def test_the_personalisation_ratio_is_the_mean_share_before_training():
     state = run(j, 2)
     after = trainer.run(j, state)[1].context
     found = j.algorithm.measures["personalisation"].value(after)
-    _, _, plain = plain_fedcp.run(
-        j, lambda: plain_loop.module(SIZES)[:2], lambda p: torch.optim.SGD(p, lr=0.1), rounds=3
-    )
+    sgd = optimizer_pair("sgd", 0.1)[1]
+    _, _, plain = plain_fedcp.run(j, lambda: plain_loop.module(SIZES)[:2], sgd, rounds=3)
     np.testing.assert_allclose(found, plain[after.clients], atol=1e-5)
     assert np.isnan(plain).sum() == j.clients - len(after.clients)
 
@@ -230,13 +205,13 @@ def test_bfloat16_changes_a_policy_with_batch_normalisation_by_its_rounding():
     method = algorithms.fedcp(policy_norm="batch")
     exact, rounded = (job(method, precision=kind) for kind in ("float32", "bfloat16"))
     a, b = models(exact, 1), models(rounded, 1)
-    assert distance(a, b) < 0.02 * distance(a, models(exact, 0))
+    assert jobs.distance(a, b) < 0.02 * jobs.distance(a, models(exact, 0))
     assert not torch.equal(a["policy1.weight"], b["policy1.weight"])
 
 
 def test_a_labelled_run_with_everything():
     run = train(
-        three_splits(), nets.mlp([6, 10, 1]), algorithms.fedcp(variant="code"), rounds=2,
+        three_splits(), NET, algorithms.fedcp(variant="code"), rounds=1,
         new=dense(clients=2, seed=3), probe=["split-half", "drift", "trained-weights"], **SETTINGS,
     )  # fmt: skip
     assert np.isfinite(run["metrics/validation_accuracy"]).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -56,7 +58,6 @@ ALIKE = (
 
 VALIDATED = ("fedfomo",)  # methods that evaluate models on validation samples
 
-
 # Networks of methods for which the MLP of SIZES lacks something.
 NETS = {"fedbn": NORMALISED}
 
@@ -64,6 +65,12 @@ NETS = {"fedbn": NORMALISED}
 def seldom(names):
     """The names for pytest.mark.parametrize, those of ALIKE only in `make test-slow`."""
     return [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in names]
+
+
+def optimizer_pair(name, lr, **options):
+    """The package's optimizer, and PyTorch's as a function of parameters."""
+    theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
+    return getattr(optim, name)(lr, **options), lambda parameters: theirs(parameters, lr=lr, **options)
 
 
 def net_of(name):
@@ -113,6 +120,12 @@ def job(algorithm, *, net=None, data=None, sizes=SAMPLES, **options):
     )
 
 
+def image_job(algorithm, net, sizes, *, side=16, **options):
+    """A job of images, with four test samples a client."""
+    j = job(algorithm, net=net, data=images(sizes, side), sizes=sizes, **options)
+    return replace(j, test=images([4] * len(sizes), side, 1))
+
+
 def run(j, rounds=3):
     state = trainer.start(j)
     for _ in range(rounds):
@@ -141,11 +154,11 @@ def assert_near(mine, theirs, atol=2e-5, rtol=2e-5):
         torch.testing.assert_close(mine[name], p, atol=atol, rtol=rtol, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def assert_clients_near(j, state, theirs, accuracy=None, atol=2e-5):
+def assert_clients_near(j, state, theirs, accuracy=None, atol=2e-5, rtol=2e-5):
     """A plain loop's clients, one dict of parameters each, have the run's models (and accuracies)."""
     mine = trainer.models(j, state)
     for c, model in enumerate(theirs):
-        assert_near({name: p[c] for name, p in mine.items() if name != "client.share"}, model, atol)
+        assert_near({name: p[c] for name, p in mine.items() if name != "client.share"}, model, atol, rtol)
     if accuracy is not None:
         np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
 

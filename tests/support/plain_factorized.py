@@ -121,23 +121,12 @@ def run(job, module, make_optimizer, *, rounds, beta, compared="fc1", head="fc2"
     for number in range(rounds):
         active = [int(c) for c in trainer.active(job, number)]
         for c in active:
-            net, (x, y) = module(), plain_loop.samples(job.train, c)
-            net.load_state_dict(own[c])
-            plain_loop.train_client(
-                net, x, y, make_optimizer, epochs=job.local_epochs, batch_size=job.batch_size,
-                rng=streams.generator(job.seed, "batches", number, 0, c), after=shrink(job.optimizer.lr * sparsity),
-            )  # fmt: skip
-            own[c] = {name: p.detach().clone() for name, p in net.state_dict().items()}
+            after = shrink(job.optimizer.lr * sparsity)
+            own[c] = plain_loop.trained(job, module(), own[c], c, make_optimizer, "batches", number, 0, after=after)
         trained = [own[c] for c in active]
         matrix = weights_of([m[f"{compared}.v"].flatten().double().numpy() for m in trained], epsilon=epsilon, tau=tau)
         for c, row in zip(active, matrix, strict=True):
             mixed = {name: sum(w * m[name] for w, m in zip(row, trained, strict=True)) for name in start}
             sent = [n for n in start if not n.startswith(f"{head}.") and (beta or n.endswith(".u"))]
             own[c] = own[c] | {name: mixed[name] for name in sent}
-
-    def predict(c, x):
-        net = module()
-        net.load_state_dict(own[c])
-        return net(x)
-
-    return own, plain_loop.accuracies(job, predict), np.array(matrix)
+    return own, plain_loop.scores(job, module, own), np.array(matrix)

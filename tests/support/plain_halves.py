@@ -8,17 +8,13 @@ from itertools import product
 import numpy as np
 import torch
 import trainer
+from plain_loop import samples
 
 from fedstat._utils import streams
 from fedstat.fl import nets
 from fedstat.fl.batches import Rows
 from fedstat.fl.local_training import train_chunk
 from fedstat.fl.state import Download
-
-
-def samples(data, client):
-    rows = slice(data.start[client], data.start[client + 1])
-    return data.x[rows], data.y[rows]
 
 
 def halves(job, number, client):

@@ -13,6 +13,7 @@ from torch import nn
 from fedstat._utils import streams
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job
+from fedstat.stats import factor, split
 
 
 def module(sizes: list[int]) -> nn.Sequential:
@@ -43,6 +44,17 @@ def batches(job: Job, client: int, *key: str | int, epochs: int | None = None) -
     """Rows of a client's batches, drawn from its stream."""
     n, rng = int(job.train.sizes[client]), streams.generator(job.seed, *key, int(client))
     return shuffled(n, job.batch_size, job.local_epochs if epochs is None else epochs, rng)
+
+
+def of_units(flags: np.ndarray) -> dict[str, np.ndarray | bool]:
+    """The split that shares units of the first of two layers."""
+    return {"fc1.weight": flags[:, None], "fc1.bias": flags, "fc2.weight": np.True_, "fc2.bias": np.True_}
+
+
+def by_communality(weights: np.ndarray) -> np.ndarray:
+    """Flags of the units that a factor analysis of weights (client, unit, input) shares."""
+    r = np.corrcoef(np.concatenate([w.astype(float).T for w in weights]), rowvar=False)
+    return split.shared(factor.fit(r, kappa=0.7).communality)
 
 
 def mean(models: Sequence[dict[str, torch.Tensor]], weights: Iterable[float]) -> dict[str, torch.Tensor]:
@@ -103,16 +115,38 @@ def train_client(
         memory["optimizer"] = optimizer.state_dict()
 
 
+def loaded(net: nn.Module, params: dict[str, torch.Tensor]) -> nn.Module:
+    net.load_state_dict(params)
+    return net
+
+
+def scores(job: Job, make: Callable[[], nn.Module], models: Sequence[dict[str, torch.Tensor]]) -> np.ndarray:
+    """Test accuracy (client,) of modules that hold the clients' parameters."""
+    return accuracies(job, lambda c, x: loaded(make(), models[c])(x))
+
+
+def trained(
+    job: Job,
+    net: nn.Module,
+    params: dict[str, torch.Tensor],
+    client: int,
+    make_optimizer: Callable,
+    *key: str | int,
+    data: tuple[torch.Tensor, torch.Tensor] | None = None,
+    **options,
+) -> dict[str, torch.Tensor]:
+    """A client's parameters after local training of a module, with batches from the stream of the key."""
+    x, y = samples(job.train, client) if data is None else data
+    options = {"epochs": job.local_epochs, "rng": streams.generator(job.seed, *key, int(client))} | options
+    train_client(loaded(net, params), x, y, make_optimizer, batch_size=job.batch_size, **options)
+    return {name: p.detach().clone() for name, p in net.state_dict().items()}
+
+
 def trained_alone(job: Job, sizes: list[int], make_optimizer: Callable) -> np.ndarray:
     """The first layer's weights (client, unit, input) of clients that trained by themselves before the first round."""
-    weights = []
-    for c in range(job.clients):
-        net = module(sizes)
-        net.load_state_dict(job.net.init(streams.generator(job.seed, "start")))
-        rng, (x, y) = streams.generator(job.seed, "batches", -1, 0, c), samples(job.train, c)
-        train_client(net, x, y, make_optimizer, epochs=job.local_epochs, batch_size=job.batch_size, rng=rng)
-        weights.append(net.fc1.weight.detach().numpy())
-    return np.stack(weights)
+    start = job.net.init(streams.generator(job.seed, "start"))
+    models = [trained(job, module(sizes), start, c, make_optimizer, "batches", -1, 0) for c in range(job.clients)]
+    return np.stack([model["fc1.weight"].numpy() for model in models])
 
 
 def run(
@@ -152,13 +186,9 @@ def run(
         return {name: torch.where(masks[c][name], server[name], own[c][name]) for name in server}
 
     def train(c: int, key: tuple[str, int], phases: tuple[dict, ...], memory: dict | None = None) -> nn.Module:
-        net = sizes() if callable(sizes) else module(sizes)
-        net.load_state_dict(download(c))
-        x, y = samples(job.train, c)
+        net = loaded(sizes() if callable(sizes) else module(sizes), download(c))
         for position, phase in enumerate(phases):
-            rng = streams.generator(job.seed, *key, position, int(c))
-            options = {"epochs": job.local_epochs, "memory": memory, **phase}
-            train_client(net, x, y, make_optimizer, batch_size=job.batch_size, rng=rng, **options)
+            trained(job, net, net.state_dict(), c, make_optimizer, *key, position, memory=memory, **phase)
         return net
 
     for number in range(rounds):
@@ -166,8 +196,8 @@ def run(
         for c in active:
             net = train(c, ("batches", number), phases, memory[c])
             own[c] = {name: p.detach().clone() for name, p in net.state_dict().items()}
-        trained = {name: np.stack([own[c][name].numpy() for c in active]) for name in server}
-        new = each(shared(trained, number))
+        sent = {name: np.stack([own[c][name].numpy() for c in active]) for name in server}
+        new = each(shared(sent, number))
         n = torch.tensor([float(job.train.sizes[c]) for c in active])
         for name in server:
             mean = sum(w * own[c][name] for w, c in zip(n / n.sum(), active, strict=True))
@@ -177,7 +207,7 @@ def run(
         if mix is not None:
             for i in active:
                 weights = mix[i, active] / mix[i, active].sum()
-                for name, all_ in trained.items():
+                for name, all_ in sent.items():
                     mixed = torch.from_numpy(np.tensordot(weights, all_, 1)).float()
                     own[i][name] = torch.where(new[i][name], mixed, own[i][name])
         masks = new
@@ -194,10 +224,7 @@ def run_fedem(
     pi = {c: np.full(components, 1 / components) for c in range(job.clients)}
 
     def downloaded() -> list[nn.Sequential]:
-        nets = [module(sizes) for _ in names]
-        for net, state in zip(nets, server, strict=True):
-            net.load_state_dict(state)
-        return nets
+        return [loaded(module(sizes), state) for state in server]
 
     def probability(net: nn.Module, x: torch.Tensor) -> np.ndarray:
         return torch.softmax(net(x).double(), 1).detach().numpy()
@@ -239,15 +266,10 @@ def run_shrunken(
     models, _ = run(job, sizes, make_optimizer, rounds=rounds, shared=lambda w, _: dict.fromkeys(w, np.True_))
 
     def finetuned(c: int, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        net, rng = module(sizes), streams.generator(job.seed, "finetune", rounds, 0, int(c))
-        net.load_state_dict(models[c])
-        train_client(net, x, y, make_optimizer, epochs=job.local_epochs, batch_size=job.batch_size, rng=rng)
-        return {name: p.detach() for name, p in net.named_parameters()}
+        return trained(job, module(sizes), models[c], c, make_optimizer, "finetune", rounds, 0, data=(x, y))
 
-    def between(c: int, trained: dict[str, torch.Tensor], step: float, x: torch.Tensor) -> torch.Tensor:
-        net = module(sizes)
-        net.load_state_dict({name: p + step * (trained[name] - p) for name, p in models[c].items()})
-        return net(x).detach()
+    def between(c: int, tuned: dict[str, torch.Tensor], step: float, x: torch.Tensor) -> torch.Tensor:
+        return loaded(module(sizes), {name: p + step * (tuned[name] - p) for name, p in models[c].items()})(x).detach()
 
     def loss(c: int, step: float) -> float:
         x, y = samples(job.train, c)

@@ -27,13 +27,7 @@ def vector(model):
 
 
 def trained(job, make_optimizer, model, number, client, penalty=None):
-    net, (x, y) = module(job), plain_loop.samples(job.train, client)
-    net.load_state_dict(model)
-    plain_loop.train_client(
-        net, x, y, make_optimizer, epochs=job.local_epochs, batch_size=job.batch_size,
-        rng=streams.generator(job.seed, "batches", number, 0, client), penalty=penalty,
-    )  # fmt: skip
-    return {name: p.detach().clone() for name, p in net.state_dict().items()}
+    return plain_loop.trained(job, module(job), model, client, make_optimizer, "batches", number, 0, penalty=penalty)
 
 
 def begun(job):
@@ -42,18 +36,11 @@ def begun(job):
 
 
 def loss_of(job, model, x, y):
-    net = module(job)
-    net.load_state_dict(model)
-    return nn.functional.cross_entropy(net(x), y).item()
+    return nn.functional.cross_entropy(plain_loop.loaded(module(job), model)(x), y).item()
 
 
 def accuracies(job, models):
-    def predict(client, x):
-        net = module(job)
-        net.load_state_dict(models[client])
-        return net(x)
-
-    return plain_loop.accuracies(job, predict)
+    return plain_loop.scores(job, lambda: module(job), models)
 
 
 def near(cloud, strength):

@@ -28,11 +28,7 @@ def fedcac(j, optimizer, rounds, *, tau=0.5, beta=3, sizes=SIZES):
     for number in range(rounds):
         active, trained = trainer.active(j, number), {}
         for c in active:
-            net, (x, y) = plain_loop.module(sizes), plain_loop.samples(j.train, c)
-            net.load_state_dict(model[c])
-            rng = streams.generator(j.seed, "batches", number, 0, int(c))
-            plain_loop.train_client(net, x, y, optimizer, epochs=j.local_epochs, batch_size=j.batch_size, rng=rng)
-            trained[c] = _copy(dict(net.named_parameters()))
+            trained[c] = plain_loop.trained(j, plain_loop.module(sizes), model[c], c, optimizer, "batches", number, 0)
             for n, p in trained[c].items():
                 s = (p * (p - model[c][n])).abs().flatten()
                 best = torch.argsort(s, descending=True)[: int(tau * len(s))]
@@ -54,13 +50,7 @@ def fedcac(j, optimizer, rounds, *, tau=0.5, beta=3, sizes=SIZES):
             own[a] = {n: sum(trained[b][n] for b in group) / len(group) for n in server}
         # with the masks of each client's last round
         model = [{n: torch.where(mask[c][n], own[c][n], server[n]) for n in server} for c in range(j.clients)]
-
-    def predict(c, x):
-        net = plain_loop.module(sizes)
-        net.load_state_dict(model[c])
-        return net(x)
-
-    return model, plain_loop.accuracies(j, predict)
+    return model, plain_loop.scores(j, lambda: plain_loop.module(sizes), model)
 
 
 class Hadamard(nn.Module):

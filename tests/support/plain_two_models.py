@@ -19,9 +19,7 @@ from fedstat._utils import streams
 def module(params):
     """An MLP of these parameters, whose names give its sizes."""
     weights = [p for name, p in params.items() if name.endswith("weight")]
-    net = plain_loop.module([weights[0].shape[1], *map(len, weights)])
-    net.load_state_dict(params)
-    return net
+    return plain_loop.loaded(plain_loop.module([weights[0].shape[1], *map(len, weights)]), params)
 
 
 def values(net):
@@ -133,10 +131,8 @@ def ditto(j, make_optimizer, rounds, *, lam, own_epochs, score=True):
             for position, (params, penalty, epochs) in enumerate(
                 [(server, None, j.local_epochs), (own[c], far, own_epochs)]
             ):
-                net, rng = module(params), streams.generator(j.seed, "batches", number, position, int(c))
-                how = {"epochs": epochs, "batch_size": j.batch_size, "rng": rng, "penalty": penalty}
-                plain_loop.train_client(net, *plain_loop.samples(j.train, c), make_optimizer, **how)
-                trained.append(values(net))
+                key, how = ("batches", number, position), {"epochs": epochs, "penalty": penalty}
+                trained.append(plain_loop.trained(j, module(params), params, c, make_optimizer, *key, **how))
             sent.append(trained[0])
             own[c] = trained[1]
         server = mean_by_samples(j, active, sent)
