@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import io
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -21,11 +23,11 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.registry import register_pipeline
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, MemoryStore
 
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.store.journal import DamageError, Journal
+from fedstat.store.journal import FOLDER, DamageError, Journal
 
 CODED = {"compressors": (ZstdCodec(), Crc32cCodec())}
 """Encoding of every array."""
@@ -225,10 +227,72 @@ class _Array(ZarrArrayWrapper):
             ) from error
 
 
+@functools.lru_cache(maxsize=1024)
+def encode_array(
+    dims: tuple[str, ...], shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, attrs: str
+) -> Mapping[str, Buffer]:
+    """Return the files of an array without values; ``attrs`` is JSON.
+
+    They are cached: zarr takes a millisecond for each array, and the arrays of a run, and of the runs of a grid, are
+    alike.
+    """
+    files: dict[str, Buffer] = {}
+    zarr.create_array(
+        MemoryStore(files),
+        shape=shape,
+        chunks=chunks,
+        dtype=dtype,
+        fill_value=np.nan if np.issubdtype(np.dtype(dtype), np.floating) else 0,
+        dimension_names=dims,
+        attributes=json.loads(attrs),
+        # All chunks are in one folder, which exists from the start.
+        chunk_key_encoding={"name": "default", "separator": "."},
+        compressors=CODED["compressors"],
+    )
+    return files
+
+
+def encode_group(variables: Dataset) -> Mapping[str, Buffer]:
+    """Return the files of a group that holds the variables of a dataset, from a cache if they are small."""
+    if variables.nbytes > _SMALL:
+        return _encode_group(variables)
+    return _encode_small_group(
+        json.dumps(
+            [
+                (name, name in variables.coords, v.dims, v.dtype.str, v.values.tolist(), v.attrs)
+                for name, v in variables.variables.items()
+            ]
+        )
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _encode_small_group(content: str) -> Mapping[str, Buffer]:
+    variables: dict[bool, dict[str, Any]] = {True: {}, False: {}}
+    for name, is_coordinate, dims, dtype, values, attrs in json.loads(content):
+        variables[is_coordinate][name] = (dims, np.array(values, dtype), attrs)
+    return _encode_group(Dataset(variables[False], variables[True]))
+
+
+def _encode_group(variables: Dataset) -> Mapping[str, Buffer]:
+    files: dict[str, Buffer] = {}
+    encoding: Any = dict.fromkeys(variables.variables, CODED)
+    variables.to_zarr(MemoryStore(files), mode="a", consolidated=False, zarr_format=3, encoding=encoding)
+    return files
+
+
 class _Store(ZarrStore):
     """xarray's view of a group, with guarded arrays."""
 
     __slots__ = ()
+
+    @classmethod
+    def of(cls, group: zarr.Group, members: dict[str, zarr.Array | zarr.Group]) -> Self:
+        """Return the view of a group whose members are known, which xarray would read again."""
+        is_old = group.metadata.zarr_format == 2
+        store = cls(group, "r", use_zarr_fill_value_as_mask=is_old, cache_members=False)
+        store._cache_members, store._members = True, members
+        return store
 
     def open_store_variable(self, name: str) -> xr.Variable:
         variable = super().open_store_variable(name)
@@ -242,10 +306,20 @@ def _limit_decoding() -> Any:
 
 
 def open_groups(path: Path) -> dict[str, Dataset]:
-    """Open the groups of a store, by their paths; arrays are read on access."""
+    """Open the groups of a store, by their paths, without the mark of the journal; arrays are read on access."""
     with _limit_decoding():
-        stores = _Store.open_store(Guarded(path, read_only=True), group="/", consolidated=False)
-        return {name: open_dataset(store, engine="store") for name, store in stores.items()}
+        root = zarr.open_group(Guarded(path, read_only=True), mode="r", use_consolidated=False)
+        groups: dict[str, zarr.Group] = {"": root}
+        members: dict[str, dict[str, Any]] = {"": {}}
+        for name, node in root.members(max_depth=None):
+            parent, _, key = name.rpartition("/")
+            members[parent][key] = node
+            if isinstance(node, zarr.Group):
+                groups[name], members[name] = node, {}
+        if isinstance(members[""].get(FOLDER), zarr.Array):
+            del members[""][FOLDER]
+        stores = {f"/{name}": _Store.of(group, members[name]) for name, group in groups.items()}
+        return {path: open_dataset(store, engine="store") for path, store in stores.items()}
 
 
 def open_root_group(path: Path) -> Dataset:

@@ -99,7 +99,7 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     from fedstat.store.files import open_groups  # takes half a second: after the check that the run exists
 
     try:
-        tree = xr.DataTree.from_dict(open_groups(path))
+        tree = xr.DataTree.from_dict(_sort_groups(open_groups(path), attrs))
     except (guard.LimitError, journal.DamageError):
         raise
     except Exception as error:
@@ -110,7 +110,7 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
             group, _, variable = name.rpartition("/")
             if f"/{group}" not in tree.groups or variable not in tree[group].data_vars:
                 raise journal.DamageError(f"the run at {path} is damaged: {name} is missing. {origin.AGAIN}")
-    return _sort_groups(_drop_journal(tree), attrs)
+    return tree
 
 
 def run_at(
@@ -167,15 +167,9 @@ def reading(path: str | Path) -> Iterator[None]:
         raise journal.DamageError(f"the run at {path} cannot be used: {what}. {origin.AGAIN}") from error
 
 
-def _drop_journal(tree: xr.DataTree) -> xr.DataTree:
-    if journal.FOLDER in tree.data_vars:
-        tree.dataset = tree.to_dataset(inherit=False).drop_vars(journal.FOLDER)
-    return tree
-
-
-def _sort_groups(tree: xr.DataTree, attrs: Mapping[str, Any]) -> xr.DataTree:
-    """Sort the groups of every node in the order that the store records; in older stores, its settings."""
-    paths = {path[1:] for path in tree.groups}
+def _sort_groups(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> dict[str, xr.Dataset]:
+    """Sort groups, by their paths, in the order that the store records; in older stores, its settings."""
+    paths = {path[1:] for path in groups}
     names = paths | {path.rpartition("/")[2] for path in paths}
     order: dict[str, int] = {}
     group_names = [name for name in _list_groups(attrs) if isinstance(name, str) and name in names]
@@ -186,10 +180,7 @@ def _sort_groups(tree: xr.DataTree, attrs: Mapping[str, Any]) -> xr.DataTree:
     def rank(path: str) -> tuple[int, str]:
         return order.get(path, order.get(path.rpartition("/")[2], len(group_names))), path
 
-    for node in tree.subtree:
-        if node.children:
-            node.children = dict(sorted(node.children.items(), key=lambda item: rank(item[1].path[1:])))
-    return tree
+    return dict(sorted(groups.items(), key=lambda item: rank(item[0][1:])))
 
 
 def _list_groups(attrs: Mapping[str, Any]) -> list[Any]:

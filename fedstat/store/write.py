@@ -9,7 +9,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -304,29 +304,20 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
 
 def lay_out(folder: Path, groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> None:
     """Create the groups and the empty arrays of a new run."""
-    from fedstat.store.files import CODED, Direct
+    from fedstat.store.files import Direct, encode_array, encode_group
 
     store = Direct(folder)
     _create_root(store).attrs.update({**attrs, GROUPS: json.dumps([*groups])})
-    for name, group in groups.items():
-        encoding: Any = dict.fromkeys(group.coords.variables, CODED)
-        group.coords.to_zarr(store, group=name, mode="a", consolidated=False, zarr_format=3, encoding=encoding)
-        target = zarr.open_group(store, path=name, mode="r+")
+    parents = sorted({str(parent) for name in groups for parent in PurePosixPath(name).parents} - {"."})
+    for name, group in {**dict.fromkeys(parents, Group(xr.Dataset(), {})), **groups}.items():
+        files = {**encode_group(group.coords)}
         for variable, layout in group.variables.items():
-            shape = tuple(group.coords.sizes[d] for d in layout.dims)
-            floating = np.issubdtype(np.dtype(layout.dtype), np.floating)
-            target.create_array(
-                variable,
-                shape=shape,
-                chunks=tuple(layout.chunk.get(d, n) for d, n in zip(layout.dims, shape, strict=True)),
-                dtype=layout.dtype,
-                fill_value=np.nan if floating else 0,
-                dimension_names=layout.dims,
-                attributes=dict(layout.attrs),
-                # All chunks are in one folder, which exists from the start.
-                chunk_key_encoding={"name": "default", "separator": "."},
-                compressors=CODED["compressors"],
-            )
+            shape = tuple(group.coords.sizes[dim] for dim in layout.dims)
+            chunks = tuple(layout.chunk.get(dim, n) for dim, n in zip(layout.dims, shape, strict=True))
+            encoded = encode_array(layout.dims, shape, chunks, layout.dtype, json.dumps(dict(layout.attrs)))
+            files |= {f"{variable}/{key}": content for key, content in encoded.items()}
+        for key, content in files.items():
+            store.set_sync(f"{name}/{key}", content)
 
 
 def _create_root(store: Any) -> Any:
