@@ -69,6 +69,40 @@ def test_only_chunks_above_64_kib_pass_to_another_thread(tmp_path, size, monkeyp
     np.testing.assert_array_equal(store.open_run(tmp_path / "run.zarr")["group/value"], values)
 
 
+def test_a_layout_has_the_files_that_xarray_and_zarr_write_for_each_group(tmp_path):
+    columns = {
+        "int64": np.arange(3), "int32": np.arange(3, dtype="i4"), "float": np.array([0, np.nan, 2]),
+        "zero": np.zeros(3), "bool": np.arange(3) > 1, "text": np.array(["a", "", "c"], object),
+        "many": np.arange(10_000),
+    }  # fmt: skip
+    groups = {
+        f"{kind}/{name}": Group(
+            xr.Dataset({} if kind != "constant" else {"y": ("x", v)}, {"x": ("x", v, {"unit": kind})}),
+            {"shared": Variable(("x",), "bool"), "nu": Variable(("x",), "f8", {"x": 2}, {"long_name": kind})},
+        )
+        for kind in ("plain", "other text", "constant")
+        for name, v in columns.items()
+    }
+    write.lay_out(tmp_path / "run", groups, {"seed": 3})
+    plain = zarr.open_group(tmp_path / "plain", mode="w")
+    for name, group in groups.items():
+        encoding = dict.fromkeys(group.coords.variables, files.CODED)
+        group.coords.to_zarr(tmp_path / "plain", group=name, mode="a", consolidated=False, encoding=encoding)
+        for key, v in group.variables.items():
+            plain[name].create_array(
+                key, shape=group.coords.x.shape, chunks=(v.chunk.get("x", group.coords.sizes["x"]),), dtype=v.dtype,
+                fill_value=False if v.dtype == "bool" else np.nan, dimension_names=v.dims, attributes=dict(v.attrs),
+                chunk_key_encoding={"name": "default", "separator": "."}, **files.CODED,
+            )  # fmt: skip
+    for name in groups:
+        stored, expected = (
+            {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+            for root in (tmp_path / "run" / name, tmp_path / "plain" / name)
+        )
+        assert len(expected) >= 4
+        assert stored == expected, name
+
+
 def test_provenance_names_settings_versions_and_time(tmp_path):
     create(tmp_path / "run.zarr", lr=0.1).finish()
     attrs = store.open_run(tmp_path / "run.zarr").attrs
