@@ -46,7 +46,7 @@ test-slow: $(READY)  ## tests of minutes; those of torture and of the browser ha
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --benchmark-disable -m 'slow and not gpu' --ignore tests/torture --ignore tests/browser
 
 test-browser: $(READY) $(READY_FOR_BROWSER) | chromium  ## the site that `make docs` built, and the notebooks in JupyterLab, in Chromium
-	FEDSTAT_BROWSER=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -m slow --benchmark-disable
+	FEDSTAT_BROWSER=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -n auto --dist loadfile -m slow --benchmark-disable
 
 chromium:  ## Debian's Chromium, where there is no browser of this family and the user may install it
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
