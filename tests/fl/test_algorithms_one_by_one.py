@@ -65,7 +65,7 @@ def test_layers_by_name_by_number_and_by_default_are_the_same(layers):
 def test_shortcuts_are_not_counted_and_stand_beside_their_convolution():
     net = nets.NETS["resnet8"]((3, 8, 8), 4, width=0.125)
     assert masks.resolve(net, None) == masks.resolve(net, 7) == ["conv7"]
-    assert masks.resolve(net, (8, "shortcut4")) == ["fc1", "shortcut4"]
+    assert masks.resolve(net, (4, 8, "shortcut4")) == ["conv4", "fc1", "shortcut4"]
     assert masks.last_layers(net, "global_layers", 3) == ["conv6", "shortcut6", "conv7", "fc1"]
 
 

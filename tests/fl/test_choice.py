@@ -106,6 +106,18 @@ def test_steps_by_layer_are_the_shares_of_what_halves_have_in_common():
     np.testing.assert_allclose(step, np.clip(shares, 0, 1), rtol=1e-4)
 
 
+def test_a_client_of_one_sample_has_no_say_in_steps_by_layer():
+    by_layer = algorithms.shrunken(algorithms.fedavg(), by="layer")
+    j = job(by_layer, sizes=[1, *LARGER[1:]], validation=rows([6, 5, 9, 7, 8, 6], 2))
+    state = run(j, 2)
+    x = j.train.x.clone()
+    x[0] += 3
+    changed = replace(j, train=j.train._replace(x=x))
+    step, want = (evaluate.evaluate(one, state)["choice/step"] for one in (changed, j))
+    assert 0 < want.max() < 1  # not clipped, so that a change would show
+    np.testing.assert_array_equal(step, want)
+
+
 # --- runs
 
 

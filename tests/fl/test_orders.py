@@ -119,3 +119,9 @@ def test_the_probe_of_halves_measures_clients_of_two_samples_and_leaves_out_thos
     values = measures.halves_probe(j, 1).on_round_start(j, trainer.start(j), of_all(j))
     for name in ("between", "within"):
         assert np.isfinite(values[f"probe/{name}"]).all(axis=1).tolist() == [True] * 4 + [False]
+
+
+def test_two_samples_of_a_client_suffice_for_halves():
+    split_halves.require(job(make("fedavg"), sizes=[2, 2, 3]), "a test", 3)
+    with pytest.raises(ValueError, match="1 of the 3 clients have only one training sample"):
+        split_halves.require(job(make("fedavg"), sizes=[1, 2, 3]), "a test", 3)

@@ -14,7 +14,7 @@ from layers import R8, weights
 import fedstat.labelled as fs
 from fedstat.results import ConvergenceWarning
 from fedstat.sim import generate
-from fedstat.stats import factor
+from fedstat.stats import factor, number_of_factors
 from fedstat.stats.moments import correlation, moments
 
 
@@ -276,3 +276,8 @@ def test_a_model_that_fits_badly_has_an_interval_of_its_rmsea() -> None:
     z = np.repeat(rng.normal(size=(10, 12)), 10, axis=0) + 1e-6 * rng.normal(size=(100, 12))
     row = fs.fa(z, n_factors=2, method="minres").glance().iloc[0]
     assert 0 < row["rmsea_low"] < row["rmsea"] < row["rmsea_high"]
+
+
+def test_a_scree_of_two_eigenvalues_has_no_bend() -> None:
+    assert number_of_factors.elbow(np.array([1.5, 0.5])) == 1
+    assert number_of_factors.elbow(np.array([2.5, 0.3, 0.2])) == 1
