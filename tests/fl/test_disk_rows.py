@@ -319,7 +319,7 @@ def test_what_does_not_fit_is_refused_before_training(monkeypatch, tmp_path):
     ):
         go(memory_budget="1MB")
     monkeypatch.setattr(_memory, "_held_bytes", lambda _: 0)
-    with pytest.raises(ValueError, match="for the mixing matrix of all clients"):
+    with pytest.raises(ValueError, match=r"95\.4 MiB of it for the mixing matrix of all clients"):
         train(
             dense(clients=2500, n_train=2, n_test=1), NET, make("factorized-fl-alpha"), rounds=1, memory_budget="150MB",
             participation=0.01,

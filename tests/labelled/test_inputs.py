@@ -236,6 +236,8 @@ def test_warnings_and_errors_name_their_layer() -> None:
         fedstat.split(one, n_factors=2, layer=["conv"])
     with pytest.raises(ValueError, match="layer 'conv': agreement between clients needs at least 2 clients"):
         fedstat.icc(one)
+    with pytest.raises(ValueError, match=r"^agreement between clients needs at least 2 clients"):
+        fedstat.icc(one, layer=["conv"])
     broken = {name: {**state, "fc1.weight": state["fc1.weight"] * np.nan} for name, state in STATES.items()}
     with pytest.raises(ValueError, match="layer 'fc1': the weights of client client0 hold NaN"):
         fedstat.split(broken, n_factors=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,30 @@ def require_same(mine: Any, theirs: Any) -> None:
 def test_what_torch_saves_is_read_as_torch_reads_it(name: str, zipped: bool, tmp_path: Path) -> None:
     torch.save(CONTENTS[name], tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     require_same(torch_files.read(tmp_path / "a.pt"), torch.load(tmp_path / "a.pt", weights_only=True))
+
+
+def test_a_storage_that_is_part_of_another_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    """Early versions of torch stored a view of a storage with its offset and size."""
+
+    class Part:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return torch._utils._rebuild_tensor, (self.storage, 1, (2, 2), (2, 1))
+
+        storage = object()
+
+    class Early(pickle.Pickler):
+        def persistent_id(self, value: object) -> tuple[Any, ...] | None:
+            return ("storage", torch.FloatStorage, "key", "cpu", 60, ("view", 7, 9)) if value is Part.storage else None
+
+    with (tmp_path / "a.pt").open("wb") as file:
+        for header in (torch.serialization.MAGIC_NUMBER, 1001, {"little_endian": True}):
+            pickle.dump(header, file, 2)
+        Early(file, 2).dump({"part": Part()})
+        pickle.dump(["key"], file, 2)
+        file.write((60).to_bytes(8, "little") + BASE.numpy().tobytes())
+    expected = torch.load(tmp_path / "a.pt", weights_only=False)
+    assert expected["part"].tolist() == [[8, 9], [10, 11]]
+    require_same(torch_files.read(tmp_path / "a.pt"), expected)
 
 
 def test_what_is_read_is_not_to_be_written_to(tmp_path: Path) -> None:

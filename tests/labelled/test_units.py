@@ -135,6 +135,17 @@ def state(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
             state(c_fc__weight=(4, 16), c_fc__bias=(16,), c_proj__weight=(4, 4), c_proj__bias=(4,)),
             "is square, and other layers have their units last",
         ),
+        (
+            state(
+                a__c_proj__weight=(5, 3),
+                a__c_proj__bias=(5,),
+                b__c_proj__weight=(3, 6),
+                b__c_proj__bias=(6,),
+                c_proj__weight=(4, 4),
+                c_proj__bias=(4,),
+            ),
+            "is square, and other layers have their units last",
+        ),
         (state(rnn__weight_ih_l0=(24, 5)), "its 24 rows may be those of several gates"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,14 @@ def test_a_byte_that_no_power_cut_explains_is_damage(store: Path, number: int, e
     content = b"".join(lines)
     log(store).write_bytes(content if ended else content[:-1])
     with pytest.raises(DamageError, match=f"line {number} of journal/log is not valid"):
+        read_log(store)
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b'{"files": {"a": [1]}, "without": []}', b'{"files": {}}'])
+def test_a_line_whose_checksum_fits_must_still_be_a_commit(store: Path, text: bytes) -> None:
+    with log(store).open("ab") as file:
+        file.write(b"%08x %d %s\n" % (zlib.crc32(text), len(text), text))
+    with pytest.raises(DamageError, match="line 3 of journal/log is not valid"):
         read_log(store)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 
 import numpy as np
@@ -119,6 +120,13 @@ def test_an_existing_path_is_not_touched(tmp_path):
     with pytest.raises(FileExistsError, match="exists already"):
         create(tmp_path / "run.zarr")
     assert (tmp_path / "run.zarr" / "precious").read_text() == "data"
+
+
+def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda _, mode: not mode & os.W_OK)  # root may write anywhere
+    with pytest.raises(PermissionError, match="cannot be written: you may not write to"):
+        create(tmp_path / "new" / "run.zarr")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_layout_leaves_nothing(tmp_path, monkeypatch):
