@@ -173,6 +173,7 @@ FITTING = low_rank((10, 6))
     ("weight", "changes", "says"),
     [
         ("fc9.weight", {}, "composed weight must be one of .*Did you mean .*'fc1.weight'"),
+        ("fc2.weight", {}, "composed weight must be one of .* but got 'fc2.weight'"),
         ("fc1.weight", {"value": lambda f: f["weight"].mT}, r"'fc1.weight': the value .*\*\(10, 6\)\).*\(2, 6, 10\)"),
         ("fc1.weight", {"pullback": {"weight": None}}, r"fc1.weight': the pull.*'b', 'a'\], but has \['weight'\]"),
         ("fc1.weight", {"pullback": dict.fromkeys(FITTING.shapes, lambda _, d: d)}, r"'b': \(10, 2\).*'b': \(10, 6\)"),
@@ -188,7 +189,7 @@ FITTING = low_rank((10, 6))
 )  # fmt: skip
 def test_a_part_that_does_not_fit_is_named_before_the_first_round(weight, changes, says):
     with pytest.raises(ValueError, match=says):
-        composed(nets.mlp(SIZES), {weight: FITTING._replace(**changes)})
+        composed(nets.mlp(SIZES)._replace(buffers=("fc2.weight",)), {weight: FITTING._replace(**changes)})
 
 
 def test_a_start_of_other_factors_is_named():

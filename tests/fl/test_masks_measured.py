@@ -9,12 +9,12 @@ import plain_loop
 import pytest
 import torch
 import trainer
-from algorithm_jobs import assert_equal, rows, run
+from algorithm_jobs import assert_equal, image_job, rows, run
 from masked_jobs import CLIENTS, SHAPES, SIZES, SPECS, algorithm, job, mask, whole
 
 from fedstat._utils import streams
 from fedstat.fl import communication_round, masks, nets
-from fedstat.fl.algorithm import SharedMask
+from fedstat.fl.algorithm import Algorithm, SharedMask
 from fedstat.fl.probes import variants
 
 LAYERS = {"fc1": 6, "fc2": 3}
@@ -119,6 +119,16 @@ def test_the_ablation_replaces_every_clients_own_part(spec):
                     sd = 1.0 if "N(0, 1)" in said else own[name].std(correction=0)
                     changed[name][at] = (noise[name] * sd)[at]
                 assert found[part, draw, c] == pytest.approx(accuracy(changed, j.test, c)[0], abs=1e-6)
+
+
+def test_the_ablation_replaces_no_running_statistics():
+    net = nets.lenet((1, 16, 16), 3, norm="batch", width=0.5)
+    shared = {name: torch.tensor(True) for name in net.shapes} | {
+        "conv1.running_var": torch.tensor([True, False, True])
+    }
+    j = image_job(Algorithm("statistics", lambda _: SharedMask(shared)), net, [6] * 4)
+    found = variants.ablated_accuracy(j, run(j, 1), draws=1)
+    np.testing.assert_array_equal(found, np.broadcast_to(found[:1], found.shape))
 
 
 # --- what is kept of the clients

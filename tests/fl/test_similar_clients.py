@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import plain_loop
@@ -25,6 +26,16 @@ NAMES = ("clustered-fl", "fedamp", "fedfomo")
 
 def sgd(params):
     return torch.optim.SGD(params, lr=0.1)
+
+
+def test_models_are_compared_by_shared_parameters_without_running_statistics():
+    net = nets.lenet((1, 16, 16), 3, norm="batch", width=0.5)
+    mask = SharedMask(masks.share_all_but(net, ["fc2"], torch.device("cpu")))
+    context = SimpleNamespace(mask=mask, net=net)
+    models = {name: torch.zeros(2, *shape) for name, shape in net.shapes.items()}
+    shared = {name for name in net.shapes if nets.layer_of(name) != "fc2"}
+    assert aggregate.shared_part(context, models, statistics=True).keys() == shared
+    assert aggregate.shared_part(context, models).keys() == {name for name in shared if "running" not in name}
 
 
 # --- equal to the plain loop under other settings than the table's
