@@ -253,17 +253,18 @@ def encode_array(
 
 
 def encode_group(variables: Dataset) -> Mapping[str, Buffer]:
-    """Return the files of a group that holds the variables of a dataset, from a cache if they are small."""
+    """Return the files of a group that holds the variables of a dataset, from a cache if they are small and plain."""
     if variables.nbytes > _SMALL:
         return _encode_group(variables)
-    return _encode_small_group(
-        json.dumps(
-            [
-                (name, name in variables.coords, v.dims, v.dtype.str, v.values.tolist(), v.attrs)
-                for name, v in variables.variables.items()
-            ]
-        )
-    )
+    parts = [
+        (name, name in variables.coords, v.dims, v.dtype.str, v.values.tolist(), v.attrs)
+        for name, v in variables.variables.items()
+    ]
+    try:
+        content = json.dumps(parts)
+    except TypeError:  # such as dates
+        return _encode_group(variables)
+    return _encode_small_group(content)
 
 
 @functools.lru_cache(maxsize=256)

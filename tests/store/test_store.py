@@ -74,7 +74,8 @@ def test_a_layout_has_the_files_that_xarray_and_zarr_write_for_each_group(tmp_pa
     columns = {
         "int64": np.arange(3), "int32": np.arange(3, dtype="i4"), "float": np.array([0, np.nan, 2]),
         "zero": np.zeros(3), "bool": np.arange(3) > 1, "text": np.array(["a", "", "c"], object),
-        "many": np.arange(10_000),
+        "many": np.arange(10_000), "complex": np.array([1j, 0, 2]), "date": np.arange(3).astype("M8[s]"),
+        "numbers of NumPy": np.array([np.int64(3), np.int64(0), np.int64(2)], object),
     }  # fmt: skip
     groups = {
         f"{kind}/{name}": Group(

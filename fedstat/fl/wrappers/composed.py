@@ -430,7 +430,7 @@ def is_kernel(weight: str) -> bool:
 
 
 def _has(weight: str, kinds: tuple[str, ...]) -> bool:
-    """Return True if the layer of a weight, or of a component of a mixture, is of one of these kinds."""
+    """Return True if the layer of a weight is of one of some kinds, also in a component of a mixture."""
     return nets.layer_of(weight).rpartition("_")[2].startswith(kinds)
 
 
