@@ -41,10 +41,10 @@ def test_one_peak_is_seldom_rejected_and_two_are():
 
 def test_mixture_keeps_its_level_and_recovers_its_components():
     rng = np.random.default_rng(2)
-    level = [statistics.mixture(rng.normal(3, 0.01, size=60), draws=9, seed=i).p_value for i in range(6)]
-    assert np.sum(np.array(level) <= 0.1) <= 3  # 6 tests at 10%: more than 3 rejections have chance 1e-3
-    found = statistics.mixture(np.r_[rng.normal(100, 1, 600), rng.normal(110, 2, 400)], draws=4)
-    assert found.p_value == 0.2
+    level = [statistics.mixture(rng.normal(3, 0.01, size=60), draws=19, seed=i).p_value for i in range(10)]
+    assert np.sum(np.array(level) <= 0.05) <= 3  # 10 tests at 5%: more than 3 rejections have chance 1e-3
+    found = statistics.mixture(np.r_[rng.normal(100, 1, 600), rng.normal(110, 2, 400)], draws=19)
+    assert found.p_value == pytest.approx(0.05)
     n, sd = np.array([600, 400]), np.array([1, 2])
     assert (abs(found.mean - [100, 110]) < 4 * sd / np.sqrt(n)).all()
     assert (abs(found.sd / sd - 1) < 4 / np.sqrt(2 * n)).all()
