@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -109,11 +108,9 @@ def jupyter_lab(home: Path) -> Iterator[Lab]:
         "MPLCONFIGDIR": mpl.get_cachedir(), "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
     }  # fmt: skip
-    with socket.create_server(("127.0.0.1", 0)) as free:  # servers that start at once all find JupyterLab's port free
-        port = free.getsockname()[1]
     options = [
-        "--no-browser", "--allow-root", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
-        "--ServerApp.root_dir=work", "--LabApp.expose_app_in_browser=True",
+        "--no-browser", "--allow-root", "--ServerApp.root_dir=work", "--LabApp.expose_app_in_browser=True",
+        "--ServerApp.port=0",  # two servers that start at once would both choose JupyterLab's usual port
     ]  # fmt: skip
     with (home / "log").open("w") as log:
         server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *options], cwd=home, env=env, stderr=log)
