@@ -106,6 +106,7 @@ def by_pingouin(w: np.ndarray) -> float:
     return float(table.loc[table["Type"] == "ICC(A,1)", "ICC"].item())
 
 
+@pytest.mark.filterwarnings("ignore:The inplace keyword:DeprecationWarning")  # pingouin 0.7 with pandas 3.1
 def test_bench_icc_with_sign_flips_against_pingouin_unit_by_unit(compare: Any) -> None:
     w = np.random.default_rng(0).normal(size=(100, 200, 100))
     np.testing.assert_allclose(fedstat.icc(w).agreement[:2], [by_pingouin(w[:, j]) for j in range(2)], atol=1e-9)
