@@ -201,6 +201,8 @@ VERBS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "fa": (lambda **options: fedstat.fa(LAYERS, kappa=0.5, layer="*", **options), []),
     "split": (lambda **options: fedstat.split(LAYERS, kappa=0.5, layer="*", **options), []),
     "icc": (lambda **options: fedstat.icc(LAYERS, layer="*", **options), []),
+    "fedstat.icc, weights once": (lambda **options: fedstat.icc(ONE, inference="F", **options), ["5 of 5 clients"]),
+    "fedstat.icc, weights twice": (lambda **options: fedstat.icc(ONE, **options), ["10 of 10 clients"]),
     "bootstrap": (lambda **options: fedstat.bootstrap(ONE, kappa=0.5, n_boot=7, **options), counted(7, "sample")),
     "permutation_test": (
         lambda **options: fedstat.permutation_test(ONE, kappa=0.5, n_permutations=7, **options),

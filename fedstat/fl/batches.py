@@ -318,8 +318,10 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
         index = places[order]
     y = labels.classes("y", data["y"], lead)
     y_rows = torch.from_numpy(_numbers(y.reshape(-1) if order is None else y[order])).to(device)
+    if not len(names):
+        raise ValueError("the data must have at least 1 client, but got 0")
     empty = np.flatnonzero(np.diff(start) == 0)
-    if empty.size or len(start) == 1:
+    if empty.size:
         nobody = "" if len(places) else " Divide every client's: fedstat.data.partition.train_test(data, test=0.2)"
         raise ValueError(
             f"every client needs {subset} samples, but client(s) {names[empty][:5].tolist()} have none.{nobody}"

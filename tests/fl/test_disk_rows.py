@@ -229,7 +229,7 @@ def test_damaged_rows_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["map", "zarr", "by default"])
-def test_stored_samples_are_those_in_memory(kind, sources):
+def test_stored_samples_are_those_in_memory(kind, sources, monkeypatch):
     cpu = torch.device("cpu")
     for subset in ("train", "test"):
         there = batches.rows_of(sources[kind], subset, cpu, stored=True)
@@ -239,7 +239,11 @@ def test_stored_samples_are_those_in_memory(kind, sources):
         rows = torch.tensor([[3, 0], [len(here.y) - 1, 3]])
         assert torch.equal(there.x[rows], here.x[rows])
         assert torch.equal(there.x[2], here.x[2])
+        assert torch.equal(there.x[np.arange(0)], here.x[:0])
         assert batches.digest(there) == batches.digest(here)
+        with monkeypatch.context() as patch:
+            patch.setattr(batches, "_BLOCK", 1)  # less than a sample
+            assert batches.digest(there) == batches.digest(here)
         own, clients = batches.load_clients(there, np.array([4, 1]))
         assert torch.equal(own.x, batches.part(here, np.array([4, 1])).x)
         assert own.ids[clients].tolist() == [4, 1]

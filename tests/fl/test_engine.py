@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 
 import numpy as np
 import plain_loop
 import pytest
 import torch
 import trainer
-from algorithm_jobs import FLAGS, assert_clients_near, job, optimizer_pair, rows, run
+from algorithm_jobs import FLAGS, assert_clients_near, assert_equal, job, optimizer_pair, rows, run
 from fl_runs import command
 from small_runs import NET, dense, three_splits
 
@@ -19,7 +20,8 @@ from fedstat.fl.algorithm import Algorithm, Phase
 
 OPTIMIZERS = {
     "sgd": optimizer_pair("sgd", 0.1),
-    "sgd with momentum and decay": optimizer_pair("sgd", 0.05, momentum=0.9, weight_decay=0.01),
+    "sgd with momentum": optimizer_pair("sgd", 0.05, momentum=0.9),
+    "sgd with decay": optimizer_pair("sgd", 0.05, weight_decay=0.1),
     "adam": optimizer_pair("adam", 0.01, weight_decay=0.01),
 }
 
@@ -35,6 +37,21 @@ def test_fedavg_equals_the_plain_loop(optimizer, batch_size, layers):
     j = replace(j, test=rows([9] * len(sizes), 1, classes=layers[-1]))
     theirs = plain_loop.run(j, layers, plain, rounds=2, shared=lambda trained, _: dict.fromkeys(trained, np.True_))
     assert_clients_near(j, run(j, 2), *theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [optim.sgd, optim.adam])
+@pytest.mark.parametrize("wrong", [{"lr": 0}, {"weight_decay": -0.1}, {"momentum": 1}, {"eps": 0}, {"betas": (0.9, 1)}])
+def test_settings_of_an_optimizer_have_their_range(make, wrong):
+    name = next(iter(wrong))
+    error = ValueError if name in signature(make).parameters else TypeError
+    with pytest.raises(error, match=name):
+        make(**{"lr": 0.1} | wrong)
+
+
+@pytest.mark.parametrize("make", [algorithms.fedper, algorithms.local])
+def test_a_single_client_has_the_model_of_fedavg_whatever_is_personal(make):
+    alone = [job(algorithm(), sizes=[16]) for algorithm in (algorithms.fedavg, make)]
+    assert_equal(*(trainer.models(one, run(one, 2)) for one in alone))
 
 
 @pytest.mark.parametrize("moving", ["fc1", "fc"])

@@ -11,7 +11,7 @@ import plain_loop
 import pytest
 import torch
 import trainer
-from algorithm_jobs import assert_clients_near, dataset, run
+from algorithm_jobs import assert_clients_near, assert_equal, dataset, run
 from masked_jobs import CLIENTS, SAMPLES, SIZES, SPECS, algorithm, arrays, job, mask
 from small_runs import interrupted_and_resumed, same
 
@@ -100,6 +100,13 @@ def test_a_run_under_masks_of_single_clients_is_recorded_and_goes_on_where_it_wa
     units = [mask(spec, 1 + t, share=0.98)["fc1.weight"].numpy().all((0, 2)) for t in range(4)]
     assert 0 < np.mean(units) < 1
     np.testing.assert_array_equal(again["split/fc1/shared"], units)
+
+
+def test_units_are_given_as_a_list_or_as_an_array():
+    net, flags = nets.mlp(SIZES), [True, False, True, True, False, True]
+    listed, array = (masks.units(net, {"fc1": f}, torch.device("cpu")) for f in (flags, np.array(flags)))
+    assert_equal(listed, array)
+    assert listed["fc1.bias"].tolist() == flags
 
 
 def test_a_layer_of_several_weights_has_them_all_as_incoming_weights():

@@ -241,6 +241,8 @@ def test_bad_data_are_named():
                 bad if split == "validation" else given, NET, algorithms.fedavg(), rounds=1,
                 new=bad if split == "new" else None,
             )  # fmt: skip
+    with pytest.raises(ValueError, match="at least 1 client, but got 0"):
+        train(data.isel(client=[]), NET, algorithms.fedavg(), rounds=1)
     with pytest.raises(ValueError, match="every client needs test samples"):
         train(data.isel(sample=slice(0, 24)), NET, algorithms.fedavg(), rounds=1)
     lonely = ragged(data)

@@ -56,6 +56,11 @@ def test_intervals_are_students_over_clients():
     assert np.isnan(alike[["std_error", "conf_low", "conf_high"]].astype(float)).all()
 
 
+def test_two_clients_are_enough():
+    w = BA[2][:2]
+    np.testing.assert_allclose(fedstat.effective_rank(w).rank["rank"].values[0], of_matrices(w - w.mean(0)), rtol=1e-6)
+
+
 def test_units_that_are_shared_are_nothing_personal():
     w = np.float32(RNG.normal(size=(7, 6, 9)))
     w[:, 2:] = w[0, 2:]

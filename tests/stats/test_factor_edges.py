@@ -97,6 +97,7 @@ def test_stopping_at_the_cap_is_a_field_and_a_warning() -> None:
         (lambda r: r[:5], r"must be square, but got shape \(5, 8\)"),
         (lambda r: r + np.triu(np.full_like(r, 0.01), 1), "must be symmetric, but got .* 0.01"),
         (lambda r: r * 2, r"unit diagonal, but got R\[0, 0\] = 2"),
+        (lambda r: r + np.diag([0, 0, 0.5, 0, 0, 0, 0, 0]), r"unit diagonal, but got R\[2, 2\] = 1.5"),
         (lambda r: np.where(r == 1, 1, -0.9), "positive semi-definite, but its smallest eigenvalue is -5.3"),
         (lambda r: np.where((np.eye(8) == 0) & (r == r.max(where=np.eye(8) == 0, initial=0)), np.nan, r), "finite"),
     ],
