@@ -47,6 +47,8 @@ def _check_repeats(verb: str, **arguments: Any) -> None:
         raise TypeError(f"{verb} takes {possible} after the weights, but got {', '.join(unknown)}")
     _refuse_agreement(verb, options.get("method"))
     check.real("level", arguments.get("level", 0.5), low=0, high=1, open_low=True, open_high=True)
+    for name in {"n_boot", "n_permutations"} & arguments.keys():
+        check.integer(name, arguments[name])
 
 
 def _refuse_agreement(verb: str, method: object, **_: object) -> None:

@@ -350,7 +350,7 @@ def bootstrap(
     xp = array_namespace(w)
     k, d, n = w.shape
     if k < 3:
-        raise ValueError(f"resampling clients needs at least 3 of them, but got {k}. Use replicates=0.")
+        raise ValueError(f"resampling clients needs at least 3 of them, but got {k}. Use more clients or no bootstrap.")
     rng = generator(seed, "icc bootstrap")
     n_drawn = rng.multinomial(k, np.full(k, 1 / k), size=check.integer("replicates", replicates)).astype(float)
     counts = xp.asarray(n_drawn, device=device_of(w))

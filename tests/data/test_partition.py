@@ -165,6 +165,11 @@ def test_a_client_goes_without_a_class_only_when_no_sample_of_it_is_left():
     assert partition.draw_equal(np.array([[0.6, 0.4, 0]]), 10, np.array([5, 5, 90]))[0].tolist() == [[5, 5, 0]]
 
 
+def equal(**options):
+    settings = {"clients": 9, "concentration": 1.0, "n_train": 5, "n_test": 0} | options
+    return partition.dirichlet_equal(DIGITS, **settings)
+
+
 ERRORS = [
     (lambda: partition.iid(DIGITS, clients=0), "clients must be an integer from 1 to 1797, but got 0"),
     (lambda: partition.iid(DIGITS, clients=1798), "from 1 to 1797, but got 1798"),
@@ -193,6 +198,33 @@ ERRORS = [
     ),
     (lambda: partition.hold_out(partition.iid(DIGITS, clients=1)), "leave clients to train, but got 0.1 of 1"),
     (lambda: partition.hold_out(partition.iid(DIGITS, clients=9), fraction=0.0), r"fraction must be .* in \(0, 1\)"),
+    (lambda: partition.one_class(DIGITS, clients=1798), "from 10 to 1797, but got 1798"),
+    (
+        lambda: partition.pathological(DIGITS, clients=4, classes_per_client=0),
+        "^classes_per_client must be an integer from 1 to 10",
+    ),
+    (lambda: partition.dirichlet(DIGITS, clients=0, concentration=1.0), "^clients must be an integer >= 1"),
+    (
+        lambda: partition.dirichlet(DIGITS, clients=9, concentration=1.0, min_samples=0),
+        "^min_samples must be an integer >= 1",
+    ),
+    (lambda: partition.natural(DIGITS, by="split", min_samples=0), "^min_samples must be an integer >= 1"),
+    (lambda: partition.domains(DIGITS, clients_per_domain=0), "^clients_per_domain must be an integer >= 1"),
+    (lambda: equal(clients=0), "^clients must be an integer >= 1"),
+    (lambda: equal(n_train=0), "^n_train must be an integer >= 1"),
+    (lambda: equal(n_test=-1), "^n_test must be an integer >= 0"),
+    (lambda: equal(concentration=0.0), "^concentration must be a finite number"),
+    (lambda: partition.train_test(partition.iid(DIGITS, clients=9), test=-0.1), "^test must be a finite number"),
+    (
+        lambda: partition.train_test(partition.iid(DIGITS, clients=9), validation=-0.1),
+        "^validation must be a finite number",
+    ),
+    (
+        lambda: partition.train_test(partition.iid(DIGITS, clients=9), gap=-1, in_order=True),
+        "^gap must be an integer >= 0",
+    ),
+    (lambda: partition.hold_out(partition.iid(DIGITS, clients=9), fraction=1.0), "^fraction must be a finite number"),
+    (lambda: partition.limit(partition.iid(DIGITS, clients=9), samples=0), "^samples must be an integer >= 1"),
 ]
 
 

@@ -40,7 +40,18 @@ def test_fedavg_equals_the_plain_loop(optimizer, batch_size, layers):
 
 
 @pytest.mark.parametrize("make", [optim.sgd, optim.adam])
-@pytest.mark.parametrize("wrong", [{"lr": 0}, {"weight_decay": -0.1}, {"momentum": 1}, {"eps": 0}, {"betas": (0.9, 1)}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lr": 0},
+        {"weight_decay": -0.1},
+        {"momentum": 1},
+        {"momentum": -0.1},
+        {"eps": 0},
+        {"betas": (0.9, 1)},
+        {"betas": (-0.1, 0.9)},
+    ],
+)
 def test_settings_of_an_optimizer_have_their_range(make, wrong):
     name = next(iter(wrong))
     error = ValueError if name in signature(make).parameters else TypeError
