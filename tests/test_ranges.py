@@ -45,20 +45,20 @@ RANGES: dict[str, tuple[Callable[[Any], Any], str, list[Any]]] = {
     "starts of sensitivity": (lambda n: fedstat.sensitivity(W, n_starts=n), "n_starts", [-1]),
     "tol of fa": (lambda tol: fedstat.fa(Z, tol=tol), "tol", [-1e-9]),
     "rows of parallel analysis": (lambda n: number_of_factors.parallel_analysis(R8, n), "n_obs", [2]),
-    "its quantile": (
+    "quantile of parallel analysis": (
         lambda q: number_of_factors.parallel_analysis(R8, 30, quantile=q), "quantile", OUTSIDE_0_TO_1,
     ),
-    "its draws": (lambda n: number_of_factors.parallel_analysis(R8, 30, draws=n), "draws", BELOW_1),
-    "methods that are ranked": (lambda n: ranking.critical_difference(n, 5), "methods", [1]),
-    "blocks that rank them": (lambda n: ranking.critical_difference(3, n), "blocks", BELOW_1),
-    "ranks that are compared": (lambda n: ranking.nemenyi(np.arange(1.0, n + 1), 5), "methods", [1]),
-    "blocks that compare them": (lambda n: ranking.nemenyi([1.0, 2.0], n), "blocks", BELOW_1),
+    "draws of parallel analysis": (lambda n: number_of_factors.parallel_analysis(R8, 30, draws=n), "draws", BELOW_1),
+    "methods of a critical difference": (lambda n: ranking.critical_difference(n, 5), "methods", [1]),
+    "blocks of a critical difference": (lambda n: ranking.critical_difference(3, n), "blocks", BELOW_1),
+    "methods of Nemenyi's test": (lambda n: ranking.nemenyi(np.arange(1.0, n + 1), 5), "methods", [1]),
+    "blocks of Nemenyi's test": (lambda n: ranking.nemenyi([1.0, 2.0], n), "blocks", BELOW_1),
     "an axis of entropy": (lambda axis: entropy.knn_entropy(VECTORS, axis=axis), "axis", [-3, 2]),
     "clusters": (lambda n: fedstat.client_clusters(VECTORS, n_clusters=n), "n_clusters", BELOW_1),
-    "their permutations": (
+    "permutations of clusters": (
         lambda n: fedstat.client_clusters(VECTORS, n_clusters=2, n_permutations=n), "n_permutations", BELOW_1,
     ),
-    "their subsamples": (
+    "subsamples of clusters": (
         lambda n: fedstat.client_clusters(VECTORS, n_clusters=2, n_subsamples=n), "n_subsamples", BELOW_1,
     ),
     "margin of reliability": (
@@ -72,15 +72,17 @@ RANGES: dict[str, tuple[Callable[[Any], Any], str, list[Any]]] = {
         lambda n: eigenvalues.extreme_eigenvalues(R8, direct_below=n), "direct_below", BELOW_1,
     ),
     "delta of Theorem 2": (lambda d: ntk.generalization(**SPHERE, normalize=True, delta=d), "delta", OUTSIDE_0_TO_1),
-    "its constant": (lambda c: ntk.generalization(**SPHERE, normalize=True, constant=c), "constant", [-1e-9]),
-    "its width": (lambda n: ntk.generalization(**SPHERE, normalize=True, width=n), "width", BELOW_1),
-    "its rate": (lambda lr: ntk.generalization(**SPHERE, normalize=True, lr=lr), "lr", [0.0]),
-    "its scale": (lambda s: ntk.generalization(**SPHERE, normalize=True, init_scale=s), "init_scale", [0.0]),
-    "its clients": (lambda n: ntk.generalization(**SPHERE, normalize=True, clients=[n]), "clients", [0, 5]),
-    "its samples": (lambda n: ntk.generalization(**SPHERE, normalize=True, samples=[n]), "samples", [0, 3]),
+    "constant of Theorem 2": (lambda c: ntk.generalization(**SPHERE, normalize=True, constant=c), "constant", [-1e-9]),
+    "width of Theorem 2": (lambda n: ntk.generalization(**SPHERE, normalize=True, width=n), "width", BELOW_1),
+    "learning rate of Theorem 2": (lambda lr: ntk.generalization(**SPHERE, normalize=True, lr=lr), "lr", [0.0]),
+    "initial scale of Theorem 2": (
+        lambda s: ntk.generalization(**SPHERE, normalize=True, init_scale=s), "init_scale", [0.0],
+    ),
+    "clients of Theorem 2": (lambda n: ntk.generalization(**SPHERE, normalize=True, clients=[n]), "clients", [0, 5]),
+    "samples of Theorem 2": (lambda n: ntk.generalization(**SPHERE, normalize=True, samples=[n]), "samples", [0, 3]),
     "samples of a bound": (gram.largest_informative_clients, "n_total", BELOW_1),
     "clients on the sphere": (lambda n: descent.gaussian(clients=n, n=2, d=3, n_test=0), "clients", BELOW_1),
-    "test samples there": (lambda n: descent.gaussian(clients=2, n=2, d=3, n_test=n), "n_test", [-1]),
+    "test samples on the sphere": (lambda n: descent.gaussian(clients=2, n=2, d=3, n_test=n), "n_test", [-1]),
     "clients of digits": (lambda n: descent.digits(clients=n), "clients", BELOW_1),
     "samples of digits": (lambda n: descent.digits(n=n), "n", BELOW_1),
     "test samples of digits": (lambda n: descent.digits(n_test=n), "n_test", [-1]),

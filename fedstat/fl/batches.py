@@ -319,7 +319,7 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
     y = labels.classes("y", data["y"], lead)
     y_rows = torch.from_numpy(_numbers(y.reshape(-1) if order is None else y[order])).to(device)
     if not len(names):
-        raise ValueError("the data must have at least 1 client, but got 0")
+        raise ValueError("the data must have at least 1 client, but got 0. Check how the clients were selected.")
     empty = np.flatnonzero(np.diff(start) == 0)
     if empty.size:
         nobody = "" if len(places) else " Divide every client's: fedstat.data.partition.train_test(data, test=0.2)"

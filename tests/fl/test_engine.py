@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 
 import numpy as np
 import plain_loop
@@ -39,23 +38,16 @@ def test_fedavg_equals_the_plain_loop(optimizer, batch_size, layers):
     assert_clients_near(j, run(j, 2), *theirs, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [optim.sgd, optim.adam])
 @pytest.mark.parametrize(
-    "wrong",
+    ("make", "wrong"),
     [
-        {"lr": 0},
-        {"weight_decay": -0.1},
-        {"momentum": 1},
-        {"momentum": -0.1},
-        {"eps": 0},
-        {"betas": (0.9, 1)},
-        {"betas": (-0.1, 0.9)},
+        (optim.sgd, {"lr": 0}), (optim.sgd, {"weight_decay": -0.1}), (optim.sgd, {"momentum": -0.1}),
+        (optim.sgd, {"momentum": 1}), (optim.adam, {"lr": 0}), (optim.adam, {"weight_decay": -0.1}),
+        (optim.adam, {"eps": 0}), (optim.adam, {"betas": (0.9, 1)}), (optim.adam, {"betas": (-0.1, 0.9)}),
     ],
-)
+)  # fmt: skip
 def test_settings_of_an_optimizer_have_their_range(make, wrong):
-    name = next(iter(wrong))
-    error = ValueError if name in signature(make).parameters else TypeError
-    with pytest.raises(error, match=name):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be a finite number"):
         make(**{"lr": 0.1} | wrong)
 
 
