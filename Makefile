@@ -40,13 +40,13 @@ sim: $(READY)   ## the main job: model (8) at paper size
 	$(BIN)/python -m fedstat.sim --p 0.5 --alpha 0.4
 
 test: $(READY)  ## the tests, doctests among them, on all cores; options of pytest in OPTIONS
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --benchmark-disable $(OPTIONS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart=0 --benchmark-disable $(OPTIONS)
 
 test-slow: $(READY)  ## tests of minutes; those of torture and of the browser have targets of their own
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --benchmark-disable -m 'slow and not gpu' --ignore tests/torture --ignore tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart=0 --benchmark-disable -m 'slow and not gpu' --ignore tests/torture --ignore tests/browser
 
 test-browser: $(READY) $(READY_FOR_BROWSER) | chromium  ## the site that `make docs` built, and the notebooks in JupyterLab, in Chromium
-	FEDSTAT_BROWSER=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -n auto --dist loadfile -m slow --benchmark-disable
+	FEDSTAT_BROWSER=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser -n auto --dist loadfile --max-worker-restart=0 -m slow --benchmark-disable
 
 chromium:  ## Debian's Chromium, where there is no browser of this family and the user may install it
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || \

@@ -20,6 +20,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+    """A worker of pytest-xdist that dies ends the run, whose other tests would wait for its file for good."""
+    pytest.exit(f"a worker died in {crashitem}", returncode=1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
     """Nobody cuts the power of this process; the tests of power cuts have processes of their own."""

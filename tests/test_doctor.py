@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 from functools import cache
 from importlib import metadata
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 from fedstat.reporting import doctor
@@ -69,6 +71,19 @@ def test_modules_are_tried_where_they_can_bring_down_nothing_else(tmp_path, monk
     broken, machine = doctor.probed(["json", "raises_here", "ends_python", "threadpoolctl"])
     assert broken == {"raises_here": "ImportError: no library", "ends_python": "its import ends Python (status 3)"}
     assert "blas" in machine
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+def test_the_instructions_that_torch_and_onednn_use_are_told(monkeypatch, capsys):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    _, machine = doctor.probed(["torch"])
+    if platform.machine() == "x86_64":
+        assert machine["onednn"] == "Intel SSE4.1"
+        assert machine["torch"] == "DEFAULT"
+    monkeypatch.setattr(doctor, "probed", lambda _: ({}, machine))
+    doctor.main([])
+    assert f"  CPU        torch: {machine['torch']}; oneDNN: {machine['onednn']}\n" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("sound")

@@ -116,7 +116,10 @@ def _normalized(name: str) -> str:
 
 
 def probed(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Import modules in another process, which they may end; return errors by module, and facts of torch and BLAS."""
+    """Import modules in another process, which they may end; return errors by module, and facts of torch and BLAS.
+
+    oneDNN writes its instruction set to the output of the process.
+    """
     broken: dict[str, str] = {}
     while True:
         names = [name for name in modules if name not in broken]
@@ -129,7 +132,8 @@ def probed(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
         messages = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[")]
         broken |= {name: why for what, name, *rest in messages if what == "broken" for why in rest}
         if messages and messages[-1][0] == "machine":
-            return broken, messages[-1][1]
+            onednn = re.search(r"^onednn_verbose,.*,cpu,isa:(.*)$", process.stdout, re.MULTILINE)
+            return broken, messages[-1][1] | ({"onednn": onednn[1]} if onednn else {})
         if not messages or (last := messages[-1][1]) in broken:
             return broken, {}
         broken[last] = f"its import ends Python (status {process.returncode})"
@@ -170,6 +174,10 @@ def _describe_machine() -> dict[str, Any]:
     if hasattr(torch, "get_num_threads"):  # a broken torch leaves a part of itself
         assert torch is not None  # noqa: S101
         machine["threads"] = torch.get_num_threads()
+        machine["torch"] = torch.backends.cpu.get_cpu_capability()
+        if torch.backends.mkldnn.is_available():
+            with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+                torch.nn.functional.conv2d(torch.ones(8, 16, 32, 32), torch.ones(16, 16, 3, 3))
         machine["gpus"] = [
             f"{of.name}, {of.total_memory / 2**30:.0f} GiB"
             for of in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
@@ -211,6 +219,7 @@ def _machine(facts: dict[str, Any]) -> list[str]:
     bfloat16 = ("by " + ", ".join(bf16) if bf16 else "not in hardware") if flags else "unknown"
     rows = {
         "cores": f"{cores}; {threads}" + (f", OMP_NUM_THREADS={omp}" if omp else ""),
+        "CPU": f"torch: {facts.get('torch', 'unknown')}; oneDNN: {facts.get('onednn', 'unknown')}",
         "BLAS": "; ".join(facts.get("blas", [])) or "unknown",
         "bfloat16": bfloat16,
         "GPU": "; ".join(facts.get("gpus", [])) or "none visible",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from algorithm_jobs import distance, job, models, run
-from stacked_nets import CLIENTS, SAMPLES, Block, gradients, images
+from stacked_nets import CLIENTS, SAMPLES, Block, Convolutions, gradients, images
 from torch import nn
 
 from fedstat.fl import algorithms, evaluate, nets, optim
@@ -163,6 +163,29 @@ def test_a_stacked_convolution_is_one_convolution_per_client(kernel, stride, pad
     z = z.view(2, CLIENTS, 4, *z.shape[2:])
     for c in range(CLIENTS):
         torch.testing.assert_close(z[:, c], nn.functional.conv2d(x[c], weight[c], bias[c], stride, padding))
+
+
+PIXELS = [(1, 0), (2, 0), ((2,), (0,)), ((1, 3), [0, 0]), ([3, 2], "valid"), (1, "same"), (2, 1), (3, (0, 1))]
+
+
+@pytest.mark.parametrize(("stride", "padding"), PIXELS)
+@pytest.mark.parametrize("x", [torch.randn(2, 6, 7, 9), torch.randn(6, 7, 9)], ids=["batch", "image"])
+def test_a_convolution_of_single_pixels_is_torchs(stride, padding, x):
+    weight, bias = torch.randn(4, 3, 1, 1), torch.randn(4)
+    ours = conv.conv2d(x, weight, bias, stride, padding, groups=2)
+    torch.testing.assert_close(ours, nn.functional.conv2d(x, weight, bias, stride, padding, groups=2))
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_no_network_has_the_convolution_whose_gradient_overruns_its_memory(name):
+    """A strided convolution of single pixels without padding, by oneDNN on processors without AVX-512."""
+    net = nets.named(name, (1, 28, 28), 5, width=0.05)
+    for clients in (1, CLIENTS):
+        params = {n: p[:clients] for n, p in stacked(net).items()}
+        with Convolutions() as convolutions:
+            net.apply(params, images(1)[:clients])
+        assert len(convolutions.seen) >= 2
+        assert not [size for size, stride, padding in convolutions.seen if size == (1, 1) and stride > 1 > padding]
 
 
 @pytest.mark.parametrize("way", WAYS)

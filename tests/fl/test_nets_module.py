@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from stacked_nets import CLIENTS, SAMPLES, Block, gradients, images
+from stacked_nets import CLIENTS, SAMPLES, Block, Convolutions, gradients, images
 from torch import nn
 
 from fedstat.fl import nets
@@ -45,6 +45,23 @@ def test_a_users_module_is_the_same_function_for_every_client():
         for n in net.buffers:
             torch.testing.assert_close(params[n][c], twin.get_buffer(theirs[n]))
         torch.testing.assert_close(net.apply(params, x)[c], twin.eval()(x[c]))
+
+
+class Own(nn.Conv2d):
+    def forward(self, x):
+        return nn.functional.conv2d(x, self.weight, bias=self.bias, stride=self.stride)
+
+
+@pytest.mark.parametrize("convolution", [nn.Conv2d, Own])
+def test_no_module_has_the_convolution_whose_gradient_overruns_its_memory(convolution):
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), convolution(4, 8, 1, 2), nn.Flatten(), nn.Linear(128, 3))
+    net = nets.from_module(module, (1, 9, 9))
+    params = {n: torch.stack([p] * CLIENTS) for n, p in net.init(np.random.default_rng(0)).items()}
+    x = images(1, 9).float()
+    with Convolutions() as convolutions:
+        out = net.apply(params, x)
+    assert convolutions.seen == [((3, 3), 1, 0), ((1, 1), 1, 0)] * CLIENTS
+    torch.testing.assert_close(out, torch.stack([module(client) for client in x]))
 
 
 @pytest.mark.parametrize("first", [

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from fedstat._utils import check
 from fedstat._utils.lazy import functional, torch
 from fedstat.fl.nets import dense
@@ -161,13 +163,33 @@ def convolve(
     size = weight.shape[3:]
     flat = None if bias is None else bias.flatten()
     if k == 1 or not unfold:
-        return functional.conv2d(h, weight.flatten(0, 1), flat, stride, padding, groups=k)
+        return conv2d(h, weight.flatten(0, 1), flat, stride, padding, groups=k)
     n = len(h)
     rows, cols = ((s + 2 * padding - r) // stride + 1 for s, r in zip(h.shape[2:], size, strict=True))
     windows = functional.unfold(h, tuple(size), padding=padding, stride=stride)
     windows = windows.view(n, k, inputs * size.numel(), rows * cols).permute(1, 2, 0, 3).flatten(2)
     out = torch.bmm(weight.flatten(2), windows).view(k * outputs, n, rows, cols).transpose(0, 1)
     return out if flat is None else out + flat.view(-1, 1, 1)
+
+
+def conv2d(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Convolve as ``torch.conv2d``; for 1×1 kernels without padding, first take the rows and columns of the stride.
+
+    On CPUs without AVX-512, the gradient of such a strided convolution of fewer than 8 channels, which are stored last,
+    writes beyond its memory (oneDNN 3.12).
+    """
+    if weight.shape[2:].numel() == 1 and (padding == "valid" if isinstance(padding, str) else not np.any(padding)):
+        rows, columns = np.broadcast_to(stride, 2).tolist()
+        h, stride = h[..., ::rows, ::columns], 1
+    return functional.conv2d(h, weight, bias, stride, padding, dilation, groups)
 
 
 def group_norm(params: Params, name: str, h: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from fedstat._utils import check
 from fedstat.fl.nets.base import Net, Params, Piece, is_statistic, layer_of
-from fedstat.fl.nets.conv import channels_last
+from fedstat.fl.nets.conv import channels_last, conv2d
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
@@ -248,6 +250,13 @@ def from_module(
     return net._replace(features=_Stacked(body, of_body, tuple(noise), duplicate), head=partial(_linear, of_head))
 
 
+class _SafeConvolutions(TorchFunctionMode):
+    """Compute convolutions of images by :func:`fedstat.fl.nets.conv.conv2d` instead of torch's function."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (conv2d if function is torch.conv2d else function)(*args, **kwargs or {})
+
+
 class _Stacked:
     """A module as a function of the parameters of all clients, computed one by one.
 
@@ -268,6 +277,9 @@ class _Stacked:
         self._pieces, self._noise, self._duplicate = pieces, noise, duplicate
         self._names = dict.fromkeys(piece.name for piece in pieces.values())
         self._of_thread = threading.local()
+        convolutions = (part for part in module.modules() if isinstance(part, nn.Conv2d))
+        is_strided = any(c.kernel_size == (1, 1) and max(c.stride) > 1 for c in convolutions)
+        self._context = _SafeConvolutions if is_strided else nullcontext
 
     def __call__(
         self, params: Params, x: Tensor, live: Tensor | None = None, noise: Mapping[str, Tensor] | None = None
@@ -286,7 +298,8 @@ class _Stacked:
             duplicate = self._duplicate and live is not None
             return _forward(module, tensors, x[c], real, duplicate=duplicate, noise=draws)
 
-        return torch.stack([of_client(c) for c in range(len(x))])
+        with self._context():
+            return torch.stack([of_client(c) for c in range(len(x))])
 
 
 def _linear(names: Sequence[str], params: Params, h: Tensor) -> Tensor:
