@@ -26,7 +26,7 @@ SCRIPTS := $(sort $(patsubst %/,%,$(dir $(wildcard analysis/*.py analysis/*/*.py
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
 
-.PHONY: sim test test-slow test-browser test-minimum torture fuzz mutants frozen check lint docs wheel-test chromium bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
+.PHONY: sim test test-avx2 test-slow test-browser test-minimum torture fuzz mutants frozen check lint docs wheel-test chromium bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
 .PRECIOUS: runs/%.zarr
 
 $(sort $(READY) $(READY_FOR_DOCS) $(READY_FOR_MUTANTS) $(READY_FOR_BROWSER)): $(VENV)/.ready-%: pyproject.toml constraints.txt
@@ -41,6 +41,9 @@ sim: $(READY)   ## the main job: model (8) at paper size
 
 test: $(READY)  ## the tests, doctests among them, on all cores; options of pytest in OPTIONS
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart=0 --benchmark-disable $(OPTIONS)
+
+test-avx2:  ## the tests of networks with the kernels of processors without AVX-512
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(MAKE) test OPTIONS='tests/fl tests/labelled/test_other_programs.py $(OPTIONS)'
 
 test-slow: $(READY)  ## tests of minutes; those of torture and of the browser have targets of their own
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart=0 --benchmark-disable -m 'slow and not gpu' --ignore tests/torture --ignore tests/browser
