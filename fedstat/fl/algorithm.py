@@ -463,6 +463,9 @@ class Algorithm(NamedTuple):
         (client, ...) of clients as trained and as downloaded. Called for some of the clients at a time, perhaps on
         several threads. Nothing else of single clients then reaches the server.
     about : About
+    common_params : callable (Params) -> Params, optional
+        Values (client, ...) from which all clients start in every round, of parameters that they do not download:
+        pFedMe's θ starts from w. The argument holds the last common values of all parameters.
     downloads : callable (RoundContext) -> int array (client,), optional
         Number of models that each client downloads, to mix them itself; by default one.
     """
@@ -488,4 +491,5 @@ class Algorithm(NamedTuple):
     sparse: Callable[[str], bool] | None = None
     moments: Callable[[Net, Callable[[], Params], Params], Mapping[str, Any]] | None = None
     about: About = About()
+    common_params: Callable[[Params], Params] | None = None
     downloads: Callable[[RoundContext], np.ndarray] | None = None

@@ -208,6 +208,12 @@ def downloaded(params: Any, where: str, context: DownloadContext) -> Params:
     return params
 
 
+def same_entries(params: Any, where: str, expected: Params) -> Params:
+    """Require some of the expected parameters."""
+    entries(params, expected, where)
+    return params
+
+
 def measured(values: Any, where: str, context: RoundContext, *, measure: Measure) -> Any:
     """Require a measure in the shape of its dims."""
     of_clients = dict.fromkeys(("client", "other"), len(context.clients))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +17,6 @@ from fedstat.fl import batches, nets
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.ranks import joined
-from fedstat.fl.state import State
 
 Result = TypeVar("Result")
 # A chunk's parameters and one batch with its activations should stay in a core's cache between forward and backward.
@@ -138,19 +135,19 @@ def remaining_bytes(job: Job, memory_budget: str | int) -> int:
         If a round takes more than the budget.
     """
     budget, held = check.in_bytes("memory_budget", memory_budget), _held_bytes(job.device)
-    k, model = _max_selected(job), _model_bytes(job.net)
+    k, model = max_selected(job), _model_bytes(job.net)
     matrices = 16 * job.clients**2 if job.algorithm.mixing_weights else 0
     x = job.train.x
     read = k * int(job.train.sizes.max()) * 4 * math.prod(x.shape[1:]) if isinstance(x, batches.Stored) else 0
     at_once = min(job.compute.client_chunk or 0, job.clients)
     needed = (_MODELS * k + 2 * at_once) * model + read + _OF_CLIENT * job.clients + matrices + _FIXED
     if held + needed > budget:
-        what = f"a round of {k} selected clients takes about {_format_bytes(needed)}"
+        what = f"a round of {k} selected clients takes about {format_bytes(needed)}"
         if matrices:
-            what += f", {_format_bytes(matrices)} of it for the mixing matrix of all clients"
+            what += f", {format_bytes(matrices)} of it for the mixing matrix of all clients"
         raise ValueError(
-            f"memory_budget={memory_budget!r} is too small: the process already holds {_format_bytes(held)}, including "
-            f"the data, and {what}. Give at least {_format_bytes(held + needed)}, or take fewer clients per round "
+            f"memory_budget={memory_budget!r} is too small: the process already holds {format_bytes(held)}, including "
+            f"the data, and {what}. Give at least {format_bytes(held + needed)}, or take fewer clients per round "
             "(participation) or at a time (client_chunk), smaller models, or data that stay on disk "
             "(xarray.open_zarr, fedstat.data.open_folder)."
         )
@@ -168,38 +165,14 @@ def require_for_all(job: Job) -> None:
     if job.room is not None and (needed := job.clients * _model_bytes(job.net)) > job.room:
         raise ValueError(
             f"method {job.algorithm.name!r} looks at models of all {job.clients} clients before the first round. They "
-            f"take {_format_bytes(needed)}, but memory_budget leaves {_format_bytes(max(job.room, 0))}. Raise "
+            f"take {format_bytes(needed)}, but memory_budget leaves {format_bytes(max(job.room, 0))}. Raise "
             "memory_budget, or take a method that needs only sums over clients, such as fedfac with another tau than "
             "'test'."
         )
 
 
-def require_disk(job: Job, state: State, checkpoints: Sequence[int], layers: Sequence[str], path: Path) -> None:
-    """Raise ValueError if the personal entries that a new run will store do not fit on the disk."""
-    if state.round:
-        return
-    sizes: dict[str, int] = {name: 4 * math.prod(_personal_shape(state, name)) for name in state.personal_units}
-    clients = [min(job.clients, number * _max_selected(job)) for number in checkpoints]
-    stored = sum(clients) * sum(size for name, size in sizes.items() if nets.layer_of(name) in layers)
-    rows = clients[-1] * sum(part.disk_bytes for part in state.rows)
-    free = shutil.disk_usage(path).free
-    if stored + rows > free:
-        raise ValueError(
-            f"the run would write {_format_bytes(stored)} of clients' personal weights ({len(checkpoints)} "
-            f"checkpoint(s), up to {clients[-1]} clients) and {_format_bytes(rows)} to resume from, but the disk of "
-            f"{path} has {_format_bytes(free)} free. Store fewer layers "
-            f"(keep_weights=[{list(sizes)[-1].rpartition('.')[0]!r}], or keep_weights=[] for none) or fewer "
-            "checkpoints, or choose another disk."
-        )
-
-
-def _personal_shape(state: State, name: str) -> tuple[int, ...]:
-    units = state.personal_units[name]
-    shape = tuple(state.global_params[name].shape)
-    return shape if units is None else (len(units), *shape[1:])
-
-
-def _max_selected(job: Job) -> int:
+def max_selected(job: Job) -> int:
+    """Return the largest number of clients selected in a round, on average of Poisson sampling."""
     share = job.participation
     return max(1, math.ceil((share[1] if isinstance(share, tuple) else share) * job.clients))
 
@@ -215,5 +188,6 @@ def _held_bytes(device: torch.device) -> int:
     return machine.held()
 
 
-def _format_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
+    """Return a number of bytes in MiB or GiB."""
     return f"{size / 2**30:.3g} GiB" if size > 1e8 else f"{size / 2**20:.3g} MiB"

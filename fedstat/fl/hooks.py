@@ -178,6 +178,10 @@ class Hooks:
         """Return the mixing matrix (selected, selected); None, the default, for a common mean."""
         return self._call_hook("mixing_weights", context)
 
+    def common_params(self, params: Params) -> Params:
+        """Return the last common values (client, ...) of all parameters; by default ``params``."""
+        return {**params, **self._call_hook("common_params", params, default={})}
+
     def update_state(self, context: RoundContext) -> AlgorithmState | None:
         """Return the algorithm's state after a round; None, the default, if it does not change."""
         return self._call_hook("update_state", context)
@@ -324,6 +328,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "init_state": ("context", checks.initial_state),
     "update_state": ("context", checks.updated_state),
     "on_download": ("context", checks.downloaded),
+    "common_params": ("params", checks.same_entries),
     "moments": ("net, before, after", partial(checks.instance, Mapping)),
     "downloads": ("context", checks.downloads),
 }

@@ -112,6 +112,8 @@ class Job(TrainConfig):
         If True, batch losses and the accuracy before aggregation are measured, too.
     rows_folder : Path, optional
         Folder for client rows that exceed the memory budget; without it they are in memory.
+    common_rows : bool
+        True if the state holds last common values of each client, see :func:`fedstat.fl.checkpoints.common_params`.
     room : int, optional
         Bytes that values of all clients may take at a time, from the memory budget.
     limits : dict
@@ -130,6 +132,7 @@ class Job(TrainConfig):
     compute: ComputeConfig = _ONE_THREAD
     track: bool = False
     rows_folder: Path | None = None
+    common_rows: bool = False
     room: int | None = None
     limits: dict[str, int] = field(default_factory=dict, compare=False)
 

@@ -12,6 +12,7 @@ import numpy as np
 from fedstat._utils import streams
 from fedstat.fl import chunks, client_rows, cohort, masks, record, split_halves
 from fedstat.fl.algorithm import InitContext, Phase, SharedMask
+from fedstat.fl.checkpoints import WeightsWriter
 from fedstat.fl.cohort import of_round
 from fedstat.fl.communication_round import round_context, run_round
 from fedstat.fl.hooks import aggregator_state
@@ -46,10 +47,14 @@ def start(job: Job) -> State:
         local = {name: p[job.train.ids] for name, p in algorithm_state.clients.items()}
         algorithm_state = algorithm_state._replace(clients=local)
     aggregator = aggregator_state(job.aggregator, params)
-    initial = {"params": _expand(personal, job.clients), "optimizer": _expand(optimizer, job.clients)}
+    common = personal if job.common_rows else {}
+    parts = {"params": personal, "common": common, "optimizer": optimizer}
+    initial = {name: _expand(part, job.clients) for name, part in parts.items()}
     rows = client_rows.create(job, {**initial, "memory": algorithm_state.clients})
     algorithm_rows = AlgorithmRows(rows["memory"], algorithm_state.server)
-    state = State(0, rows["params"], personal_units, params, mask, rows["optimizer"], algorithm_rows, aggregator)
+    state = State(
+        0, rows["params"], personal_units, params, mask, rows["optimizer"], rows["common"], algorithm_rows, aggregator
+    )
     _try_out(job, state)
     return state
 
@@ -158,12 +163,11 @@ class Ledger:
     job : Job
     by_client : set of str
         Arrays of which each of several processes adds the part of its clients.
-    layers : sequence of str
-        Layers whose weights are stored.
+    weights : WeightsWriter
     """
 
-    def __init__(self, writer: Relay, job: Job, by_client: frozenset[str], layers: Sequence[str]) -> None:
-        self._writer, self._job, self._by_client, self._layers = writer, job, by_client, layers
+    def __init__(self, writer: Relay, job: Job, by_client: frozenset[str], weights: WeightsWriter) -> None:
+        self._writer, self._job, self._by_client, self._weights = writer, job, by_client, weights
         self._buffer = Buffer(writer)
         self._committed = self._saved = time.monotonic()
         self._patience = _SAVE_SECONDS
@@ -193,7 +197,7 @@ class Ledger:
         One of several processes does not commit, as the other processes may be waiting elsewhere.
         """
         if state.round and not self._job.process_group.several:
-            self._commit(state, record.last_weights(self._job, state, self._layers))
+            self._commit(state, self._weights.last_weights(self._job, state))
 
     def finish(self, state: State, values: Mapping[str, Any]) -> None:
         """Write arrays that have no dim of rounds, and the state, so that the run can be extended."""

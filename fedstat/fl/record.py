@@ -1,102 +1,28 @@
-"""Store of a run: layout, weights and their factors, and the state to resume from."""
+"""Store of a run: its layout, and the state to resume from."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedstat import store
 from fedstat._utils import guard
 from fedstat._utils.lazy import torch, xr
-from fedstat.fl import client_rows, disk_rows, evaluate, nets
+from fedstat.fl import checkpoints, client_rows, disk_rows, evaluate, nets
 from fedstat.fl.algorithm import Mask, SharedMask
-from fedstat.fl.communication_round import Outcome
+from fedstat.fl.checkpoints import Checkpoints
 from fedstat.fl.job import Job
-from fedstat.fl.nets import Net, Params
-from fedstat.fl.probes import Observer, Values
+from fedstat.fl.nets import Params
 from fedstat.fl.ranks import Relay
-from fedstat.fl.state import AlgorithmRows, Download, State
-from fedstat.labelled.runs import STAGES
+from fedstat.fl.state import AlgorithmRows, State
 from fedstat.stats.factor import Fit
 from fedstat.store import Group
 
-GROUP = "parameters"
-
-
-def factors_layout(
-    net: Net, layers: Sequence[str], rounds: Sequence[int], clients: int, at_once: int
-) -> dict[str, Group]:
-    """Return groups ``parameters/<layer>``; none if the network is not composed: its parameters are its weights.
-
-    Parameters
-    ----------
-    net : Net
-    layers : sequence of str
-        Layers that are stored.
-    rounds : sequence of int
-        Checkpoints.
-    clients, at_once : int
-        Number of clients, in all and in a chunk.
-
-    Raises
-    ------
-    ValueError
-        If a factor has the name of a dim, or of the composed weight in the store.
-    """
-    groups: dict[str, Group] = {}
-    for layer in layers if net.whole is not None else ():
-        coords: dict[str, Any] = {
-            "checkpoint": ("checkpoint", rounds, {"long_name": "round after which parameters were kept"}),
-            "stage": ("stage", [*STAGES], {"long_name": "before or after aggregation"}),
-            "client": clients,
-        }
-        lead, chunk = tuple(coords), {"checkpoint": 1, "stage": 1, "client": at_once}
-        variables: dict[str, tuple[Any, ...]] = {}
-        for name in _layer_params(net, layer):
-            sizes = _value_dims(net, name)
-            coords |= sizes
-            _require_name(name, variables)
-            variables[factor_variable(name)] = ((*lead, *sizes), "float32", {"shape": list(net.shapes[name])})
-        groups[f"{GROUP}/{layer}"] = store.group(coords, chunk, **variables)
-    return groups
-
-
-def factor_variable(name: str) -> str:
-    """Return ``"u"`` for ``"fc1.u"``, and ``"w"`` for ``"fc1.weight"``, as ``weight`` is a dim."""
-    kind = name.rpartition(".")[2]
-    return "w" if kind == "weight" else kind
-
-
-def _layer_params(net: Net, layer: str) -> list[str]:
-    return [name for name in net.shapes if nets.layer_of(name) == layer]
-
-
-def _value_dims(net: Net, name: str) -> dict[str, int]:
-    """Return the dims of one client's values: (unit, weight) if they equal the layer's, else separate names."""
-    layer, shape, kind = nets.layer_of(name), net.shapes[name], factor_variable(name)
-    by_unit = name not in net.undivided
-    dims = {"unit" if by_unit else f"{kind}_row": shape[0]}
-    if len(shape) > 1:
-        base, columns = nets.base_of(net), int(np.prod(shape[1:]))
-        widest = max(int(np.prod(base.shapes[n][1:])) for n in _layer_params(base, layer))
-        dims["weight" if by_unit and columns == widest else f"{kind}_column"] = columns
-    return dims
-
-
-def _require_name(name: str, names: Collection[str]) -> None:
-    """Raise ValueError if a factor's variable would have the name of another factor, or of a dim."""
-    if factor_variable(name) in {*names, "checkpoint", "stage", "client", "unit"}:
-        raise ValueError(
-            f"the factor {name!r} cannot be stored as {factor_variable(name)!r}, which names a dim or another factor "
-            "of the layer. Give it another name in its Part."
-        )
-
-
-LAYOUT = 2
+LAYOUT = 3
 """Version of the store of a run."""
 
 _CHUNK = 4_000_000  # numbers (round, client) in one file
@@ -104,8 +30,10 @@ _CHUNK = 4_000_000  # numbers (round, client) in one file
 # Names of a state's parts in files, which are names of attributes of State in earlier versions.
 _STORED = {
     "client_params": "params", "personal_units": "own", "global_params": "server", "mask": "sharing",
-    "algorithm_state": "memory",
+    "algorithm_state": "memory", "common_params": "common",
 }  # fmt: skip
+_ROWS = ("params", "common", "optimizer")
+"""Parts of a state's file that hold rows of clients, besides those of the algorithm."""
 _EVALUATED = {
     f"metrics/{name}" for name in ("accuracy", "loss", "validation_accuracy", "validation_loss", "accuracy_before")
 }
@@ -168,16 +96,7 @@ def layout(
     return groups
 
 
-class Checkpoints(NamedTuple):
-    """Rounds after which clients' weights are stored, the layers, and flags that add uploads and factors."""
-
-    rounds: list[int]
-    layers: list[str]
-    uploads: bool = False
-    parameters: bool = False
-
-
-def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Group]:
+def run_layout(job: Job, rounds: int, stored: Checkpoints) -> dict[str, Group]:
     """Return the groups of the store of one run, except groups of probes."""
     also = {
         "accuracy_before": "test accuracy of an active client's model as it leaves local training",
@@ -195,12 +114,7 @@ def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Gro
     if job.aggregator.privacy:
         groups["metrics"] |= store.group({}, epsilon=("round", "float64", "ε of everything released so far"))
     groups |= _choice_layout(job, rounds)
-    for group in ("weights", *(["uploads"] if checkpoints.uploads else [])):
-        groups |= _weights_layout(job, group, checkpoints)
-    if checkpoints.parameters:
-        layers, rounds_stored = checkpoints.layers, checkpoints.rounds
-        groups |= factors_layout(job.net, layers, rounds_stored, job.clients, _clients_at_once(job))
-    return groups
+    return groups | checkpoints.layout(job, stored)
 
 
 def _choice_layout(job: Job, rounds: int) -> dict[str, Group]:
@@ -211,93 +125,6 @@ def _choice_layout(job: Job, rounds: int) -> dict[str, Group]:
     texts = {"step": "B of W + B (W' − W)", "finetuning": "which of the fine-tunings"}
     arrays = {name: (("round", *of), "float32", texts[name]) for name, of in dims.items()}
     return {"choice": store.group(coords, **arrays)}
-
-
-def checkpoint_writer(writer: Relay, checkpoints: Checkpoints) -> Observer:
-    """Return the observer that writes clients' weights after rounds that are checkpoints."""
-
-    def write(job: Job, outcome: Outcome) -> Values:
-        if outcome.state.round in checkpoints.rounds:
-            with writer.turns():
-                _write_models(writer, job, outcome, checkpoints)
-        return {}
-
-    return Observer(on_round_end=write)
-
-
-def _write_models(writer: Relay, job: Job, outcome: Outcome, checkpoints: Checkpoints) -> None:
-    if not checkpoints.layers:
-        return
-    download = Download(job, outcome.state)
-    position, few = checkpoints.rounds.index(outcome.state.round), _clients_at_once(job)
-    selected, before, ids = outcome.cohort.local, checkpoints.uploads or checkpoints.parameters, job.train.ids
-
-    def write(params: Params, clients: np.ndarray, group: str, stage: str) -> None:
-        """Write weights and factors of clients of one chunk; no weights without a group."""
-        weights = nets.whole(job.net, params) if group else {}
-        for name, p in _yield_arrays(weights, checkpoints.layers):
-            where = f"{group}/{nets.layer_of(name)}/{variable(name)}"
-            _write_rows(writer, where, (position,), clients, p)
-        factors = params if checkpoints.parameters and job.net.whole else {}
-        for name, p in _yield_arrays(factors, checkpoints.layers):
-            where = f"{GROUP}/{nets.layer_of(name)}/{factor_variable(name)}"
-            _write_rows(writer, where, (position, STAGES.index(stage)), clients, p)
-
-    for low in range(0, job.clients, few):
-        clients = np.arange(low, min(low + few, job.clients))
-        write(download.models(clients), ids[clients], "weights", "aggregated")
-        trained, rows, _ = np.intersect1d(selected, clients, return_indices=True)
-        if before and len(trained):
-            models = {name: p[rows] for name, p in outcome.trained.params.items()}
-            write(models, ids[trained], "uploads" if checkpoints.uploads else "", "trained")
-
-
-def _yield_arrays(params: Params, layers: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield parameters of some layers as arrays (client, ...) of at most three axes."""
-    for name, p in params.items():
-        if nets.layer_of(name) in layers:
-            yield name, (p.flatten(2) if p.ndim > 2 else p).cpu().numpy()
-
-
-def _write_rows(writer: Relay, name: str, where: tuple[int, ...], clients: np.ndarray, values: np.ndarray) -> None:
-    """Write rows of clients in ascending order, and NaN for clients between them, at once: a chunk is one file."""
-    first, rows = int(clients[0]), values
-    if len(clients) <= int(clients[-1]) - first:
-        rows = np.full((int(clients[-1]) + 1 - first, *values.shape[1:]), np.nan, np.float32)
-        rows[clients - first] = values
-    writer.write(name, (*where, slice(first, first + len(rows))), rows)
-
-
-def _clients_at_once(job: Job) -> int:
-    """Return the number of clients to write at a time, one chunk of a store: their models take about 16 MB."""
-    return max(1, int(4e6 / sum(np.prod(s) for s in job.net.shapes.values())))
-
-
-def _weights_layout(job: Job, group: str, checkpoints: Checkpoints) -> dict[str, Group]:
-    """Return the groups ``<group>/<layer>`` of a run."""
-    groups = {}
-    for layer in checkpoints.layers:
-        shapes = {variable(n): s for n, s in nets.base_of(job.net).shapes.items() if nets.layer_of(n) == layer}
-        wide = {name: int(np.prod(shape[1:])) for name, shape in shapes.items()}
-        # An LSTM's bias has four numbers per unit, and so a separate dim.
-        last = {name: "weight" if n == max(wide.values()) else f"{name}_weight" for name, n in wide.items()}
-        coords: dict[str, Any] = {
-            "checkpoint": ("checkpoint", checkpoints.rounds, {"long_name": "round after which weights were kept"}),
-            "client": job.clients,
-            "unit": nets.layers(job.net)[layer],
-        }
-        dims = {name: (*coords, *([last[name]] if len(shape) > 1 else [])) for name, shape in shapes.items()}
-        sizes = {last[name]: wide[name] for name, shape in shapes.items() if len(shape) > 1}
-        chunk = {"checkpoint": 1, "client": _clients_at_once(job)}
-        arrays = {name: (dims[name], "float32", {"shape": list(shape)}) for name, shape in shapes.items()}
-        groups[f"{group}/{layer}"] = store.group(coords | sizes, chunk, **arrays)
-    return groups
-
-
-def variable(name: str) -> str:
-    """Return ``"w"`` for ``"fc1.weight"``, ``"b"`` for ``"fc1.bias"``: ``weight`` is a dim, ``weights`` a group."""
-    kind = name.rpartition(".")[2]
-    return {"weight": "w", "bias": "b"}.get(kind, kind)
 
 
 def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> None:
@@ -368,41 +195,25 @@ def _gather_rows(parts: Sequence[Params], job: Job) -> Params:
     return merged
 
 
-def last_weights(job: Job, state: State, layers: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return the weights (client, unit, ...) of clients, by their names in the store; {} if rows are on disk.
-
-    An interrupted run saves them with its state, for :func:`fedstat.fl.finish`.
-    """
-    if job.rows_folder is not None or not layers:
-        return {}
-    download, few, blocks = Download(job, state), _clients_at_once(job), []
-    for low in range(0, job.clients, few):
-        weights = nets.whole(job.net, download.models(np.arange(low, min(low + few, job.clients))))
-        blocks.append(dict(_yield_arrays(weights, layers)))
-    return {
-        f"weights/{nets.layer_of(name)}/{variable(name)}": torch.from_numpy(np.concatenate([b[name] for b in blocks]))
-        for name in blocks[0]
-    }
+_WEIGHTS = "weights"  # part of a state file
 
 
 def load_last_weights(path: Path, number: int) -> dict[str, np.ndarray]:
-    """Read what :func:`last_weights` saved in the store at ``path`` after a round; {} if there is nothing."""
+    """Read the weights that an interrupted run saved with its state after a round; {} if there are none."""
     if not store.has_state(path):
         return {}
     parts = _load_part(store.state_file(path), map_location="cpu", mmap=True)
     return {name: p.numpy() for name, p in parts.get(_WEIGHTS, {}).items()} if parts["round"] == number else {}
 
 
-_WEIGHTS = "weights"  # part of a state file
-
-
 def save_state(writer: Relay, job: Job, state: State, weights: Mapping[str, torch.Tensor] = {}) -> None:
     """Add the state to the writer's next commit, so that run and state belong to one round.
 
-    Each of several processes saves the rows of its clients. ``weights`` are those of :func:`last_weights`.
+    Each of several processes saves the rows of its clients. ``weights`` are those of
+    :meth:`fedstat.fl.checkpoints.WeightsWriter.last_weights`.
     """
     parts = {_STORED.get(name, name): part for name, part in state._asdict().items()}
-    parts |= {name: parts[name].saved() for name in ("params", "optimizer")}
+    parts |= {name: parts[name].saved() for name in _ROWS}
     parts |= {"memory": (state.algorithm_state.clients.saved(), dict(state.algorithm_state.server))}
     parts |= {"sharing": _pack_mask(state.mask)}
     if weights:
@@ -410,7 +221,7 @@ def save_state(writer: Relay, job: Job, state: State, weights: Mapping[str, torc
     if job.process_group.several:
         parts["of"] = job.process_group.number
     if job.process_group.rank:
-        parts = {name: parts[name] for name in ("params", "optimizer", "memory")}
+        parts = {name: parts[name] for name in (*_ROWS, "memory")}
     with writer.write_state() as file:
         torch.save(parts, file)
 
@@ -421,7 +232,7 @@ def load_state(files: Sequence[Path], job: Job) -> State | None:
         return None
     parts = _read_parts(files, job)
     of_clients, of_server = parts["memory"]
-    saved = {"params": parts["params"], "optimizer": parts["optimizer"], "memory": of_clients}
+    saved = {name: parts[name] for name in _ROWS} | {"memory": of_clients}
     parts |= client_rows.restore(job, saved, files[0].parent / disk_rows.FOLDER)
     parts |= {"memory": AlgorithmRows(parts["memory"], of_server)}
     parts |= {"sharing": _read_mask(job, *parts["sharing"])}
@@ -434,7 +245,7 @@ def _read_parts(files: Sequence[Path], job: Job) -> dict[str, Any]:
     number = parts.pop("of", 1)
     if number > 1 or job.process_group.several:
         all_ranks = [parts, *(_load_part(file, map_location="cpu", mmap=True) for file in files[1:number])]
-        for name in ("params", "optimizer"):
+        for name in _ROWS:
             parts[name] = _gather_rows([rank[name] for rank in all_ranks], job)
         parts["memory"] = (_gather_rows([rank["memory"][0] for rank in all_ranks], job), parts["memory"][1])
     return parts

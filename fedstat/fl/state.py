@@ -51,6 +51,9 @@ class State(NamedTuple):
     mask : SharedMask
     optimizer : ClientRows
         Clients' optimizer state; empty unless it lasts between rounds.
+    common_params : ClientRows (client, unit, ...)
+        Last common values of ``client_params``, where they differ between clients; else empty. See
+        :func:`fedstat.fl.checkpoints.common_params`.
     algorithm_state : AlgorithmRows
         State of the algorithm besides models.
     aggregator : any
@@ -63,6 +66,7 @@ class State(NamedTuple):
     global_params: Params
     mask: SharedMask
     optimizer: ClientRows
+    common_params: ClientRows = StackedRows()
     algorithm_state: AlgorithmRows = AlgorithmRows()
     aggregator: Any = ()
 
@@ -88,15 +92,24 @@ class State(NamedTuple):
         return self._replace(
             round=self.round + 1,
             client_params=self.client_params.updated(cohort.local, personal),
+            common_params=self.common_params.updated(cohort.local, self.common_values(cohort.local)),
             optimizer=self.optimizer.updated(cohort.local, optimizer),
             algorithm_state=algorithm_rows,
             **server,
         )
 
+    def common_values(self, clients: np.ndarray) -> Params:
+        """Return the last common values (client, ...) in ``common_params`` if these clients download now."""
+        values = {}
+        for name, p in self.common_params.borrow(clients).items():
+            shared = masks.of_clients(self.mask.shared[name], p.ndim - 1, clients)
+            values[name] = torch.where(shared, self.global_params[name], p)
+        return values
+
     @property
-    def rows(self) -> tuple[ClientRows, ClientRows, ClientRows]:
+    def rows(self) -> tuple[ClientRows, ...]:
         """All client rows of the state."""
-        return self.client_params, self.optimizer, self.algorithm_state.clients
+        return self.client_params, self.common_params, self.optimizer, self.algorithm_state.clients
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import scipy
 from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, torch, xr
-from fedstat.fl import record
+from fedstat.fl import checkpoints
 from fedstat.fl.nets import Params, Piece
 from fedstat.fl.split_halves import covariate
 from fedstat.labelled.layer_names import is_table
-from fedstat.labelled.runs import STAGES, Stage, drop_unselected
+from fedstat.labelled.runs import GROUPS, STAGES, Stage, drop_unselected
 from fedstat.stats import variance_components
 from fedstat.store.encoding import algorithm_of, stored_algorithm
 
@@ -87,15 +87,16 @@ def client_weights(
     return array if stage == "aggregated" else drop_unselected(array)
 
 
-def _find_variable(run: xr.DataTree, layer: str, parameter: str | None, stage: str) -> xr.DataArray:
+def _find_variable(run: xr.DataTree, layer: str, parameter: str | None, stage: Stage) -> xr.DataArray:
     """Return the variable, with all its checkpoints."""
     check.choice("layer", layer, sorted(_require_weights(run)))
-    composed = layer in run[record.GROUP].children if record.GROUP in run.children else False
+    factors = run.children.get(checkpoints.PARAMETERS)
+    composed = factors is not None and layer in factors.children
     if parameter is not None and composed:
-        data = run[f"{record.GROUP}/{layer}"].to_dataset().sel(stage=stage)
-        name: str | None = record.factor_variable(parameter)
+        data = run[f"{checkpoints.PARAMETERS}/{layer}"].to_dataset().sel(stage=stage)
+        name: str | None = checkpoints.factor_variable(parameter)
     else:
-        group = "weights" if stage == "aggregated" else "uploads"
+        group = GROUPS[stage]
         if group not in run.children:
             raise ValueError(
                 f"the run holds no {parameter or 'weights'} of {layer!r} before aggregation. Train it with "

@@ -19,7 +19,7 @@ from fedstat._utils.loops import on_interrupt, progress_bar
 from fedstat.fl import batches, disk_rows, loop, masks, nets, private_training, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.chunks import require_disk
+from fedstat.fl.checkpoints import Checkpoints, WeightsWriter, need_common_rows, require_disk
 from fedstat.fl.cohort import fewest
 from fedstat.fl.job import ComputeConfig, Job, Participation, Precision, Sampling, TrainConfig, of_rank, tf32
 from fedstat.fl.loop import Ledger, start
@@ -162,7 +162,8 @@ def train(
     )
     job = prepare(data, net, algorithm, training, compute, track=True, new=new)
     probe_names = _probe_names(probe)
-    weights = _checkpoints(job, {*checkpoints, rounds}, keep_weights, probe_names)
+    weights = _stored_weights(job, {*checkpoints, rounds}, keep_weights, probe_names)
+    job = replace(job, common_rows=weights.trained and need_common_rows(job))
     rule_jobs, unseen_clients = prediction_jobs(job, prediction_rules or {}), unseen(job, new)
     measurements = _Measurements(rounds, evaluate_every, weights, probe_names, ablation, rule_jobs, unseen_clients)
     optimizer_name = optimizer if isinstance(optimizer, str) else optimizer.name
@@ -201,7 +202,7 @@ class _Measurements(NamedTuple):
 
     rounds: int
     evaluate_every: int
-    weights: record.Checkpoints
+    weights: Checkpoints
     probe_names: Sequence[str]
     ablation: int
     rule_jobs: Mapping[str, Job]
@@ -258,7 +259,7 @@ class _Plan(NamedTuple):
     config: Mapping[str, Any]
     attrs: Mapping[str, Any]
     groups: Mapping[str, Group]
-    weights: record.Checkpoints
+    weights: Checkpoints
     probes: Sequence[Observer]
     tick: Callable[[int], object]
     resume: bool
@@ -283,14 +284,22 @@ def _probe_names(probe: str | Sequence[str] | None) -> list[str]:
     return [name for name in PROBES if name in requested]
 
 
-def _checkpoints(
+def _stored_weights(
     job: Job, rounds: set[int], keep_weights: Sequence[str] | None, probe_names: Sequence[str]
-) -> record.Checkpoints:
-    """Return the rounds and layers whose weights are stored."""
+) -> Checkpoints:
+    """Return the rounds and layers whose weights are stored, and at which stages.
+
+    A private run stores weights before aggregation, which its noise does not protect, only if a probe asks for them.
+    """
     all_layers = list(nets.layers(job.net))
     layers = all_layers if keep_weights is None else {masks.require_layer(job.net, name) for name in keep_weights}
-    flags = {"uploads": "trained-weights" in probe_names, "parameters": "parameters" in probe_names}
-    return record.Checkpoints(sorted(rounds), [layer for layer in all_layers if layer in layers], **flags)
+    return Checkpoints(
+        sorted(rounds),
+        [layer for layer in all_layers if layer in layers],
+        trained=bool(layers) and (not job.aggregator.privacy or "trained-weights" in probe_names),
+        replicates="split-half" in probe_names and not job.hooks.downloads_differ,
+        parameters="parameters" in probe_names,
+    )
 
 
 def _probes(job: Job, measurements: _Measurements) -> list[Observer]:
@@ -341,15 +350,13 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
         out = Relay(job.process_group, writer)
         if out.finished():
             return
-        observers = [
-            *measures.observers(list(nets.layers(job.net))), *plan.probes,
-            record.checkpoint_writer(out, plan.weights),
-        ]  # fmt: skip
-        ledger = Ledger(out, job, plan.by_client, plan.weights.layers)
+        weights = WeightsWriter(out, plan.weights)
+        observers = [*measures.observers(list(nets.layers(job.net))), *plan.probes, weights.observer]
+        ledger = Ledger(out, job, plan.by_client, weights)
         # No variable may hold the initial state: it would keep the rows of all clients in memory.
         loop.run(
             job,
-            _load_state(job, plan, out, path),
+            _load_state(job, plan, out, path, weights),
             observers,
             ledger,
             rounds=plan.config["rounds"],
@@ -359,10 +366,12 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
         out.finish()
 
 
-def _load_state(job: Job, plan: _Plan, out: Relay, path: Path) -> State:
+def _load_state(job: Job, plan: _Plan, out: Relay, path: Path, weights: WeightsWriter) -> State:
     """Return the last stored state, or the initial state; raise an error if the disk is too small for the run."""
     state = record.load_state(out.states(), job) or start(job)
-    require_disk(job, state, plan.weights.rounds, plan.weights.layers, path)
+    require_disk(job, state, plan.weights, path)
+    if not state.round:
+        weights.write_initial(job)
     return state
 
 

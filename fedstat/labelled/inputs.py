@@ -246,7 +246,7 @@ def _of_tree(
     run, group = runs.run_of(tree), runs.group_of(tree, stage)
     layers = {str(name): node.to_dataset() for name, node in group.children.items() if "w" in node.data_vars}
     skipped: dict[str, str] = {}
-    is_layer, trained = "w" in tree.data_vars, group.name == "uploads"
+    is_layer, trained = "w" in tree.data_vars, group.name == "trained"
     if is_layer:
         layers = {name: data for name, data in layers.items() if name == tree.name} or {"": tree.to_dataset()}
     elif not layers:

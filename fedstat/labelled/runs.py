@@ -18,7 +18,8 @@ from fedstat.results.tables import count
 Stage = Literal["trained", "aggregated"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """After local training, only of the clients selected in that round; and as clients predict, after aggregation."""
-_GROUP_BY_STAGE = {"trained": "uploads", "aggregated": "weights"}
+GROUPS: dict[Stage, str] = {"trained": "trained", "aggregated": "weights"}
+"""Group of a run by stage."""
 REASONS, COMMON_START = "unit_reasons", "common_start"
 """Attributes of weights: why a unit may be identical in all clients, and True if clients have common initial
 parameters; see :class:`fedstat.results.IccResult`."""
@@ -44,7 +45,7 @@ def run_of(tree: xr.DataTree) -> xr.DataTree:
     node = tree
     if node.parent is not None and "w" in node.data_vars:
         node = node.parent
-    return node.parent if node.parent is not None and node.name in _GROUP_BY_STAGE.values() else node
+    return node.parent if node.parent is not None and node.name in GROUPS.values() else node
 
 
 def settings_of(run: xr.DataTree) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def group_of(tree: xr.DataTree, stage: Stage | None) -> xr.DataTree:
     Parameters
     ----------
     tree : DataTree
-        A run, one of its groups ``weights`` and ``uploads``, a layer of these, or weights of other origin.
+        A run, one of its groups ``weights`` and ``trained``, a layer of these, or weights of other origin.
     stage : {"trained", "aggregated"} or None
         None: the stage of the group, and of a run the weights after aggregation.
 
@@ -77,10 +78,10 @@ def group_of(tree: xr.DataTree, stage: Stage | None) -> xr.DataTree:
     group = tree.parent if tree.parent is not None and "w" in tree.data_vars else tree
     run = run_of(tree)
     if stage is None:
-        return group if group.name == "uploads" else run.children.get("weights", group)
-    if group.name == "uploads" and stage != "trained":
+        return group if group.name == "trained" else run.children.get("weights", group)
+    if group.name == "trained" and stage != "trained":
         raise ValueError(f"stage must be 'trained' for weights before aggregation, but got {stage!r}. Pass the run.")
-    if (name := _GROUP_BY_STAGE[stage]) not in run.children:
+    if (name := GROUPS[stage]) not in run.children:
         groups = few(sorted(map(str, run.children)), 8) or "nothing"
         hint = (
             "Train it with probe='trained-weights' (--probe trained-weights), or set stage='aggregated' (--stage "
@@ -126,7 +127,7 @@ def require_unshared(run: xr.DataTree, shared: dict[str, NDArray[np.bool_]]) -> 
     if not averaged:
         return
     numbers = [f"{units.sum()} of {count(len(units), 'unit')} of {layer}" for layer, units in averaged.items()]
-    is_stored = "uploads" in run.children
+    is_stored = "trained" in run.children
     before = "this run holds them" if is_stored else "train again with probe='trained-weights', which stores them"
     rest = [layer for layer in shared if layer not in averaged]
     hint = f", or select layers without shared units: layer={rest!r}" if rest else ""
@@ -207,7 +208,7 @@ def split_layers(tree: Any, requested: Sequence[str] | None) -> RunLayers | None
 
     A run holds a split if an algorithm analyzed a layer or shares units of it, in some round. Local training does not.
     """
-    if not isinstance(tree, xr.DataTree) or "uploads" in (tree.name, getattr(tree.parent, "name", None)):
+    if not isinstance(tree, xr.DataTree) or "trained" in (tree.name, getattr(tree.parent, "name", None)):
         return None
     run = run_of(tree)
     shapes = settings_of(run).get("shapes", {})

@@ -92,5 +92,6 @@ def pfedme(
         wrap=pair,
         loss=pair_loss,
         weights=uniform if variant == "paper" else None,
+        common_params=lambda params: {name: params[counterpart(name)] for name in params if is_personal(name)},
         about=ABOUT,
     )

@@ -216,7 +216,8 @@ def _make_state(new: Job, state: State) -> State:
     algorithm_state = AlgorithmRows(rows, state.algorithm_state.server)
     shared = {name: masks.by_all(mask, state.global_params[name].ndim) for name, mask in state.mask.shared.items()}
     mask = state.mask._replace(shared=shared)
-    return State(state.round, StackedRows(), {}, state.global_params, mask, StackedRows(), algorithm_state)
+    no_rows = StackedRows()
+    return State(state.round, no_rows, {}, state.global_params, mask, no_rows, algorithm_state=algorithm_state)
 
 
 def _score_ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
