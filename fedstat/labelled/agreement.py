@@ -27,11 +27,10 @@ from fedstat.labelled.arrays import (
     need_dims,
     numpy_of,
     refuse_replicates,
-    require_related,
 )
 from fedstat.labelled.inputs import by_layer
-from fedstat.labelled.runs import COMMON_START, REASONS, Stage
-from fedstat.results.icc import INFERENCE, IccResult, Inference
+from fedstat.labelled.runs import AUTO, COMMON_START, REASONS, Stage
+from fedstat.results.icc import INFERENCE, NOT_TRAINED, IccResult, Inference
 from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_resampling, icc_tests, reml
@@ -50,11 +49,11 @@ def _check(*, inference: Inference, level: float, n_boot: int, **_: object) -> N
     check.integer("n_boot", n_boot, low=0)
 
 
-@by_layer(checks=_check)
+@by_layer(checks=_check, apart=lambda **_: True)
 def icc(
     weights: Weights,
     *,
-    baseline: Any = None,
+    baseline: Any = AUTO,
     inference: Inference = "sign-flip",
     level: float = 0.95,
     n_boot: int = 0,
@@ -125,7 +124,8 @@ def icc(
       lowest:  3 (-0.04), 2 (0.03), 0 (0.79), 1 (0.81)
     """
     refuse_replicates(weights)
-    units, total, origin = labels(weights, "unit", 1), None, None
+    units, total, origin = labels(weights, "unit", 1), None, baseline_of(baseline, weights)
+    common, by_client = (origin, None) if origin is None or origin.ndim == 2 else (None, origin)
     boot_samples: tuple[Any, Any] = (None, None)
     names: list[Any] = []
     blocks: Callable[[], Iterable[Any]] = list
@@ -133,24 +133,22 @@ def icc(
         _require_memory(weights)
     n_passes = 1 if inference == "F" else 2
     with progress_bar(n_passes * len(labels(weights, "client", 0)), "client", progress) as bar:
-        for clients, w in group_blocks(weights, at_once=n_boot > 0):
+        for clients, w in group_blocks(weights, by_client, at_once=n_boot > 0):
             w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
-            blocks = partial(_client_blocks, w if total is None else weights, bar.update)
-            if baseline is not None and total is None:
-                origin = baseline_of(baseline, weights, w)
-                require_related(origin, w)
+            again: tuple[Any, Any] = (w, None) if total is None else (weights, by_client)
+            blocks = partial(_client_blocks, *again, tick=bar.update)
             names += clients.tolist()
-            block_sums = _icc.sums(w, origin)
+            block_sums = _icc.sums(w, common)
             _require_finite(block_sums, w, units, clients)
             total = block_sums if total is None else total + block_sums
             if n_boot and len(clients) > 1:  # icc_sums raises for a single client
-                boot_samples = icc_resampling.bootstrap(w, origin, replicates=n_boot, seed=seed)
+                boot_samples = icc_resampling.bootstrap(w, common, replicates=n_boot, seed=seed)
             bar.update(len(clients))
         sums = cast(_icc.Sums, total)
         result = icc_sums(sums, units, level=level)
         if inference != "F":
             test = partial(_TESTS[inference], seed=seed)
-            by_clients = over_clients(blocks, sums, test, origin, level=level)
+            by_clients = over_clients(blocks, sums, test, common, level=level)
             result = replace(
                 result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
                 test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
@@ -158,13 +156,22 @@ def icc(
     attrs = weights.attrs if isinstance(weights, xr.DataArray) else {}
     return replace(
         result, baseline_subtracted=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1],
-        reasons=attrs.get(REASONS), common_start=attrs.get(COMMON_START, False),
+        reasons=_reasons(attrs.get(REASONS), sums, baseline), common_start=attrs.get(COMMON_START),
     )  # fmt: skip
 
 
-def _client_blocks(weights: Weights, tick: Callable[[int], object]) -> Iterator[Any]:
+def _reasons(reasons: NDArray[np.str_] | None, sums: _icc.Sums, baseline: Any) -> NDArray[np.str_] | None:
+    """Return the reasons why units are identical in all clients: without any change, a unit was not trained."""
+    if baseline is None:
+        return reasons
+    values = (sums.units.mean[:, None], sums.units.profile, sums.units.clients[:, None], sums.units.residual[:, None])
+    is_trained = np.any([numpy_of((part != 0).any(axis=1)) for part in values], axis=0)
+    return np.where(is_trained, "" if reasons is None else reasons, NOT_TRAINED)
+
+
+def _client_blocks(weights: Weights, by_client: Any, *, tick: Callable[[int], object]) -> Iterator[Any]:
     """Iterate over blocks of clients again."""
-    for clients, w in group_blocks(weights):
+    for clients, w in group_blocks(weights, by_client):
         yield w
         tick(len(clients))
 
@@ -208,7 +215,7 @@ _BLOCK = 2**26  # bytes read at once
 _DIMS = ("client", "replicate", "unit")
 
 
-@by_layer(initial=False)
+@by_layer(initial=False, replicates=lambda **_: True)
 def variance_components(
     weights: Weights,
     *,

@@ -106,10 +106,10 @@ def standard(m: Moments, exponent: Any) -> dict[str, Any]:
     return {"center": numpy_of(m.mean) * factor, "scale": deviation * factor}
 
 
-def sums(weights: Weights) -> LayerSums:
-    """Sum a layer's weights over clients, with one block of clients in memory at a time."""
+def sums(weights: Weights, baseline: Any = None) -> LayerSums:
+    """Sum a layer's weights minus a baseline over clients, with one block of clients in memory at a time."""
     units, total, icc_total, n = labels(weights, "unit", 1), None, None, 0
-    for names, block in group_blocks(weights):
+    for names, block in group_blocks(weights, baseline_of(baseline, weights)):
         for name, client_weights in zip(names, block, strict=True):
             moments = _client_moments(client_weights, units, name)
             total = moments if total is None else _add(total, moments)
@@ -130,13 +130,13 @@ def row_sums(z: Any, units: NDArray[Any]) -> _Scaled:
     return cast(_Scaled, total)
 
 
-def client_sums(weights: Weights) -> LayerSums:
-    """Sum a layer's weights within each client; the moments are stacked along a first dim client."""
+def client_sums(weights: Weights, baseline: Any = None) -> LayerSums:
+    """Sum a layer's weights minus a baseline within each client; the moments are stacked along a first dim client."""
     units, n_clients, icc_total = labels(weights, "unit", 1), len(labels(weights, "client", 0)), None
     require_memory(len(units), all_pairs=False, clients=n_clients)
     stacked: Moments | None = None
     exponents: list[Any] = []
-    for names, block in group_blocks(weights):
+    for names, block in group_blocks(weights, baseline_of(baseline, weights)):
         for name, client_weights in zip(names, block, strict=True):
             moments, exponent = _client_moments(client_weights, units, name)
             if stacked is None:  # filled in place: a list that is stacked later takes the memory twice
@@ -190,8 +190,25 @@ def load_small(weights: Any) -> Any:
     return weights.compute() if is_lazy and weights.nbytes <= _BLOCK else weights
 
 
-def group_blocks(weights: Weights, *, at_once: bool = False) -> Iterator[tuple[NDArray[Any], Any]]:
-    """Yield (labels, (client, unit, weight)) per block of clients; one block if in memory, or if ``at_once``."""
+def group_blocks(
+    weights: Weights, baseline: Any = None, *, at_once: bool = False
+) -> Iterator[tuple[NDArray[Any], Any]]:
+    """Yield (labels, (client, unit, weight)) per block of clients; one block if in memory, or if ``at_once``.
+
+    ``baseline`` (unit, weight) or (client, unit, weight), from :func:`baseline_of`, is subtracted.
+    """
+    start = 0
+    for names, block in _blocks(weights, at_once=at_once):
+        own = baseline if baseline is None or baseline.ndim == 2 else baseline[start : start + len(names)]
+        yield names, block if own is None else _as_double(block) - _as_double(own)
+        start += len(names)
+
+
+def _as_double(values: Any) -> Any:
+    return values.double() if is_torch_array(values) else values.astype(float, copy=False)
+
+
+def _blocks(weights: Weights, *, at_once: bool) -> Iterator[tuple[NDArray[Any], Any]]:
     names = labels(weights, "client", 0)
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
@@ -371,50 +388,54 @@ _N_COMPARED = 8  # clients whose mean is compared with the baseline
 _RELATED = 3.0  # standard errors of a correlation above 0
 
 
-def subtract_baseline(weights: Weights, baseline: Any) -> Weights:
-    """Subtract the baseline, if there is one."""
+KNOWN, UNLIKE = "known", "unlike_rounds"
+"""Attribute of a baseline that a run holds, with the dims and clients of the weights; and of weights, True if shared
+and personal units changed over unlike numbers of rounds."""
+
+
+def baseline_of(baseline: Any, weights: Weights) -> Any:
+    """Return the baseline as an array (unit, weight) or (client, unit, weight) in the library of the weights, or None.
+
+    Raises
+    ------
+    ValueError
+        If the baseline has another shape, is not finite, or is not correlated with the weights.
+    """
     if baseline is None:
-        return weights
-    if isinstance(weights, xr.DataArray):
-        need_dims(weights, "client", "unit")
-        client_weights = weights.isel(client=0, drop=True).transpose("unit", ...)
-        dims = client_weights.dims
-        values = baseline_of(baseline, weights, np.empty(0)).reshape(client_weights.shape)
-        require_related(values, weights.isel(client=slice(_N_COMPARED)).transpose("client", *dims).to_numpy())
-        return weights.astype(float) - xr.DataArray(values, dims=dims)
-    weights = check.numbers("weights", weights)
-    values = baseline_of(baseline, weights, weights).reshape(weights.shape[1:])
-    require_related(values, weights)
-    return weights.double() - values.double() if is_torch_array(weights) else weights.astype(float) - values
-
-
-def baseline_of(baseline: Any, weights: Weights, w: Any) -> Any:
-    """Return the baseline as an array (unit, weight) in the library of ``w``."""
+        return None
+    if isinstance(baseline, xr.DataArray) and baseline.attrs.get(KNOWN):
+        lead = [dim for dim in ("client", "unit") if dim in baseline.dims]
+        values = baseline.transpose(*lead, ...).to_numpy()
+        return values.reshape(*values.shape[: len(lead)], -1)
     baseline = check.numbers("baseline", baseline)
     baseline = baseline.detach() if is_torch_array(baseline) else baseline
-    shape = tuple(np.shape(weights))[1:]
     if isinstance(weights, xr.DataArray):
-        client_weights = weights.isel(client=0, drop=True).transpose("unit", ...)
-        shape = client_weights.shape
+        need_dims(weights, "client", "unit")
+        first = weights.isel(client=slice(_N_COMPARED)).transpose("client", "unit", ...)
         if isinstance(baseline, xr.DataArray):
-            baseline = _align(baseline, client_weights)
+            baseline = _align(baseline, first.isel(client=0, drop=True))
+        clients = first.to_numpy()
+    else:
+        clients = check.numbers("weights", weights)
     if isinstance(baseline, xr.DataArray):
         need_dims(baseline, "unit")
         baseline = baseline.transpose("unit", ...).to_numpy()
-    if tuple(baseline.shape) != tuple(shape):
+    shape = tuple(clients.shape[1:])
+    if tuple(baseline.shape) != shape:
         raise ValueError(
-            f"baseline must have the shape of one client's weights, {tuple(shape)}, but got {tuple(baseline.shape)}. "
+            f"baseline must have the shape of one client's weights, {shape}, but got {tuple(baseline.shape)}. "
             "Pass parameters common to all clients; subtract client-specific baselines from the weights."
         )
-    baseline = baseline.reshape(shape[0], -1)
-    if is_torch_array(w):
-        baseline = array_namespace(w).asarray(baseline, device=device_of(w))
+    baseline, clients = baseline.reshape(shape[0], -1), clients.reshape(*clients.shape[:2], -1)
+    if is_torch_array(clients):
+        baseline = array_namespace(clients).asarray(baseline, device=device_of(clients))
     else:
         baseline = numpy_of(baseline)
     if not (finite := np.isfinite(numpy_of(baseline)).all(axis=1)).all():
         raise ValueError(
             f"baseline holds NaN or infinite values, first in unit(s) {few(labels(weights, 'unit', 1)[~finite])}"
         )
+    require_related(baseline, clients)
     return baseline
 
 

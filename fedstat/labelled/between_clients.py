@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import scipy
@@ -15,10 +15,10 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import progress_bar
-from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision
+from fedstat.labelled.arrays import KNOWN, labels, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions, show_options
 from fedstat.labelled.inputs import by_layer
-from fedstat.labelled.runs import Stage
+from fedstat.labelled.runs import AUTO, Stage
 from fedstat.results.between_clients import FIELDS, IN_NATS, ClientClustersResult, EntropyResult
 from fedstat.results.origin import recorded
 from fedstat.stats import clustering, entropy
@@ -148,13 +148,13 @@ _FRACTION_OMITTED = 0.5  # of the clients, in every subsample
 _EXTRA_DIMS = ("checkpoint", "round", "stage", "replicate", "other", "layer")
 
 
-@by_layer(initial=False, frame=("client", "value"))
+@by_layer(frame=("client", "value"))
 def client_clusters(
     vectors: Any,
     *,
     n_clusters: int,
     groups: Any = None,
-    baseline: Literal["mean"] | None = None,
+    baseline: Any = AUTO,
     n_permutations: int = 9999,
     n_subsamples: int = 200,
     level: float = 0.95,
@@ -180,8 +180,9 @@ def client_clusters(
         Number of clusters.
     groups : array, Series, DataArray (client,) or mapping from client to group, optional
         Known group of each client. Groups with client labels are matched by label, others by position.
-    baseline : {"mean"}, optional
-        Vector to subtract first: "mean", the mean over clients, so that the client-specific part remains.
+    baseline : {"auto", "common", "download", "initial", "mean"}, array (...) or None
+        Vector to subtract first: as in :func:`fedstat.split`, or "mean", the mean over clients, so that the
+        client-specific part remains.
     n_permutations : int
         Maximum number of permutations. If the labels have at most this many arrangements, all are used, and p values
         are exact. Otherwise this many are drawn, and the observed arrangement is added [3]_.
@@ -223,7 +224,7 @@ def client_clusters(
     >>> client_clusters(v, n_clusters=3, groups=np.repeat(["a", "b", "c"], 4)).ari
     1.0
     """
-    x, clients, eps = _matrix(vectors, check.choice("baseline", baseline, ("mean", None)))
+    x, clients, eps = _matrix(vectors, baseline)
     n = len(clients)
     if check.integer("n_clusters", n_clusters) > n:
         raise ValueError(f"n_clusters must be at most the number of clients, {n}, but got {n_clusters}")
@@ -247,7 +248,8 @@ def client_clusters(
     subsample_ari = float(subsamples.subsample_ari.mean())
     about = (x.shape[1], subsample_ari, subsamples.left_out, n_subsamples, group_names)
     return ClientClustersResult(
-        similarity, clients, cluster + 1, merges, order, *about, level=level, baseline=baseline, **tests
+        similarity, clients, cluster + 1, merges, order, *about, level=level,
+        baseline=baseline if isinstance(baseline, str) else None, **tests,
     )
 
 
@@ -280,7 +282,7 @@ def _agreement(
     }
 
 
-def _matrix(vectors: Any, baseline: str | None) -> tuple[NDArray[np.float64], NDArray[Any], float]:
+def _matrix(vectors: Any, baseline: Any) -> tuple[NDArray[np.float64], NDArray[Any], float]:
     """Return vectors (client, value), the clients' labels, and the relative rounding error of the numbers."""
     vectors = check.numbers("vectors", _labels.labelled(vectors, ("client", "value")))
     clients, eps = labels(vectors, "client", 0), precision(vectors)
@@ -291,7 +293,7 @@ def _matrix(vectors: Any, baseline: str | None) -> tuple[NDArray[np.float64], ND
                 f"there must be one vector per client, but the dims are {vectors.dims}. Select one {extra[0]}, as in "
                 f".isel({extra[0]}=-1)."
             )
-        vectors = vectors.transpose("client", ...).to_numpy()
+        vectors = vectors.transpose("client", ...)
     x = numpy_of(vectors).astype(float)
     if x.ndim < 2 or 0 in x.shape or len(x) < 2:
         raise ValueError(f"vectors must be (client, ...) of at least 2 clients, but got shape {x.shape}")
@@ -306,13 +308,28 @@ def _matrix(vectors: Any, baseline: str | None) -> tuple[NDArray[np.float64], ND
             "vectors of all clients are identical, as after averaging. Use fedstat.fl.client_weights(run, layer, "
             "stage='trained')."
         )
-    x = less_mean(x, eps) if baseline else x
+    if isinstance(baseline, str):
+        x = less_mean(x, eps)
+    elif baseline is not None:
+        x = x - _vector(baseline, vectors)
     if (zero := ~x.any(1)).any():
         raise ValueError(
             f"the vectors of client(s) {few(clients[zero])} are zero, so their cosine similarity is undefined. Drop "
             "these clients: their values were not trained, or are shared by all clients."
         )
     return x, clients, eps
+
+
+def _vector(baseline: Any, vectors: Any) -> NDArray[np.float64]:
+    """Return the baseline in the order of the vectors' numbers, (value,) or (client, value)."""
+    if isinstance(baseline, xr.DataArray) and baseline.attrs.get(KNOWN):
+        dims = [dim for dim in vectors.dims if dim in baseline.dims]
+        values, lead = baseline.transpose(*dims).to_numpy().astype(float), int("client" in dims)
+        return values.reshape(*values.shape[:lead], -1)
+    values, shape = numpy_of(check.numbers("baseline", baseline)).astype(float), np.shape(vectors)[1:]
+    if values.shape != shape:
+        raise ValueError(f"baseline must have the shape of one client's vector, {shape}, but got {values.shape}.")
+    return values.ravel()
 
 
 def _require_directions(merges: NDArray[np.float64], n_clusters: int) -> None:

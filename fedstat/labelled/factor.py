@@ -16,18 +16,18 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import (
+    UNLIKE,
     LayerSums,
     correlation_matrix,
     labels,
     numpy_of,
     row_sums,
     standard,
-    subtract_baseline,
     sums,
     values_of,
 )
 from fedstat.labelled.inputs import by_layer
-from fedstat.labelled.runs import Stage
+from fedstat.labelled.runs import AUTO, Stage
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.tables import count
 from fedstat.stats import eigenvalues, entropy, factor, split
@@ -204,7 +204,7 @@ def fa(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     stage: Stage | None = None,
-    baseline: Any = None,
+    baseline: Any = AUTO,
     progress: bool | None = None,
 ) -> FactorResult:
     """Fit a factor analysis to a layer's hidden units (FedFac §4.1).
@@ -315,12 +315,18 @@ def _is_weights(z: Any) -> bool:
 
 def analyze_weights(weights: Any, baseline: Any, **fitting: Any) -> FactorResult:
     """Fit a factor analysis to clients' weights (client, unit, weight...) minus a baseline; add their agreement."""
-    weights = subtract_baseline(weights, baseline)
     n_units = len(labels(weights, "unit", 1))
     require_fit_in_memory(weights, n_units, fitting["method"], fitting["n_factors"], fitting["options"]["init"])
-    layer_sums = sums(weights)
+    layer_sums = compared(weights, sums(weights, baseline))
     warn_if_single_client(layer_sums.n_clients)
     return analyze_sums(layer_sums, baseline_subtracted=baseline is not None, **fitting)
+
+
+def compared(weights: Any, layer_sums: LayerSums) -> LayerSums:
+    """Return the sums without agreement, if units changed over unlike numbers of rounds: splits would compare them."""
+    if not getattr(weights, "attrs", {}).get(UNLIKE):
+        return layer_sums
+    return layer_sums._replace(agreement=np.full_like(layer_sums.agreement, np.nan))
 
 
 def analyze_sums(layer_sums: LayerSums, *, baseline_subtracted: bool, **fitting: Any) -> FactorResult:

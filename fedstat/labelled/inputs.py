@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from fedstat._utils import check
+from fedstat._utils import check, streams
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
@@ -27,6 +27,8 @@ from fedstat.results.origin import origin_of, with_origin
 from fedstat.store import is_store, open_run
 
 _PATHS = (str, PathLike)
+MEAN = "mean"
+"""Baseline of :func:`fedstat.client_clusters`: the mean over clients."""
 
 Several: TypeAlias = "xr.DataTree | Mapping[Any, Any] | str | PathLike[str] | Sequence[Any]"
 """Objects that may hold layers: a run or other DataTree, a path, {client: file, state_dict or module}, or a list."""
@@ -53,18 +55,35 @@ class LayerWeights(NamedTuple):
         True for a result per layer, False for the result of a single layer.
     skipped_layers : dict from layer to reason
         Layers that are not analyzed by default.
+    source : Source, optional
+        Run that gave the weights.
     """
 
     layers: dict[str, Any]
     several: bool
     skipped_layers: dict[str, str]
+    source: runs.Source | None = None
+
+
+class _Part(NamedTuple):
+    """Units of a layer that are analyzed together: their weights, and the baseline."""
+
+    weights: Any
+    baseline: Any = None
+
+
+def _never(**_: object) -> bool:
+    return False
 
 
 def by_layer(
     *,
     checks: Callable[..., object] | None = None,
     stored: Callable[..., Any] | None = None,
+    analyzes: Callable[..., bool] = _never,
     initial: bool = True,
+    replicates: Callable[..., bool] = _never,
+    apart: Callable[..., bool] = _never,
     frame: tuple[str, str] = ("row", "unit"),
 ) -> Callable[[Callable[Concatenate[Any, P], R]], _Verb[P, R]]:
     """Extend a verb that is written for one layer to weights in any form that :func:`fedstat.split` takes.
@@ -81,8 +100,15 @@ def by_layer(
         Checks the verb's other arguments, defaults included; called once, before weights are read.
     stored : callable (run, layer, **arguments), optional
         Returns the result of a layer that a run holds, in place of an analysis, if there is no ``stage``.
+    analyzes : callable (**arguments) -> bool
+        Returns True if the arguments ask for an analysis in place of the stored result.
     initial : bool
-        True if the verb has an argument ``baseline`` of initial parameters, which differ between layers.
+        True if the verb has an argument ``baseline``.
+    replicates : callable (**arguments) -> bool
+        Returns True if the verb takes the replicates of a run.
+    apart : callable (**arguments) -> bool
+        Returns True if the verb compares units, so that shared and personal units of a run that changed over unlike
+        numbers of rounds have separate results.
     frame : (str, str)
         Dims of the rows and columns of a DataFrame.
     """
@@ -104,7 +130,7 @@ def by_layer(
             arguments = dict(call.arguments)
             weights, layer, stage = open_if_run(weights), settings.pop("layer"), settings.pop("stage")
             progress = settings["progress"]
-            if stored is not None and stage is None:
+            if stored is not None and stage is None and not analyzes(**settings):
                 held = runs.split_layers(weights, _parse_layer(layer))
                 if held is not None:
                     origin = origin_of(verb, arguments, None)
@@ -113,18 +139,23 @@ def by_layer(
                         for name in held.names
                     }
                     return _collect(read, held.skipped_layers, several=_is_several(weights, layer), progress=False)
-            layers, several, skipped_layers = layers_of(
-                weights, layer, settings.pop("checkpoint"), stage, frame=frame, progress=progress
-            )
-            baselines = _baselines(settings.pop("baseline"), layers) if initial else {}
+            selected = layers_of(
+                weights, layer, settings.pop("checkpoint"), stage, replicates=replicates(**settings), frame=frame,
+                progress=progress,
+            )  # fmt: skip
+            is_apart = apart(**settings)
+            parts = _parts(selected, settings.pop("baseline") if initial else None, apart=is_apart)
 
-            def analyze(name: str) -> R:
-                w = load_small(layers[name])
-                by_name = {"baseline": baselines[name]} if initial else {}
-                return _with_origin(origin_of(verb, arguments, w), partial(one_layer, w, **settings, **by_name))
+            def analyze(part: _Part) -> R:
+                w = load_small(part.weights)
+                by_name = {"baseline": part.baseline} if initial else {}
+                source = getattr(w, "attrs", {}).get(runs.SOURCE)
+                origin = origin_of(verb, arguments, w) | ({"weights": source} if source else {})
+                return _with_origin(origin, partial(one_layer, w, **settings, **by_name))
 
-            analyses = {name: partial(analyze, name) for name in layers}
-            return _collect(analyses, skipped_layers, _modules(layers), several=several, progress=progress)
+            analyses = {name: partial(analyze, part) for name, part in parts.items()}
+            several, modules = selected.several or len(parts) > 1, _modules(selected.layers)
+            return _collect(analyses, selected.skipped_layers, modules, several=several, progress=progress)
 
         return cast("_Verb[P, R]", over)
 
@@ -179,18 +210,19 @@ def layers_of(
     checkpoint: int | None = None,
     stage: Stage | None = None,
     *,
+    replicates: bool = False,
     frame: tuple[str, str] = ("row", "unit"),
     progress: bool | None = False,
 ) -> LayerWeights:
     """Select layers of a user's weights at a checkpoint and a stage; arguments as in :func:`fedstat.split`.
 
-    ``frame`` has the dims of the rows and columns of a DataFrame.
+    ``replicates`` selects the replicates of a run, and ``frame`` has the dims of the rows and columns of a DataFrame.
 
     Raises
     ------
     ValueError
-        If a layer, checkpoint or stage does not exist. If there is no ``stage`` and the weights are of a run that
-        averaged units of these layers: these units are equal in all clients by construction.
+        If a layer, checkpoint or stage does not exist. If there is no ``stage`` and a run holds only weights that it
+        averaged over clients: shared units are then equal in all clients by construction.
     """
     requested = _parse_layer(layer)
     if stage is not None:
@@ -198,7 +230,8 @@ def layers_of(
     weights, several = open_if_run(weights), _is_several(weights, layer)
     is_layer = isinstance(weights, xr.Dataset | xr.DataTree) and "w" in weights.data_vars
     if isinstance(weights, xr.DataTree) and not (is_layer and requested):
-        return _of_tree(weights, requested, checkpoint, stage, several=several and not is_layer)
+        several = several and not is_layer
+        return _of_tree(weights, requested, checkpoint, stage, replicates=replicates, several=several)
     if stage is not None and not isinstance(weights, xr.DataTree):
         raise ValueError(
             f"stage selects weights of a run, but got stage={stage!r} with a {type(weights).__name__}, which does not "
@@ -240,13 +273,21 @@ def _is_several(weights: Any, layer: str | Sequence[str] | None) -> bool:
 
 
 def _of_tree(
-    tree: xr.DataTree, requested: Sequence[str] | None, checkpoint: int | None, stage: Stage | None, *, several: bool
+    tree: xr.DataTree,
+    requested: Sequence[str] | None,
+    checkpoint: int | None,
+    stage: Stage | None,
+    *,
+    replicates: bool,
+    several: bool,
 ) -> LayerWeights:
     """Select layers of a run or of another tree, at a checkpoint and a stage."""
-    run, group = runs.run_of(tree), runs.group_of(tree, stage)
+    run = runs.run_of(tree)
+    is_run = run.attrs.get("command") in runs.COMMANDS
+    group = runs.replicates_of(run) if replicates and is_run and stage is None else runs.group_of(tree, stage)
     layers = {str(name): node.to_dataset() for name, node in group.children.items() if "w" in node.data_vars}
     skipped: dict[str, str] = {}
-    is_layer, trained = "w" in tree.data_vars, group.name == "trained"
+    is_layer = "w" in tree.data_vars
     if is_layer:
         layers = {name: data for name, data in layers.items() if name == tree.name} or {"": tree.to_dataset()}
     elif not layers:
@@ -255,20 +296,21 @@ def _of_tree(
             hint = "It holds splits, which fedstat.read_split(path) reads."
         raise ValueError(f"the run must hold weights, but has {few(sorted(tree.children), 8) or 'nothing'}. {hint}")
     else:
-        lead = ("checkpoint", "client")
+        lead = ("checkpoint", "client", "replicate")
         shapes = {name: tuple(n for d, n in x["w"].sizes.items() if d not in lead) for name, x in layers.items()}
         _, names, skipped = runs.hidden_layers(run, shapes, requested)
         layers = {name: layers[name] for name in names}
+    source = runs.Source(run, str(group.name)) if is_run else None
     selected: dict[str, Any] = {}
     shared: dict[str, Any] = {}
     for name, data in layers.items():
         weights = runs.compare_initial(_at(data["w"], checkpoint, "" if is_layer else name), data)
-        units = None if trained or stage is not None else runs.shared_units(run, name, weights)
-        shared |= {} if units is None else {name: units}
-        weights = runs.describe_units(run, name, weights, trained=trained)
-        selected["" if is_layer else name] = runs.drop_unselected(weights) if trained else weights
+        if group.name == "weights" and stage is None and (units := runs.shared_units(run, name, weights)) is not None:
+            shared[name] = units
+        weights = runs.describe_units(run, name, weights, trained=group.name == "trained")
+        selected["" if is_layer else name] = source.select(name, weights) if source is not None else weights
     runs.require_unshared(run, shared)
-    return LayerWeights(selected, several, skipped)
+    return LayerWeights(selected, several, skipped, source)
 
 
 def _of_files(
@@ -359,10 +401,36 @@ def _at(w: Any, checkpoint: int | None, layer: str) -> Any:
     return w
 
 
-def _baselines(baseline: Any, layers: dict[str, Any]) -> dict[str, Any]:
-    """Return the baseline of every layer."""
-    if baseline is None:
-        return dict.fromkeys(layers)
+def _parts(selected: LayerWeights, baseline: Any, *, apart: bool) -> dict[str, _Part]:
+    """Return the analyses of the layers with their baselines."""
+    layers, source = selected.layers, selected.source
+    is_held = isinstance(baseline, str) and baseline in (runs.AUTO, *runs.COMMON)
+    if source is None and is_held and baseline != runs.AUTO:
+        raise ValueError(f"baseline={baseline!r} names values that a run of fedstat.fl holds. Pass the run as weights.")
+    given = dict.fromkeys(layers) if is_held else _baselines(baseline, selected)
+    if source is None:
+        return {name: _Part(w, given[name]) for name, w in layers.items()}
+    parts: dict[str, _Part] = {}
+    for name, w in layers.items():
+        change = source.change(w, baseline) if is_held else None
+        if change is None:
+            parts[name] = _Part(source.described(w, given=given[name] is not None and not _is_mean(baseline)), given[name])
+            continue
+        for units_name, units in (change.apart() if apart else {"": slice(None)}).items():
+            title = ", ".join(text for text in (name, units_name) if text)
+            part, reasons = change.of_units(units), {runs.REASONS: w.attrs[runs.REASONS][units]}
+            weights = w.isel(unit=units).assign_attrs(part.attrs | reasons)
+            parts[title] = _Part(source.described(weights, part), part.baseline)
+    return parts
+
+
+def _baselines(baseline: Any, selected: LayerWeights) -> dict[str, Any]:
+    """Return the baseline of every layer that a user gives; the name "mean" stays as it is."""
+    layers = selected.layers
+    if baseline is None or _is_mean(baseline):
+        return dict.fromkeys(layers, baseline)
+    if callable(getattr(baseline, "init", None)) and hasattr(baseline, "shapes"):
+        return {name: _initial(baseline, selected.source, name) for name in layers}
     module = hasattr(baseline, "state_dict")
     if not (module or isinstance(baseline, (xr.DataTree, Mapping, *_PATHS))) or isinstance(baseline, xr.Dataset):
         if len(layers) > 1:
@@ -378,7 +446,9 @@ def _baselines(baseline: Any, layers: dict[str, Any]) -> dict[str, Any]:
             f"{type(baseline).__name__}. Pass the array of this layer."
         )
     is_single = module or (isinstance(baseline, Mapping) and not isinstance(baseline, xr.DataTree))
-    arrays = layers_of([baseline] if is_single else baseline, list(layers)).layers
+    baseline = [baseline] if is_single else open_if_run(baseline)
+    is_run = isinstance(baseline, xr.DataTree) and baseline.attrs.get("command") in runs.COMMANDS
+    arrays = layers_of(baseline, list(layers), stage="aggregated" if is_run else None).layers
     for name, w in arrays.items():
         layouts = w.attrs.get("layout"), getattr(layers[name], "attrs", {}).get("layout")
         if None not in layouts and layouts[0] != layouts[1]:
@@ -387,6 +457,26 @@ def _baselines(baseline: Any, layers: dict[str, Any]) -> dict[str, Any]:
                 "them, or a state_dict's names and shapes. Pass both as modules, or both as state_dicts."
             )
     return {name: _common(w, name) for name, w in arrays.items()}
+
+
+def _is_mean(baseline: Any) -> bool:
+    return isinstance(baseline, str) and baseline == MEAN
+
+
+def _initial(net: Any, source: runs.Source | None, layer: str) -> Any:
+    """Draw the initial weights (unit, weight) of a layer of a ``fedstat.fl.nets.Net``, with the seed of the run."""
+    if source is None:
+        raise ValueError(
+            "baseline is a Net, whose initial parameters depend on the seed of a run, but the weights are of no run. "
+            "Pass net.init(numpy.random.default_rng(seed)), or the state_dict of the initial model."
+        )
+    params = net.init(streams.generator(int(runs.settings_of(source.run)["seed"]), "start"))
+    if (name := f"{layer}.weight") not in params:
+        raise ValueError(
+            f"the Net of baseline has no layer {layer!r}, but {few(sorted(params), 8)}. Use baseline='initial', the "
+            "initial parameters that the run holds."
+        )
+    return params[name].flatten(1).numpy()
 
 
 def _common(w: xr.DataArray, layer: str) -> Any:

@@ -1,4 +1,4 @@
-"""Stored runs as the verbs take them: weights at a stage of the round, what the run tells of units, its splits."""
+"""Stored runs as the verbs take them: weights at a stage of the round, what clients had in common, stored splits."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
+from fedstat.labelled.arrays import KNOWN, UNLIKE
 from fedstat.labelled.layer_names import find_skipped_layers, match_names
 from fedstat.results.tables import count
 
 Stage = Literal["trained", "aggregated"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """After local training, only of the clients selected in that round; and as clients predict, after aggregation."""
+Common = Literal["common", "download", "initial"]
+COMMON: tuple[Common, ...] = get_args(Common)
+"""Baselines that a run holds: the last common values, the values with which clients began the round, initial values."""
 GROUPS: dict[Stage, str] = {"trained": "trained", "aggregated": "weights"}
 """Group of a run by stage."""
-REASONS, COMMON_START = "unit_reasons", "common_start"
-"""Attributes of weights: why a unit may be identical in all clients, and True if clients have common initial
-parameters; see :class:`fedstat.results.IccResult`."""
+REASONS, COMMON_START, SOURCE = "unit_reasons", "common_start", "fedstat_source"
+"""Attributes of weights: why a unit may be identical in all clients; how a common start may make clients agree, see
+:class:`fedstat.results.IccResult`; and the run's weights in words of a print, see :meth:`Source.described`."""
 
 
 class RunLayers(NamedTuple):
@@ -68,7 +72,7 @@ def group_of(tree: xr.DataTree, stage: Stage | None) -> xr.DataTree:
     tree : DataTree
         A run, one of its groups ``weights`` and ``trained``, a layer of these, or weights of other origin.
     stage : {"trained", "aggregated"} or None
-        None: the stage of the group, and of a run the weights after aggregation.
+        None: the stage of the group, and of a run "trained" if it holds such weights, else "aggregated".
 
     Raises
     ------
@@ -78,19 +82,52 @@ def group_of(tree: xr.DataTree, stage: Stage | None) -> xr.DataTree:
     group = tree.parent if tree.parent is not None and "w" in tree.data_vars else tree
     run = run_of(tree)
     if stage is None:
-        return group if group.name == "trained" else run.children.get("weights", group)
+        stored = (run.children[name] for name in GROUPS.values() if name in run.children)
+        return group if group.name in GROUPS.values() else next(stored, group)
     if group.name == "trained" and stage != "trained":
         raise ValueError(f"stage must be 'trained' for weights before aggregation, but got {stage!r}. Pass the run.")
     if (name := GROUPS[stage]) not in run.children:
         groups = few(sorted(map(str, run.children)), 8) or "nothing"
-        hint = (
-            "Train it with probe='trained-weights' (--probe trained-weights), or set stage='aggregated' (--stage "
-            "aggregated)."
-        )
+        hint = f"{_why_not_trained(run)} Set stage='aggregated' (--stage aggregated) for the weights after averaging."
         if stage == "aggregated":
             hint = "Remove stage: it selects weights of a run of fedstat.fl."
         raise ValueError(f"the run holds no weights at stage {stage!r}, only {groups}. {hint}")
     return run.children[name]
+
+
+def _why_not_trained(run: xr.DataTree) -> str:
+    """Return the reason why a run holds no weights before averaging, and what to do."""
+    if "privacy" in settings_of(run):
+        return (
+            "A private run stores them only with probe='trained-weights' (--probe trained-weights), as noise does not "
+            "protect them."
+        )
+    if run.attrs.get("command") == "fedstat.flower":
+        return "In a federation with Flower they do not leave the clients."
+    return "Train again without keep_weights=[] (--keep-weights none)."
+
+
+def replicates_of(tree: xr.DataTree) -> xr.DataTree:
+    """Return the group with the layers' weights of split-half training, (checkpoint, client, replicate, unit, weight).
+
+    Raises
+    ------
+    ValueError
+        If the run has none.
+    """
+    run = run_of(tree)
+    if "replicates" not in run.children:
+        differ = "common" in run.children and not any(
+            bool(node["downloaded"].any()) for node in run["common"].children.values()
+        )
+        hint = (
+            "Its algorithm has no shared entries that all clients download alike, so that halves of a client's samples "
+            "show no training noise."
+            if differ and "split-half" in str(settings_of(run).get("probe"))
+            else "Train it with probe='split-half' (--probe split-half)."
+        )
+        raise ValueError(f"the run holds no replicates, two trainings of each client. {hint}")
+    return run.children["replicates"]
 
 
 def drop_unselected(weights: xr.DataArray) -> xr.DataArray:
@@ -127,19 +164,19 @@ def require_unshared(run: xr.DataTree, shared: dict[str, NDArray[np.bool_]]) -> 
     if not averaged:
         return
     numbers = [f"{units.sum()} of {count(len(units), 'unit')} of {layer}" for layer, units in averaged.items()]
-    is_stored = "trained" in run.children
-    before = "this run holds them" if is_stored else "train again with probe='trained-weights', which stores them"
+    before = "Analyze the weights before averaging: pass the run, or stage='trained'"
+    before = before if "trained" in run.children else f"It holds no weights before averaging. {_why_not_trained(run)}"
     rest = [layer for layer in shared if layer not in averaged]
     hint = f", or select layers without shared units: layer={rest!r}" if rest else ""
     raise ValueError(
         f"the run's weights are averaged over clients: shared units are equal in all clients by construction, here "
-        f"{few(numbers, 4)}. Analyze the weights before averaging by stage='trained' ({before}), or these averaged "
-        f"weights nevertheless by stage='aggregated' (--stage in commands){hint}."
+        f"{few(numbers, 4)}. {before.rstrip('.')}. Or analyze these averaged weights nevertheless by "
+        f"stage='aggregated' (--stage in commands){hint}."
     )
 
 
 def describe_units(run: xr.DataTree, layer: str, weights: xr.DataArray, *, trained: bool) -> xr.DataArray:
-    """Add attributes: reasons why units may be identical in all clients, and common initial parameters, if known.
+    """Add the reasons why units may be identical in all clients as an attribute, if known.
 
     Parameters
     ----------
@@ -158,7 +195,7 @@ def describe_units(run: xr.DataTree, layer: str, weights: xr.DataArray, *, train
     else:
         last = weights["checkpoint"].item()
         reasons = np.where(shared, "averaged", "never averaged" if _sent_nothing(run, last) else "")
-    return weights.assign_attrs({REASONS: reasons, COMMON_START: True})
+    return weights.assign_attrs({REASONS: reasons, COMMON_START: "initial"})
 
 
 def _sent_nothing(run: xr.DataTree, last: int) -> bool:
@@ -182,7 +219,188 @@ def compare_initial(weights: xr.DataArray, layer: xr.Dataset) -> xr.DataArray:
     if "start_w" not in layer.data_vars or "client" in layer["start_w"].dims or "unit" not in weights.dims:
         return weights
     is_initial = (weights == layer["start_w"]).all([dim for dim in weights.dims if dim != "unit"]).to_numpy()
-    return weights.assign_attrs({REASONS: np.where(is_initial, "never trained", ""), COMMON_START: True})
+    return weights.assign_attrs({REASONS: np.where(is_initial, "never trained", ""), COMMON_START: "initial"})
+
+
+AUTO = "auto"
+"""Default of ``baseline``: of a run, the last common values, where it holds them; else nothing."""
+COMMANDS = ("fedstat.fl", "fedstat.flower")
+"""Commands that write runs."""
+_LAYER, _OF = "layer", "of_clients"
+"""Attributes of a run's weights: their layer, and the number of all clients."""
+
+
+class Source(NamedTuple):
+    """Run that gave weights, and its group that holds them: trained, weights or replicates."""
+
+    run: xr.DataTree
+    group: str
+
+    def select(self, layer: str, weights: xr.DataArray) -> xr.DataArray:
+        """Drop clients that were not selected and, of replicates, personal units; note the layer and all clients.
+
+        Raises
+        ------
+        ValueError
+            If no client was selected, or no unit was shared.
+        """
+        weights = weights.assign_attrs({_LAYER: layer, _OF: weights.sizes["client"]})
+        if self.group == "weights":
+            return weights
+        weights, number = drop_unselected(weights), int(weights["checkpoint"])
+        if not weights.sizes["client"]:
+            raise ValueError(f"no client was selected in round {number}. Choose another checkpoint.")
+        if self.group == "replicates":
+            downloaded = self.run["common"][layer].to_dataset()["downloaded"].sel(checkpoint=number).to_numpy()
+            if not downloaded.any():
+                raise ValueError(
+                    f"layer {layer!r} has no shared units in round {number}. Replicates of a personal unit start from "
+                    "what the client learned before, including noise. Choose other layers."
+                )
+            weights = weights.isel(unit=np.flatnonzero(downloaded))
+        return weights
+
+    def change(self, weights: xr.DataArray, baseline: str) -> Change | None:
+        """Return a baseline that the run holds; None for "auto" if the run holds none."""
+        layer, checkpoint = weights.attrs[_LAYER], weights.coords.get("checkpoint")
+        groups = self.run["common"].children if "common" in self.run.children else {}
+        rounds = groups[layer]["checkpoint"].to_numpy() if layer in groups else ()
+        is_held = checkpoint is not None and checkpoint.item() in rounds
+        if not is_held:
+            if baseline == AUTO:
+                return None
+            raise ValueError(
+                f"the run holds no values of layer {layer!r} that clients had in common, but got "
+                f"baseline={baseline!r}. {_why_not_trained(self.run)} Or pass the initial parameters, or baseline=None."
+            )
+        return change_since(self.run, layer, weights, "common" if baseline == AUTO else baseline)  # type: ignore[arg-type]
+
+    def described(
+        self, weights: xr.DataArray, change: Change | None = None, *, given: bool = False
+    ) -> xr.DataArray:
+        """Add a clause of a print as an attribute: stage of the weights, round, clients, and what is subtracted."""
+        stages = {"trained": "before averaging", "weights": "after averaging", "replicates": "of split-half training"}
+        n, of = weights.sizes["client"], weights.attrs[_OF]
+        clients = count(n, "client") if n == of else f"{n} of {count(of, 'client')}"
+        parts = [stages[self.group], f"round {int(weights['checkpoint'])}", clients]
+        n_units = self.run[self.group][weights.attrs[_LAYER]].sizes["unit"]
+        if self.group == "replicates" and weights.sizes["unit"] < n_units:
+            parts.append(f"the {count(weights.sizes['unit'], 'unit')} that clients share")
+        if given:
+            parts.append("minus the given baseline")
+        if change is not None:
+            parts.append(f"minus {change.describe()}")
+        return weights.assign_attrs({SOURCE: ", ".join(parts)})
+
+
+class Change(NamedTuple):
+    """What is subtracted from the weights of a run's layer.
+
+    Attributes
+    ----------
+    baseline : DataArray (unit, weight...) or (client, unit, weight...)
+    text : str
+        Name of the baseline in prints.
+    rounds : int array (unit,)
+        Number of rounds, the last one included, over which each unit changed since the baseline. An upper bound if
+        clients missed rounds.
+    shared : bool array (unit,)
+        True for units that all clients downloaded alike in the last round.
+    """
+
+    baseline: xr.DataArray
+    text: str
+    rounds: NDArray[np.int64]
+    shared: NDArray[np.bool_]
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if shared and personal units changed over unlike numbers of rounds."""
+        return bool(self.shared.any()) and bool(self.rounds.min() < self.rounds.max())
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Attributes of the weights."""
+        return {COMMON_START: "rounds" if self.rounds.max() > 1 else "", UNLIKE: self.is_mixed}
+
+    def apart(self) -> dict[str, Any]:
+        """Return the units that changed over like numbers of rounds, by name; "" for all units."""
+        if not self.is_mixed:
+            return {"": slice(None)}
+        return {"shared": np.flatnonzero(self.shared), "personal": np.flatnonzero(~self.shared)}
+
+    def of_units(self, units: Any) -> Change:
+        """Return the change of some units."""
+        return Change(self.baseline.isel(unit=units), self.text, self.rounds[units], self.shared[units])
+
+    def describe(self) -> str:
+        """Return the name of the baseline, with the numbers of rounds."""
+        if not self.is_mixed:
+            return f"{self.text} (change over {_count_rounds(self.rounds)})"
+        shared, personal = (_count_rounds(self.rounds[units]) for units in (self.shared, ~self.shared))
+        return f"{self.text} (change over {shared} in shared units, over {personal} in personal units)"
+
+
+def _count_rounds(rounds: NDArray[np.int64]) -> str:
+    low, high = int(rounds.min()), int(rounds.max())
+    return count(high, "round") if low == high else f"{low} to {count(high, 'round')}"
+
+
+def change_since(run: xr.DataTree, layer: str, weights: xr.DataArray, baseline: Common) -> Change:
+    """Return one of the baselines that a run holds for the weights of a layer.
+
+    Parameters
+    ----------
+    run : DataTree
+    layer : str
+    weights : DataArray
+        At one checkpoint.
+    baseline : {"common", "download", "initial"}
+        The last common value of each entry: its value when the client last downloaded it while it was shared, or its
+        initial value. Or the values with which the client began the round. Or the initial parameters.
+
+    Raises
+    ------
+    ValueError
+        If ``baseline`` is "download", and the run does not hold the personal weights of the previous round.
+    """
+    number = int(weights["checkpoint"])
+    stored = run["common"][layer].to_dataset().sel(checkpoint=number).load()
+    downloaded = stored["downloaded"].to_numpy().astype(bool)
+
+    def change(values: xr.DataArray, text: str, rounds: Any) -> Change:
+        return Change(values.assign_attrs({KNOWN: True}), text, np.broadcast_to(rounds, downloaded.shape), downloaded)
+
+    if baseline == "initial":
+        return change(stored["initial_w"], "the initial parameters", number)
+    common = stored["w"].sel(client=weights["client"]) if "client" in stored["w"].dims else stored["w"]
+    if baseline == "common":
+        text = "the initial parameters" if bool((common == stored["initial_w"]).all()) else "the last common value"
+        return change(common, text, np.where(downloaded, 1, _rounds_as_personal(run, layer, number, len(downloaded))))
+    text = "the values that clients downloaded in this round"
+    if number == 1 or downloaded.all():
+        return change(common, text, 1)
+    earlier = run["weights"][layer].to_dataset()["w"]
+    if number - 1 not in earlier["checkpoint"].to_numpy():
+        raise ValueError(
+            f"baseline='download' needs the personal weights with which clients began round {number}, but the run "
+            f"stores weights after round(s) {few(earlier['checkpoint'].values.tolist())}. Train it with "
+            f"checkpoints=[{number - 1}], or use baseline='common'."
+        )
+    return change(earlier.sel(checkpoint=number - 1, client=weights["client"]).load(), text, 1)
+
+
+def _rounds_as_personal(run: xr.DataTree, layer: str, number: int, n_units: int) -> NDArray[np.int64]:
+    """Return the number of rounds (unit,) since a unit was last downloaded as shared, until a round inclusive.
+
+    Units whose sharing never changed are personal from the start.
+    """
+    shared = shared_by_round(run, layer)
+    history = np.zeros((0, n_units), bool) if shared is None else shared.sel(round=slice(None, number - 1)).to_numpy()
+    changes = (history != history[:1]).any(axis=0) & history.any(axis=0)
+    last = np.where(changes, len(history) - np.argmax(history[::-1], axis=0) if len(history) else 0, 0)
+    # The mask after round r is that of the download in round r + 1.
+    return np.asarray(number - last, int)
 
 
 def hidden_layers(run: xr.DataTree, layers: dict[str, tuple[int, ...]], requested: Sequence[str] | None) -> RunLayers:

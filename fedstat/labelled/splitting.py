@@ -13,7 +13,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd, xr
 from fedstat._utils.loops import track
 from fedstat.labelled.agreement import icc, variance_components
-from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, subtract_baseline, sums
+from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, sums
 from fedstat.labelled.factor import (
     CHOICES,
     DEFAULTS,
@@ -28,7 +28,7 @@ from fedstat.labelled.factor import (
     warn_if_single_client,
 )
 from fedstat.labelled.inputs import by_layer, layers_of, single_layer
-from fedstat.labelled.runs import Stage, settings_of, split_at
+from fedstat.labelled.runs import AUTO, Stage, settings_of, split_at
 from fedstat.results import (
     AgreementWarning,
     ConvergenceWarning,
@@ -49,25 +49,15 @@ from fedstat.store.encoding import algorithm_of
 _TEST_OPTIONS = ("fdr", "margin", "inconclusive", "covariate")
 
 
-def _stored_split(
-    run: xr.DataTree,
-    layer: str,
-    *,
-    kappa: float,
-    tau: Tau | Literal["test"],
-    round: int | None,  # noqa: A002
-    progress: bool | None,
-    **options: Any,
-) -> StoredSplitResult:
-    """Return the split of a layer that a run stored; raise NoEffectError for arguments of an analysis."""
-    defaults = {"kappa": KAPPA, "tau": 0.5, "checkpoint": None, "baseline": None} | CHOICES | DEFAULTS
-    for name, value in {"kappa": kappa, "tau": tau, **options}.items():
-        if name not in defaults or is_changed(value, defaults[name]):
-            raise check.NoEffectError(
-                name,
-                f"on the split that the run stored, but got {value!r}. Remove it, or analyze the run's weights by "
-                "stage='trained' (before averaging) or stage='aggregated' (after averaging).",
-            )
+def _analysis(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of :func:`split` that ask for an analysis in place of the split that a run stored."""
+    defaults = {"kappa": KAPPA, "tau": 0.5, "checkpoint": None, "baseline": AUTO} | CHOICES | DEFAULTS
+    arguments = {name: value for name, value in settings.items() if name not in ("round", "progress")}
+    return {name: x for name, x in arguments.items() if name not in defaults or is_changed(x, defaults[name])}
+
+
+def _stored_split(run: xr.DataTree, layer: str, *, round: int | None, **_: Any) -> StoredSplitResult:  # noqa: A002
+    """Return the split of a layer that a run stored."""
     data, settings = split_at(run, layer, round), settings_of(run)
     statistics = {
         name: data[name].to_numpy() if name in data else np.full(data.sizes["unit"], np.nan)
@@ -89,7 +79,12 @@ def _stored_split(
 
 
 @show_options(SplitOptions, fa, ComponentsResult.split, variance_components)
-@by_layer(stored=_stored_split)
+@by_layer(
+    stored=_stored_split,
+    analyzes=lambda **settings: bool(_analysis(settings)),
+    replicates=lambda tau, **_: tau == "test",
+    apart=lambda method=None, **_: method == "icc",
+)
 def split(
     weights: Weights,
     *,
@@ -99,7 +94,7 @@ def split(
     checkpoint: int | None = None,
     stage: Stage | None = None,
     round: int | None = None,  # noqa: A002 - the dim of the stored split
-    baseline: Any = None,
+    baseline: Any = AUTO,
     progress: bool | None = None,
     **options: Unpack[SplitOptions],
 ) -> SplitResult:
@@ -339,7 +334,7 @@ def split_map(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     stage: Stage | None = None,
-    baseline: Any = None,
+    baseline: Any = AUTO,
     progress: bool | None = None,
 ) -> SplitMapResult:
     """Split a layer under every method and κ, to see which units depend on these choices.
@@ -392,7 +387,7 @@ def split_map(
     4 units shared in all, 4 personal in all, 0 vary, 0 constant
     ARI between two specifications: median 1.00, minimum 1.00
     """
-    m, _, units, n_clients, agreement = sums(subtract_baseline(weights, baseline))
+    m, _, units, n_clients, agreement = sums(weights, baseline)
     warn_if_single_client(n_clients)
     if "icc" in methods and np.isnan(agreement).all():
         raise ValueError("'icc' of methods needs at least 2 clients and 2 weights per unit. Remove it.")

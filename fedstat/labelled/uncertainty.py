@@ -16,10 +16,10 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd
 from fedstat._utils.loops import progress_bar, track
 from fedstat._utils.streams import generator
-from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of, subtract_baseline
-from fedstat.labelled.factor import ReplicateOptions, align_init, fa, show_options, warn_if_single_client
+from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of
+from fedstat.labelled.factor import ReplicateOptions, align_init, compared, fa, show_options, warn_if_single_client
 from fedstat.labelled.inputs import by_layer
-from fedstat.labelled.runs import Stage
+from fedstat.labelled.runs import AUTO, Stage
 from fedstat.labelled.splitting import split_sums, warn_if_contradicted
 from fedstat.results import ConvergenceWarning, SplitResult
 from fedstat.results.jackknife import JackknifeResult
@@ -73,7 +73,7 @@ def bootstrap(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     stage: Stage | None = None,
-    baseline: Any = None,
+    baseline: Any = AUTO,
     progress: bool | None = None,
     **options: Unpack[ReplicateOptions],
 ) -> BootstrapResult:
@@ -162,7 +162,7 @@ def jackknife(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     stage: Stage | None = None,
-    baseline: Any = None,
+    baseline: Any = AUTO,
     progress: bool | None = None,
     **options: Unpack[ReplicateOptions],
 ) -> JackknifeResult:
@@ -258,7 +258,7 @@ def permutation_test(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     stage: Stage | None = None,
-    baseline: Any = None,
+    baseline: Any = AUTO,
     progress: bool | None = None,
     **options: Unpack[ReplicateOptions],
 ) -> PermutationResult:
@@ -321,7 +321,7 @@ def _observed_split(
     weights: Weights, baseline: Any, *, tau: Tau, **fitting: Any
 ) -> tuple[LayerSums, SplitResult, dict[str, Any]]:
     """Return the sums of each client, the split of all clients, and the arguments of repeated fits."""
-    layer_sums = client_sums(subtract_baseline(weights, baseline))
+    layer_sums = compared(weights, client_sums(weights, baseline))
     if "init" in fitting:
         fitting["init"] = align_init(fitting["init"], layer_sums.units)
     return layer_sums, split_sums(layer_sums, tau=tau, baseline_subtracted=baseline is not None, **fitting), fitting
@@ -341,7 +341,7 @@ def sensitivity(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     stage: Stage | None = None,
-    baseline: Any = None,
+    baseline: Any = AUTO,
     progress: bool | None = None,
 ) -> SensitivityResult:
     """Compare a split with splits under other analysis choices, changed one at a time.
@@ -389,7 +389,7 @@ def sensitivity(
     >>> table[["varied", "value", "ari"]].round(2).head(4).values.tolist()
     [['method', 'minres', 1.0], ['method', 'pc', 1.0], ['method', 'leverage', 0.0], ['kappa', '0.5', 1.0]]
     """
-    layer_sums = client_sums(subtract_baseline(weights, baseline))
+    layer_sums = compared(weights, client_sums(weights, baseline))
     warn_if_single_client(layer_sums.n_clients)
     r = correlation(layer_sums.total)
     n_starts = check.integer("n_starts", n_starts, low=0)
@@ -437,7 +437,7 @@ def n_factors(
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     stage: Stage | None = None,
-    baseline: Any = None,
+    baseline: Any = AUTO,
     progress: bool | None = None,
 ) -> NFactorsResult:
     """Estimate the number of factors by six rules.

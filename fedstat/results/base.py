@@ -96,7 +96,9 @@ class Result(ABC):
     _by: ClassVar[str | None] = None
 
     def __repr__(self) -> str:
-        return "\n".join(map(wrapped, [*self._lines(), *map(str, self.cautions())]))
+        head, *lines = self._lines()
+        weights = [] if self.source is None else [f"Weights {self.source}"]
+        return "\n".join(map(wrapped, [head, *weights, *lines, *map(str, self.cautions())]))
 
     def _lines(self) -> list[str]:
         """Return the lines of the print, which ``repr`` wraps to 80 columns; classes may override ``repr`` instead."""
@@ -169,6 +171,12 @@ class Result(ABC):
         """
         origin: dict[str, Any] | None = self.__dict__.get("_origin")
         return origin
+
+    @property
+    def source(self) -> str | None:
+        """Weights of a run that were analyzed: stage, round, clients and baseline; None for other weights."""
+        origin = self.origin or getattr(getattr(self, "fit", None), "origin", None) or {}
+        return origin.get("weights")
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the result to a zarr store or a JSON file, from which :func:`fedstat.load` reads an equal result.

@@ -38,6 +38,8 @@ _REASONS = {
     "never trained": "never trained, equal to the initial parameters",
     "": "averaged, or never trained",
 }
+NOT_TRAINED = "not trained"
+"""Reason why a unit is constant: no client changed it since the baseline."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,8 +76,10 @@ class IccResult(Result):
         Reason why a unit would be identical in all clients, as the run tells: "averaged" (the unit is shared), "never
         averaged" (clients uploaded nothing), "local training" (the weights are those before averaging), "never
         trained" (the unit equals the stored initial parameters), "" (unknown). None if the weights are of no run.
-    common_start : bool
-        True if the weights are of a run, whose clients start from common initial parameters.
+    common_start : {"", "initial", "rounds"} or None
+        What a common start does to the weights: "" nothing, as they are changes over one round since values that
+        clients had in common; "initial": clients started from initial parameters that are part of the weights;
+        "rounds": the weights are changes over several rounds of local training since common values. None: unknown.
     """
 
     coefficients: Coefficients
@@ -91,7 +95,7 @@ class IccResult(Result):
     replicates: Floats | None = None
     layer_replicates: Floats | None = None
     reasons: NDArray[np.str_] | None = None
-    common_start: bool = False
+    common_start: str | None = None
     method: ClassVar[str] = "icc"
     statistic_name: ClassVar[str] = "ICC2"
     _figure: ClassVar[str] = "forest"
@@ -310,11 +314,18 @@ class IccResult(Result):
     def _describe_start(self) -> str:
         """Return a caution if common initial parameters are known, or likely by the data; "" if not."""
         differs = ~self._identical & ~np.isnan(self.agreement)
-        if self.baseline_subtracted or not differs.any():
+        if not differs.any():
             return ""
-        if self.common_start:
+        if self.common_start == "rounds" and self._is_agreeing.any():
+            return (
+                "units changed over several rounds of local training; common initial parameters shape where training "
+                "goes, and alone make clients agree on some units"
+            )
+        if self.baseline_subtracted:
+            return ""
+        if self.common_start is not None:
             start = "clients started from common initial parameters"
-            return f"{start}, which alone may make them agree; baseline= subtracts them"
+            return f"{start}, which alone may make them agree; baseline= subtracts them" * bool(self.common_start)
         top, is_agreeing = float(self.agreement[differs].max()), self._is_agreeing[differs].any()
         if top < _NEAR_1 and not (self._identical.any() and is_agreeing):
             return ""
@@ -360,7 +371,7 @@ class IccResult(Result):
         median, least, most = (coefficient(x[f"icc_{name}"]) for name in ("median", "min", "max"))
         lines = [
             f"Agreement of {self.n_clients} clients on {size}",
-            *["Weights minus the common initial parameters"] * self.baseline_subtracted,
+            *["Weights minus the given baseline"] * (self.baseline_subtracted and self.source is None),
             f"Layer: {HEADLINE} = {coefficient(float(x['layer_icc']))}{self._format_interval()}",
             *self._format_layer_test(),
             f"Units: {HEADLINE} median {median}, range {least} to {most}; {self._count_not_tested()}",
