@@ -63,7 +63,9 @@ def test_rounds_equal_a_plain_loop_of_modules(optimizer, way):
 @pytest.mark.parametrize("way", [{}, {"alternating": False}, {"reverse": True}], ids=["in turn", "together", "reverse"])
 @pytest.mark.parametrize("name", NETS)
 def test_convolutions_equal_a_plain_loop_of_modules(name, way):
-    stacked, one = OPTIMIZERS["sgd"]
+    # At a learning rate of 0.1, initial parameters that differ by 1e-6 lead to models that differ by up to 0.2, and
+    # rounding differs between processors; at 0.01 and 0.02 by up to 2e-4 (six draws each).
+    stacked, one = optimizer_pair("sgd", 0.02 if way.get("reverse") else 0.01)
     j = of_images(algorithms.feddecomp(**RANKS, **EPOCHS, **way), name, optimizer=stacked)
     theirs, _ = plain(j, NETS[name][1], one, 2, **way)
     assert_close(j, run(j, 2), theirs, atol=5e-5)
