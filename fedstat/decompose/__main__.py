@@ -24,7 +24,7 @@ from fedstat._utils.settings import add_arguments, check_fields, read_arguments,
 from fedstat.decompose.stored import table, to_dataset, write_table
 from fedstat.labelled import bootstrap, permutation_test, sensitivity, split
 from fedstat.labelled.inputs import layers_of
-from fedstat.labelled.runs import Stage
+from fedstat.labelled.runs import AUTO, COMMON, Stage
 from fedstat.results import Absolute, LayerResults
 from fedstat.results.base import describe_skipped
 from fedstat.stats.split import Method, Tau
@@ -65,13 +65,14 @@ class Settings:
     stage: Stage | None = setting(
         None,
         _WEIGHTS,
-        "weights of a run: trained (before averaging, stored by --probe trained-weights) or aggregated (after "
-        "averaging); required if the run averaged units of a layer",
+        "weights of a run: trained (before averaging) or aggregated (after averaging); by default trained, if the run "
+        "holds them",
     )
-    baseline: Path | None = setting(
-        None,
+    baseline: str = setting(
+        AUTO,
         _WEIGHTS,
-        "state_dict of the initial parameters of all clients; it is subtracted first, so that updates are split",
+        "what is subtracted first: common (the last values that clients had in common), download or initial, of a run; "
+        "none; or a file, the state_dict of the initial parameters of all clients (auto: common for a run, else none)",
     )
     kappa: float = setting(0.85, _SPLIT, "proportion of the eigenvalue sum that factors must reach", above=0, high=1)
     n_factors: int | None = setting(None, _SPLIT, "number of factors, instead of --kappa", low=1)
@@ -181,14 +182,16 @@ def _require_table(option: str, path: Path | None) -> None:
 
 def decompose(files: Sequence[str], settings: Settings) -> dict[str, LayerResults[Any]]:
     """Read the weights and return the requested results by layer, under "split", "bootstrap", ..."""
-    layer_weights = layers_of(files, settings.layer, settings.checkpoint, settings.stage)
-    datasets = {f"/{name}": w.to_dataset(name="w") for name, w in layer_weights.layers.items()}
-    weights = xr.DataTree.from_dict(datasets)
-    common: dict[str, Any] = {
-        "layer": list(layer_weights.layers),
-        "baseline": settings.baseline,
-        "seed": settings.seed,
-    }
+    selected = layers_of(files, settings.layer, settings.checkpoint, settings.stage)
+    if selected.source is not None:
+        weights: Any = selected.source.run
+        common: dict[str, Any] = {
+            "layer": list(selected.layers), "checkpoint": settings.checkpoint, "stage": selected.source.stage
+        }  # fmt: skip
+    else:  # files are read once
+        weights = xr.DataTree.from_dict({f"/{name}": w.to_dataset(name="w") for name, w in selected.layers.items()})
+        common = {"layer": list(selected.layers)}
+    common |= {"baseline": _baseline(settings.baseline), "seed": settings.seed}
     fitting = common | {name: getattr(settings, name) for name in _FITTING}
     results = {"split": split(weights, **fitting, tau=settings.tau, n_starts=settings.n_starts)}
     if settings.n_boot:
@@ -198,8 +201,13 @@ def decompose(files: Sequence[str], settings: Settings) -> dict[str, LayerResult
     if settings.sensitivity:
         reference: dict[str, Any] = {"tau": settings.tau, "kappa": settings.kappa, "method": settings.method}
         results["sensitivity"] = sensitivity(weights, **common, **reference)
-    results["split"] = LayerResults(results["split"].results, layer_weights.skipped_layers)
+    results["split"] = LayerResults(results["split"].results, selected.skipped_layers)
     return results
+
+
+def _baseline(text: str) -> str | Path | None:
+    """Return the baseline as :func:`fedstat.split` takes it."""
+    return None if text == "none" else text if text in (AUTO, *COMMON) else Path(text)
 
 
 def show(args: argparse.Namespace, results: dict[str, LayerResults[Any]]) -> None:

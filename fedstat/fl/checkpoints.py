@@ -213,6 +213,11 @@ def variable(name: str) -> str:
     return {"weight": "w", "bias": "b"}.get(kind, kind)
 
 
+def _array(name: str) -> str:
+    """Return the array of a parameter in a group of the store: "fc1/w" for "fc1.weight"."""
+    return f"{nets.layer_of(name)}/{variable(name)}"
+
+
 def _layer_params(net: Net, layer: str) -> list[str]:
     return [name for name in net.shapes if nets.layer_of(name) == layer]
 
@@ -384,7 +389,7 @@ def _regions(job: Job, state: State, trained: TrainedWeights | None, stored: Che
             if stored.trained and job.common_rows:
                 common = nets.whole(job.net, {name: p[rows] for name, p in trained.common.items()})
                 for name, values in _arrays(common, stored.layers):
-                    yield Region(f"common/{nets.layer_of(name)}/{variable(name)}", (), ids[selected], values)
+                    yield Region(f"common/{_array(name)}", (), ids[selected], values)
     if trained is not None and stored.trained:
         yield from _of_all_clients(job, trained, stored)
 
@@ -393,7 +398,7 @@ def _of_stage(job: Job, params: Params, clients: np.ndarray, stage: Stage, store
     """Yield weights of some clients at a stage, and their factors."""
     if stage == "aggregated" or stored.trained:
         for name, values in _arrays(nets.whole(job.net, params), stored.layers):
-            yield Region(f"{GROUPS[stage]}/{nets.layer_of(name)}/{variable(name)}", (), clients, values)
+            yield Region(f"{GROUPS[stage]}/{_array(name)}", (), clients, values)
     if stored.parameters and job.net.whole:
         for name, values in _arrays(params, stored.layers):
             array = f"{PARAMETERS}/{nets.layer_of(name)}/{factor_variable(name)}"
@@ -404,7 +409,7 @@ def _of_all_clients(job: Job, trained: TrainedWeights, stored: Checkpoints) -> I
     """Yield the last common values, unless they differ between clients, and the units that all clients downloaded."""
     if not job.common_rows:
         for name, values in _arrays(nets.whole(job.net, trained.common), stored.layers):
-            yield Region(f"common/{nets.layer_of(name)}/{variable(name)}", (), None, values[0])
+            yield Region(f"common/{_array(name)}", (), None, values[0])
     for layer in stored.layers:
         yield Region(f"common/{layer}/downloaded", (), None, _downloaded(job, trained.mask, layer))
 
@@ -425,9 +430,10 @@ def _halves(job: Job, outcome: Outcome, stored: Checkpoints) -> list[Region]:
     divisible = outcome.cohort.at_least(2)
     models, _ = split_halves.trained(job, Download(job, outcome.before), divisible, job.phases)
     weights = nets.whole(job.net, {name: p.flatten(0, 1) for name, p in models.items()})
+    clients = np.sort(divisible.ids)
     return [
-        Region(f"replicates/{nets.layer_of(name)}/{variable(name)}", (), np.sort(divisible.ids), values)
-        for name, values in _arrays({name: p.unflatten(0, (-1, 2)) for name, p in weights.items()}, stored.layers)
+        Region(f"replicates/{_array(name)}", (), clients, values.reshape(len(clients), 2, *values.shape[1:]))
+        for name, values in _arrays(weights, stored.layers)
     ]
 
 

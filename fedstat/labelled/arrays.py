@@ -81,15 +81,15 @@ class LayerSums(NamedTuple):
         Labels of the units.
     n_clients : int
         Number of clients.
-    agreement : array (unit,)
-        ICC2; NaN with a single client or a single weight per unit.
+    agreement : array (unit,) or None
+        ICC2; NaN with a single client or a single weight per unit. None if units are not to be compared.
     """
 
     moments: Moments
     exponent: Any
     units: NDArray[Any]
     n_clients: int
-    agreement: NDArray[np.float64]
+    agreement: NDArray[np.float64] | None
 
     @property
     def total(self) -> Moments:

@@ -248,8 +248,15 @@ def client_clusters(
     subsample_ari = float(subsamples.subsample_ari.mean())
     about = (x.shape[1], subsample_ari, subsamples.left_out, n_subsamples, group_names)
     return ClientClustersResult(
-        similarity, clients, cluster + 1, merges, order, *about, level=level,
-        baseline=baseline if isinstance(baseline, str) else None, **tests,
+        similarity,
+        clients,
+        cluster + 1,
+        merges,
+        order,
+        *about,
+        level=level,
+        baseline=baseline if isinstance(baseline, str) else None,
+        **tests,
     )
 
 

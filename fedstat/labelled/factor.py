@@ -326,7 +326,7 @@ def compared(weights: Any, layer_sums: LayerSums) -> LayerSums:
     """Return the sums without agreement, if units changed over unlike numbers of rounds: splits would compare them."""
     if not getattr(weights, "attrs", {}).get(UNLIKE):
         return layer_sums
-    return layer_sums._replace(agreement=np.full_like(layer_sums.agreement, np.nan))
+    return layer_sums._replace(agreement=None)
 
 
 def analyze_sums(layer_sums: LayerSums, *, baseline_subtracted: bool, **fitting: Any) -> FactorResult:

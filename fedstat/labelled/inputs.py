@@ -65,7 +65,7 @@ class LayerWeights(NamedTuple):
     source: runs.Source | None = None
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Units of a layer that are analyzed together: their weights, and the baseline."""
 
     weights: Any
@@ -144,17 +144,17 @@ def by_layer(
                 progress=progress,
             )  # fmt: skip
             is_apart = apart(**settings)
-            parts = _parts(selected, settings.pop("baseline") if initial else None, apart=is_apart)
+            of_layers = parts(selected, settings.pop("baseline") if initial else None, apart=is_apart)
 
-            def analyze(part: _Part) -> R:
+            def analyze(part: Part) -> R:
                 w = load_small(part.weights)
                 by_name = {"baseline": part.baseline} if initial else {}
                 source = getattr(w, "attrs", {}).get(runs.SOURCE)
                 origin = origin_of(verb, arguments, w) | ({"weights": source} if source else {})
                 return _with_origin(origin, partial(one_layer, w, **settings, **by_name))
 
-            analyses = {name: partial(analyze, part) for name, part in parts.items()}
-            several, modules = selected.several or len(parts) > 1, _modules(selected.layers)
+            analyses = {name: partial(analyze, part) for name, part in of_layers.items()}
+            several, modules = selected.several or len(of_layers) > 1, _modules(selected.layers)
             return _collect(analyses, selected.skipped_layers, modules, several=several, progress=progress)
 
         return cast("_Verb[P, R]", over)
@@ -192,16 +192,17 @@ def holds_layers(weights: Any) -> bool:
     return isinstance(weights, _PATHS) or _is_mapping(weights) or _is_list(weights)
 
 
-def single_layer(verb: str, weights: Any, stage: Stage | None = None) -> Any:
+def single_layer(verb: str, weights: Any, stage: Stage | None = None) -> LayerWeights:
     """Return the weights of one layer at the last checkpoint; raise ValueError if an object holds several layers."""
-    layers = layers_of(weights, stage=stage).layers
+    selected = layers_of(weights, stage=stage)
+    layers = selected.layers
     if len(layers) != 1:
         raise ValueError(
             f"{verb} takes the weights of one layer, (client, unit, weight...), but got a {type(weights).__name__} "
             f"with the layers {few(layers, 8)}. Choose one: fedstat.fl.client_weights(run, {next(iter(layers))!r}), or "
             f"fedstat.read_weights(...)[{next(iter(layers))!r}]['w']."
         )
-    return next(iter(layers.values()))
+    return selected
 
 
 def layers_of(
@@ -401,27 +402,28 @@ def _at(w: Any, checkpoint: int | None, layer: str) -> Any:
     return w
 
 
-def _parts(selected: LayerWeights, baseline: Any, *, apart: bool) -> dict[str, _Part]:
-    """Return the analyses of the layers with their baselines."""
+def parts(selected: LayerWeights, baseline: Any, *, apart: bool = False) -> dict[str, Part]:
+    """Return what is analyzed: layers or, ``apart``, units that changed over like numbers of rounds, with baselines."""
     layers, source = selected.layers, selected.source
     is_held = isinstance(baseline, str) and baseline in (runs.AUTO, *runs.COMMON)
     if source is None and is_held and baseline != runs.AUTO:
         raise ValueError(f"baseline={baseline!r} names values that a run of fedstat.fl holds. Pass the run as weights.")
     given = dict.fromkeys(layers) if is_held else _baselines(baseline, selected)
     if source is None:
-        return {name: _Part(w, given[name]) for name, w in layers.items()}
-    parts: dict[str, _Part] = {}
+        return {name: Part(w, given[name]) for name, w in layers.items()}
+    analyzed: dict[str, Part] = {}
     for name, w in layers.items():
         change = source.change(w, baseline) if is_held else None
         if change is None:
-            parts[name] = _Part(source.described(w, given=given[name] is not None and not _is_mean(baseline)), given[name])
+            is_given = given[name] is not None and not _is_mean(baseline)
+            analyzed[name] = Part(source.described(w, given=is_given), given[name])
             continue
         for units_name, units in (change.apart() if apart else {"": slice(None)}).items():
             title = ", ".join(text for text in (name, units_name) if text)
             part, reasons = change.of_units(units), {runs.REASONS: w.attrs[runs.REASONS][units]}
             weights = w.isel(unit=units).assign_attrs(part.attrs | reasons)
-            parts[title] = _Part(source.described(weights, part), part.baseline)
-    return parts
+            analyzed[title] = Part(source.described(weights, part), part.baseline)
+    return analyzed
 
 
 def _baselines(baseline: Any, selected: LayerWeights) -> dict[str, Any]:

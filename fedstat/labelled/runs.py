@@ -223,7 +223,8 @@ def compare_initial(weights: xr.DataArray, layer: xr.Dataset) -> xr.DataArray:
 
 
 AUTO = "auto"
-"""Default of ``baseline``: of a run, the last common values, where it holds them; else nothing."""
+"""Default of ``baseline``: the last common values for the weights of a run before averaging, if it holds them; else
+nothing."""
 COMMANDS = ("fedstat.fl", "fedstat.flower")
 """Commands that write runs."""
 _LAYER, _OF = "layer", "of_clients"
@@ -235,6 +236,11 @@ class Source(NamedTuple):
 
     run: xr.DataTree
     group: str
+
+    @property
+    def stage(self) -> Stage:
+        """Stage of the weights."""
+        return "aggregated" if self.group == "weights" else "trained"
 
     def select(self, layer: str, weights: xr.DataArray) -> xr.DataArray:
         """Drop clients that were not selected and, of replicates, personal units; note the layer and all clients.
@@ -266,18 +272,16 @@ class Source(NamedTuple):
         groups = self.run["common"].children if "common" in self.run.children else {}
         rounds = groups[layer]["checkpoint"].to_numpy() if layer in groups else ()
         is_held = checkpoint is not None and checkpoint.item() in rounds
+        if baseline == AUTO and (self.group != "trained" or not is_held):
+            return None
         if not is_held:
-            if baseline == AUTO:
-                return None
             raise ValueError(
                 f"the run holds no values of layer {layer!r} that clients had in common, but got "
                 f"baseline={baseline!r}. {_why_not_trained(self.run)} Or pass the initial parameters, or baseline=None."
             )
         return change_since(self.run, layer, weights, "common" if baseline == AUTO else baseline)  # type: ignore[arg-type]
 
-    def described(
-        self, weights: xr.DataArray, change: Change | None = None, *, given: bool = False
-    ) -> xr.DataArray:
+    def described(self, weights: xr.DataArray, change: Change | None = None, *, given: bool = False) -> xr.DataArray:
         """Add a clause of a print as an attribute: stage of the weights, round, clients, and what is subtracted."""
         stages = {"trained": "before averaging", "weights": "after averaging", "replicates": "of split-half training"}
         n, of = weights.sizes["client"], weights.attrs[_OF]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Unpack, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
@@ -21,13 +22,14 @@ from fedstat.labelled.factor import (
     SplitOptions,
     analyze_sums,
     analyze_weights,
+    compared,
     fa,
     is_changed,
     require_effect,
     show_options,
     warn_if_single_client,
 )
-from fedstat.labelled.inputs import by_layer, layers_of, single_layer
+from fedstat.labelled.inputs import LayerWeights, by_layer, layers_of, parts, single_layer
 from fedstat.labelled.runs import AUTO, Stage, settings_of, split_at
 from fedstat.results import (
     AgreementWarning,
@@ -218,8 +220,8 @@ def update(
     previous : FactorResult, SplitResult or LayerResults of these
         Result whose arguments are used again.
     weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
-        Weights of the next round, as in :func:`split`. If ``previous`` is of weights minus a baseline, subtract the
-        baseline here, too.
+        Weights of the next round, as in :func:`split`. If ``previous`` is of weights minus a baseline, the last common
+        values of a run are subtracted; subtract the baseline from other weights.
     stage : {"trained", "aggregated"}, optional
         Weights of a run to analyze, as in :func:`split`.
 
@@ -249,17 +251,24 @@ def update(
     True
     """
     if isinstance(previous, LayerResults):
-        layers = layers_of(weights, list(previous), stage=stage).layers
-        results = {layer: update(result, layers[layer]) for layer, result in previous.items()}
+        layers = layers_of(weights, list(previous), stage=stage)
+        results = {layer: _updated(result, layers, layer) for layer, result in previous.items()}
         return LayerResults(results, previous.skipped_layers, previous.modules)
+    layers = single_layer("update", weights, stage)
+    return _updated(previous, layers, next(iter(layers.layers)))
+
+
+def _updated(previous: Any, layers: LayerWeights, layer: str) -> Any:
+    """Repeat the analysis of a layer on its next weights."""
     fit = previous.fit if isinstance(previous, SplitResult) else previous
-    weights = single_layer("update", weights, stage)
+    baseline = AUTO if isinstance(fit, FactorResult) and fit.baseline_subtracted else None
+    weights, baseline = parts(layers._replace(layers={layer: layers.layers[layer]}), baseline)[layer]
     units = labels(weights, "unit", 1)
     if len(units) != len(fit.units):
         raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {len(units)}")
     if not isinstance(fit, FactorResult):
         return _updated_agreement(previous, fit, weights)
-    layer_sums = sums(weights)
+    layer_sums = compared(weights, sums(weights, baseline))
     warn_if_single_client(layer_sums.n_clients)
     fitting: dict[str, Any] = {
         "kappa": KAPPA if fit.kappa is None else fit.kappa,
@@ -388,6 +397,7 @@ def split_map(
     ARI between two specifications: median 1.00, minimum 1.00
     """
     m, _, units, n_clients, agreement = sums(weights, baseline)
+    agreement = cast(NDArray[np.float64], agreement)
     warn_if_single_client(n_clients)
     if "icc" in methods and np.isnan(agreement).all():
         raise ValueError("'icc' of methods needs at least 2 clients and 2 weights per unit. Remove it.")

@@ -66,7 +66,8 @@ class FactorResult(Result):
         Number of initial values tried, and number of distinct solutions that they led to.
     agreement : array (unit,) or None
         ICC2 of each unit over clients (:func:`fedstat.icc`). NaN where it is undefined: for a constant unit, for one
-        client, or for one weight per unit. None for the analysis of a matrix of rows or correlations, without clients.
+        client, or for one weight per unit. None for the analysis of a matrix of rows or correlations, without clients,
+        and for units of a run that changed over unlike numbers of rounds.
     baseline_subtracted : bool
         True if a baseline was subtracted from the weights.
     center, scale : array (unit,) or None

@@ -249,6 +249,8 @@ class SplitResult(Result):
         median = {name: self.median_icc(name) for name in ("shared", "personal", "inconclusive")}
         if medians := [f"{coefficient(x)} on {k}" for k, x in median.items() if np.isfinite(x)]:
             lines.append(f"Agreement (median ICC2): {', '.join(medians)} units")
+        elif self.icc is None and self.fit.n_clients:
+            lines.append("Agreement: not compared, since units changed over unlike numbers of rounds")
         if self.fdr is not None and self.fdr <= 0.05:
             of_units, of_layers = (f"{100 * rate:.0f}%" for rate in WRONG_SIDE)
             lines.append(

@@ -139,7 +139,7 @@ class StoredSplitResult(Result):
             f"Stored by the run: {self.algorithm}, round {self.round}, layer {self.layer}",
             *self._describe_rule(),
             *describe_constant(self.units, self.group == "constant"),
-            "New analysis of the weights: stage='trained' (before averaging) or 'aggregated'",
+            "A new analysis takes an argument such as method='icc' or baseline=None",
         ]
 
     def _describe_rule(self) -> Iterator[str]:
@@ -148,6 +148,8 @@ class StoredSplitResult(Result):
             yield f"Rule: set by {self.algorithm}, which did not analyze the layer"
             return
         statistic = "communality" if name == "nu" else "agreement (ICC2)"
+        if analyzed := _ANALYZED.get(self.settings.get("on", self.algorithm.partition("-")[2])):
+            yield f"Analyzed: {analyzed}"
         values = {column: self.settings.get(setting) for column, setting in _SETTINGS.items()}
         listed = ", ".join(f"{column} = {value}" for column, value in values.items() if value is not None)
         yield f"Rule: by {statistic}" + (f" ({listed})" if listed else "")
@@ -175,5 +177,11 @@ class StoredSplitResult(Result):
         return cautions
 
 
+_ANALYZED = {
+    "weights": "weights before averaging, nothing subtracted",
+    "updates": "changes of the weights in the round",
+    "static": "weights of all clients, each trained alone before round 1",
+}
+"""What an algorithm analyzed, by its setting ``on``; static FedFac has none."""
 _SETTINGS = {"method": "estimator", "kappa": "kappa", "tau": "tau"}
 """Columns of a table, and the algorithm's settings that they hold."""

@@ -49,15 +49,29 @@ def identical(weights: xr.DataArray) -> np.ndarray:
     return (weights == weights.isel(client=0)).all(["client", "weight"]).values
 
 
-def test_update_takes_the_weights_of_a_stage(runs: dict[str, xr.DataTree]) -> None:
+def changes(run: xr.DataTree, layer: str, stage: Any = "trained") -> xr.DataArray:
+    """Weights at the last checkpoint, less the last common values."""
+    weights = client_weights(run, layer, stage=stage)
+    common = run[f"common/{layer}/w"].sel(checkpoint=weights["checkpoint"])
+    return weights.astype(float) - (common.sel(client=weights["client"]) if "client" in common.dims else common)
+
+
+def test_update_takes_the_weights_of_a_stage_and_the_baseline_of_the_previous_result(
+    runs: dict[str, xr.DataTree],
+) -> None:
     run = runs["fedfac"]
     before = fedstat.split(run, stage="trained", n_factors=2)
-    with pytest.raises(ValueError, match="averaged over clients"):
-        fedstat.update(before, run)
-    after = fedstat.update(before, run, stage="trained")
+    after = fedstat.update(before, run)
     np.testing.assert_array_equal(
-        after["fc1"].communality, fedstat.update(before["fc1"], client_weights(run, "fc1", stage="trained")).communality
+        after["fc1"].communality, fedstat.update(before["fc1"], changes(run, "fc1")).communality
     )
+    raw = fedstat.split(run, stage="trained", n_factors=2, baseline=None)
+    np.testing.assert_array_equal(
+        fedstat.update(raw, run, stage="trained")["fc1"].communality,
+        fedstat.update(raw["fc1"], client_weights(run, "fc1", stage="trained")).communality,
+    )
+    with pytest.raises(ValueError, match="averaged over clients"):
+        fedstat.update(before, run["weights"])
 
 
 def test_the_split_of_a_run_is_saved_with_its_origin(runs: dict[str, xr.DataTree], tmp_path: Path) -> None:
@@ -92,9 +106,10 @@ def test_its_print_says_where_the_split_comes_from(runs: dict[str, xr.DataTree])
     assert text.startswith(
         "Split of 12 units: 6 shared, 6 personal, 0 constant\n"
         "Stored by the run: fedfac-dynamic, round 3, layer fc1\n"
+        "Analyzed: weights before averaging, nothing subtracted\n"
         "Rule: by communality (method = pa, kappa = 0.85, tau = 0.5)\n"
     )
-    assert "stage='trained'" in text
+    assert "A new analysis takes an argument such as method='icc' or baseline=None" in text
     by_agreement = fedstat.split(runs["by agreement"], layer="fc1")
     assert "Rule: by agreement (ICC2) (method = icc, tau = 0.5)\n" in repr(by_agreement)
     np.testing.assert_array_equal(by_agreement.statistic, runs["by agreement"]["split/fc1/icc"][-1])
@@ -108,11 +123,12 @@ def test_its_print_says_where_the_split_comes_from(runs: dict[str, xr.DataTree])
 def test_the_trained_weights_give_the_split_that_the_run_used(runs: dict[str, xr.DataTree]) -> None:
     run = runs["fedfac"]
     for checkpoint in (2, 3):
-        again = fedstat.split(run, layer="fc1", stage="trained", checkpoint=checkpoint)
+        again = fedstat.split(run, layer="fc1", baseline=None, checkpoint=checkpoint)
         stored = fedstat.split(run, layer="fc1", round=checkpoint)
         np.testing.assert_array_equal(again.shared, stored.shared)
         np.testing.assert_allclose(again.communality, stored.communality, atol=1e-3)
-    by_agreement = fedstat.split(runs["by agreement"], layer="fc1", stage="trained", method="icc")
+        assert "Analyzed: weights before averaging, nothing subtracted" in repr(stored)
+    by_agreement = fedstat.split(runs["by agreement"], layer="fc1", baseline=None, method="icc")
     np.testing.assert_array_equal(by_agreement.shared, fedstat.split(runs["by agreement"], layer="fc1").shared)
     averaged = fedstat.split(run, layer="fc1", stage="aggregated")
     assert (averaged.shared != fedstat.split(run, layer="fc1").shared).mean() > 0.3, (
@@ -121,52 +137,72 @@ def test_the_trained_weights_give_the_split_that_the_run_used(runs: dict[str, xr
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_takes_the_stage_and_refuses_averaged_weights_without_it(
+def test_every_verb_takes_the_changes_before_averaging_or_what_it_is_told_to(
     runs: dict[str, xr.DataTree], verb: str
 ) -> None:
+    run, take = runs["fedavg"], VERBS[verb]
+    by_default = take(changes(run, "fc1"))
+    np.testing.assert_allclose(take(run, layer="fc1"), by_default, atol=1e-12)
+    for group in ("trained/fc1", "weights/fc1"):
+        np.testing.assert_allclose(take(run[group], stage="trained"), by_default, atol=1e-12)
+    trained = client_weights(run, "fc1", stage="trained")
+    np.testing.assert_array_equal(take(run, layer="fc1", baseline=None), take(trained))
+    initial = trained.astype(float) - run["common/fc1/initial_w"]
+    np.testing.assert_allclose(take(run, layer="fc1", baseline="initial"), take(initial), atol=1e-12)
+    np.testing.assert_array_equal(take(run, layer="fc1", baseline="download"), take(run, layer="fc1"))
+    with pytest.raises(ValueError, match="12 of 12 units of fc1"):
+        take(run["weights/fc1"])
+
+
+@pytest.mark.parametrize("stage", ["aggregated", "trained"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_takes_the_stage(runs: dict[str, xr.DataTree], verb: str, stage: Any) -> None:
     run = runs["fedfac"]
-    for stage in ("aggregated", "trained"):
-        expected = VERBS[verb](client_weights(run, "fc1", stage=stage))
-        np.testing.assert_array_equal(VERBS[verb](run, layer="fc1", stage=stage), expected)
-        np.testing.assert_array_equal(VERBS[verb](run["weights/fc1"], stage=stage), expected)
-    np.testing.assert_array_equal(VERBS[verb](run["uploads/fc1"]), expected)
-    message = r"has no effect on the split that the run stored" if verb.startswith("split") else "6 of 12 units of fc1"
-    if verb == "split_map":
-        message = "6 of 12 units of fc1"
-    with pytest.raises(ValueError, match=message):
-        VERBS[verb](run, layer="fc1")
-    local = client_weights(runs["local"], "fc1")
-    np.testing.assert_array_equal(VERBS[verb](runs["local"], layer="fc1"), VERBS[verb](local))
+    expected = VERBS[verb](client_weights(run, "fc1", stage=stage))
+    for form in (run, run["weights"]):
+        np.testing.assert_array_equal(VERBS[verb](form, layer="fc1", stage=stage, baseline=None), expected)
+    np.testing.assert_array_equal(VERBS[verb](run["weights/fc1"], stage=stage, baseline=None), expected)
 
 
-def test_errors_name_the_probe_the_stages_and_the_layers_that_need_none(runs: dict[str, xr.DataTree]) -> None:
-    with pytest.raises(
-        ValueError, match=r"12 of 12 units of fc1.*stage='trained' \(this run holds them\).*aggregated'"
-    ):
-        fedstat.icc(runs["fedavg"])
-    with pytest.raises(ValueError, match=r"or select layers without shared units: layer=\['fc2'\]"):
-        fedstat.icc(runs["fedper"], layer="*")
-    assert isinstance(fedstat.icc(runs["fedper"], layer="fc2"), IccResult)
-    bare = runs["fedavg"].filter(lambda node: not node.path.startswith("/uploads"))
-    with pytest.raises(
-        ValueError, match=r"stage='trained' \(train again with probe='trained-weights', which stores them\)"
-    ):
+def test_a_run_is_analyzed_where_an_argument_asks_for_it(runs: dict[str, xr.DataTree]) -> None:
+    run = runs["fedfac"]
+    assert isinstance(fedstat.split(run, layer="fc1"), StoredSplitResult)
+    for option in ({"kappa": 0.5}, {"tau": 0.4}, {"method": "minres"}, {"n_factors": 3}, {"baseline": None}):
+        assert not isinstance(fedstat.split(run, layer="fc1", **option), StoredSplitResult)
+        with pytest.raises(ValueError, match="round has no effect on an analysis of weights, but got 2"):
+            fedstat.split(run, round=2, **option)
+
+
+def test_errors_say_why_there_are_no_weights_before_averaging(runs: dict[str, xr.DataTree]) -> None:
+    bare = runs["fedavg"].filter(lambda node: not node.path.startswith(("/trained", "/common")))
+    with pytest.raises(ValueError, match=r"12 of 12 units of fc1.*no weights before averaging.*keep_weights"):
         fedstat.icc(bare)
-    with pytest.raises(ValueError, match=r"holds no weights at stage 'trained'.*probe='trained-weights'"):
+    with pytest.raises(ValueError, match=r"holds no weights at stage 'trained'.*keep_weights=\[\]"):
         fedstat.icc(bare, stage="trained")
+    bare.attrs["command"] = "fedstat.flower"
+    with pytest.raises(ValueError, match=r"In a federation with Flower they do not leave the clients"):
+        fedstat.icc(bare)
+    with pytest.raises(ValueError, match="the run holds no values of layer 'fc1' that clients had in common, but got"):
+        fedstat.icc(bare, stage="aggregated", baseline="common")
+    personal = runs["fedper"].filter(lambda node: not node.path.startswith("/trained"))
+    with pytest.raises(ValueError, match=r"or select layers without shared units: layer=\['fc2'\]"):
+        fedstat.icc(personal, layer="*")
+    assert isinstance(fedstat.icc(personal, layer="fc2"), IccResult)
 
 
-def test_what_cannot_have_a_stage_or_a_round_says_so(runs: dict[str, xr.DataTree]) -> None:
+def test_what_cannot_have_a_stage_a_round_or_a_baseline_says_so(runs: dict[str, xr.DataTree]) -> None:
     run = runs["fedfac"]
     layer = run["weights/fc1"].to_dataset()
     for weights in (layer, layer["w"], layer["w"].values[-1]):
         with pytest.raises(ValueError, match="stage selects weights of a run, but got stage='trained' with a"):
             fedstat.icc(weights, stage="trained")
+        with pytest.raises(ValueError, match="baseline='common' names values that a run of fedstat.fl holds"):
+            fedstat.icc(weights, baseline="common")
     np.testing.assert_array_equal(fedstat.icc(layer).agreement, fedstat.icc(layer["w"]).agreement)
     with pytest.raises(ValueError, match="stage must be one of 'trained', 'aggregated', but got 'sent'"):
         fedstat.fa(run, stage="sent")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="stage must be 'trained' for weights before aggregation"):
-        fedstat.fa(run["uploads"], stage="aggregated")
+        fedstat.fa(run["trained"], stage="aggregated")
     states = fedstat.read_weights([{"fc1.weight": w} for w in layer["w"].values[-1]])
     for stage in ("trained", "aggregated"):
         with pytest.raises(ValueError, match=f"the run holds no weights at stage '{stage}', only fc1"):
@@ -174,9 +210,6 @@ def test_what_cannot_have_a_stage_or_a_round_says_so(runs: dict[str, xr.DataTree
     for of_analysis in ({"weights": layer["w"]}, {"weights": run, "stage": "trained"}, {"weights": runs["local"]}):
         with pytest.raises(ValueError, match="round has no effect on an analysis of weights, but got 2"):
             fedstat.split(**of_analysis, round=2)  # type: ignore[arg-type]
-    for name, value in {"kappa": 0.5, "tau": 0.4, "checkpoint": 2, "n_factors": 3, "fdr": 0.05}.items():
-        with pytest.raises(ValueError, match=f"{name} has no effect on the split that the run stored, but got {value}"):
-            fedstat.split(run, **{name: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="round must be one of 1, 2, 3, but got 4"):
         fedstat.split(run, round=4)
 
@@ -217,7 +250,7 @@ def test_the_reason_why_units_are_identical_is_true_by_the_known_mask(
     runs: dict[str, xr.DataTree], name: str, stage: Any
 ) -> None:
     run = runs[name]
-    result = fedstat.icc(run, layer="fc1", stage=stage)
+    result = fedstat.icc(run, layer="fc1", stage=stage, baseline=None)
     equal = identical(client_weights(run, "fc1", stage=stage))
     shared = run["split/fc1/shared"].values[-1]
     assert equal[shared].all() or stage == "trained"
@@ -258,13 +291,121 @@ def test_units_equal_to_stored_initial_parameters_were_never_trained() -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_the_command_takes_the_stage(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([str(path)])
-    assert "6 of 12 units of fc1" in capsys.readouterr().err
-    assert main([str(path), "--stage", "trained", "--out", str(tmp_path / "split.zarr")]) == 0
+def test_the_command_takes_the_stage_and_the_baseline(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(path), "--out", str(tmp_path / "changes.zarr")]) == 0
+    assert "Weights before averaging, round 3, 8 clients, minus the last common value" in capsys.readouterr().out
+    changed = fedstat.read_split(tmp_path / "changes.zarr", "fc1")
+    np.testing.assert_array_equal(changed.shared, fedstat.split(path, layer="fc1", stage="trained").shared)
+    assert main([str(path), "--baseline", "none", "--out", str(tmp_path / "split.zarr")]) == 0
     stored = fedstat.split(path, layer="fc1")
     np.testing.assert_array_equal(fedstat.read_split(tmp_path / "split.zarr", "fc1").shared, stored.shared)
     assert main([str(path), "--stage", "aggregated", "--method", "icc", "--out", str(tmp_path / "icc.zarr")]) == 0
     again = fedstat.read_split(tmp_path / "icc.zarr", "fc1")
     assert "6 units are identical in all clients (averaged)" in repr(again)
+
+
+def test_units_that_no_client_trained_are_named(runs: dict[str, xr.DataTree]) -> None:
+    result = fedstat.icc(runs["fedavg"], layer="fc1")
+    still = identical(changes(runs["fedavg"], "fc1"))
+    assert still.sum() == 2
+    np.testing.assert_array_equal(result.units[result.constant], np.flatnonzero(still))
+    text = repr(result)
+    assert "0 constant" not in text
+    assert "2 not trained" in text
+    assert "  not trained: 3, 6" in text
+    assert "2 not trained" in repr(fedstat.fa(runs["fedavg"], layer="fc1", n_factors=2))
+
+
+# Baselines of one's own.
+
+
+def test_a_net_a_run_a_state_dict_and_a_path_are_baselines(runs: dict[str, xr.DataTree], tmp_path: Path) -> None:
+    run, net = runs["fedavg"], fedstat.fl.nets.mlp([64, 12, 10])
+    initial = run["common/fc1/initial_w"].values
+    expected = fedstat.icc(client_weights(run, "fc1", stage="trained"), baseline=initial).agreement
+    states = {"fc1.weight": initial, "fc2.weight": run["common/fc2/initial_w"].values}
+    np.savez(tmp_path / "initial.npz", **states)
+    for baseline in (net, states, tmp_path / "initial.npz", "initial"):
+        found = fedstat.icc(run, layer="fc1", baseline=baseline)
+        np.testing.assert_allclose(found.agreement, expected, atol=1e-12)
+    text = " ".join(repr(fedstat.icc(run, layer="fc1", baseline=states)).split())
+    assert "Weights before averaging, round 3, 8 clients, minus the given baseline" in text
+    average = client_weights(run, "fc1", stage="aggregated").isel(client=0, drop=True).values
+    other = fedstat.icc(client_weights(run, "fc1", stage="trained"), baseline=average).agreement
+    np.testing.assert_allclose(fedstat.icc(run, layer="fc1", baseline=run).agreement, other, atol=1e-12)
+    with pytest.raises(ValueError, match=r"the Net of baseline has no layer 'fc1'"):
+        fedstat.icc(run, layer="fc1", baseline=fedstat.fl.nets.cnn((1, 28, 28), 10)._replace(init=lambda _: {}))
+    with pytest.raises(ValueError, match="baseline is a Net, whose initial parameters depend on the seed of a run"):
+        fedstat.icc(client_weights(run, "fc1", stage="trained"), baseline=net)
+
+
+def test_the_download_of_personal_units_is_that_of_the_previous_round(runs: dict[str, xr.DataTree]) -> None:
+    run = runs["local"]
+    before = run["weights/fc1/w"].sel(checkpoint=2)
+    change = run["trained/fc1/w"].sel(checkpoint=3).astype(float) - before
+    found = fedstat.icc(run, layer="fc1", baseline="download")
+    np.testing.assert_allclose(found.agreement, fedstat.icc(change).agreement, atol=1e-12)
+    assert "minus the values that clients downloaded in this round (change over 1 round)" in " ".join(
+        repr(found).split()
+    )
+    with pytest.raises(ValueError, match=r"which clients began round 2.*after round\(s\) 2, 3.*checkpoints=\[1\]"):
+        fedstat.icc(run, layer="fc1", baseline="download", checkpoint=2)
+
+
+def test_units_that_changed_over_unlike_numbers_of_rounds_have_separate_results(runs: dict[str, xr.DataTree]) -> None:
+    run = runs["fedfac"]
+    shared = run["split/fc1/shared"].sel(round=2).values
+    assert shared.any()
+    assert not shared.all()
+    results = fedstat.icc(run, layer="fc1")
+    assert list(results) == ["fc1, shared", "fc1, personal"]
+    whole = changes(run, "fc1")
+    for name, units in {"fc1, shared": shared, "fc1, personal": ~shared}.items():
+        alone = fedstat.icc(whole.isel(unit=np.flatnonzero(units)))
+        np.testing.assert_array_equal(results[name].units, np.flatnonzero(units))
+        np.testing.assert_allclose(results[name].agreement, alone.agreement, atol=1e-12)
+        np.testing.assert_allclose(results[name].layer["icc"], alone.layer["icc"], atol=1e-12)
+    assert "change over 1 round)" in " ".join(repr(results["fc1, shared"]).split())
+    history = run["split/fc1/shared"].values[:2, ~shared]
+    longest, shortest = (3 - np.where(history.any(0), 1, 0)).max(), (3 - np.where(history.any(0), 1, 0)).min()
+    span = f"{longest} rounds" if longest == shortest else f"{shortest} to {longest} rounds"
+    assert f"change over {span})" in " ".join(repr(results["fc1, personal"]).split())
+    by_factors = fedstat.split(run, layer="fc1", n_factors=2)
+    assert by_factors.icc is None
+    text = " ".join(repr(by_factors).split())
+    assert f"(change over 1 round in shared units, over {span} in personal units)" in text
+    assert "Agreement: not compared, since units changed over unlike numbers of rounds" in text
+    assert not by_factors.contradicted
+
+
+# Replicates of a run.
+
+
+def test_replicates_are_the_halves_that_the_run_trained(runs: dict[str, xr.DataTree]) -> None:
+    run = train("fedper", probe="split-half")
+    w = run["replicates/fc1/w"].sel(checkpoint=3)
+    assert w.dims == ("client", "replicate", "unit", "weight")
+    found = fedstat.variance_components(run)
+    assert list(found) == ["fc1"]
+    np.testing.assert_array_equal(found["fc1"].reliability, fedstat.variance_components(w).reliability)
+    assert "Weights of split-half training, round 3, 8 clients" in repr(found)
+    by_test = fedstat.split(run, layer="fc1", method="icc", tau="test")
+    np.testing.assert_array_equal(by_test.shared, fedstat.split(w, method="icc", tau="test").shared)
+    with pytest.raises(ValueError, match="layer 'fc2' has no shared units in round 3"):
+        fedstat.variance_components(run, layer="fc2")
+    with pytest.raises(ValueError, match=r"holds no replicates.*Train it with probe='split-half'"):
+        fedstat.variance_components(runs["fedavg"])
+    unlike = train("local", probe="split-half")
+    with pytest.raises(ValueError, match=r"Its algorithm has no shared entries"):
+        fedstat.variance_components(unlike)
+
+
+def test_replicates_leave_out_personal_units() -> None:
+    run = train("fedfac", probe="split-half")
+    shared = run["common/fc1/downloaded"].sel(checkpoint=3).values
+    assert 0 < shared.sum() < 12
+    found = fedstat.variance_components(run, layer="fc1")
+    np.testing.assert_array_equal(found.units, np.flatnonzero(shared))
+    assert f"the {shared.sum()} units that clients share" in " ".join(repr(found).split())
