@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PARAMETERS = "parameters"
 INITIAL = "initial_"
 """Prefix of the initial values in the groups ``common/<layer>``."""
-_HELD = 2**30
+_HELD = 2**28
 """Bytes of weights before aggregation that are held for :func:`fedstat.fl.finish` until the next round ends."""
 
 

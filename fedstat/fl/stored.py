@@ -19,7 +19,7 @@ from fedstat.fl import checkpoints
 from fedstat.fl.nets import Params, Piece
 from fedstat.fl.split_halves import covariate
 from fedstat.labelled.layer_names import is_table
-from fedstat.labelled.runs import GROUPS, STAGES, Stage, drop_unselected
+from fedstat.labelled.runs import GROUPS, STAGES, Stage, drop_unselected, why_not_trained
 from fedstat.stats import variance_components
 from fedstat.store.encoding import algorithm_of, stored_algorithm
 
@@ -47,8 +47,8 @@ def client_weights(
         ``"u"``, ``"mu"``, ``"weight"`` (the factor of this name in a composed layer, such as σ in W = σ + BA). By
         default W, the weights that a client predicts with.
     stage : {"trained", "aggregated"}
-        "trained": after local training, before aggregation, only of the clients selected in that round; needs
-        ``probe="parameters"``, or ``probe="trained-weights"`` for W. "aggregated": of all clients, as they predict.
+        "trained": after local training, before aggregation, only of the clients selected in that round. "aggregated":
+        of all clients, as they predict.
     checkpoint : int, optional
         Round after which weights were stored; the last by default.
 
@@ -69,7 +69,7 @@ def client_weights(
     >>> from fedstat.fl import algorithms, nets
     >>> data = fedstat.sim.generate(clients=6, d=8, m=10, n_train=20, n_test=10)
     >>> net, options = nets.mlp([8, 10, 1]), {"rounds": 2, "lr": 0.5}
-    >>> run = fedstat.fl.train(data, net, algorithms.fedavg(), probe="trained-weights", **options)
+    >>> run = fedstat.fl.train(data, net, algorithms.fedavg(), **options)
     >>> trained = client_weights(run, "fc1", stage="trained")
     >>> fedstat.split(trained, kappa=0.7).factors.n_factors
     3
@@ -99,8 +99,7 @@ def _find_variable(run: xr.DataTree, layer: str, parameter: str | None, stage: S
         group = GROUPS[stage]
         if group not in run.children:
             raise ValueError(
-                f"the run holds no {parameter or 'weights'} of {layer!r} before aggregation. Train it with "
-                "probe='trained-weights', or with probe='parameters' for the factors of composed weights."
+                f"the run holds no {parameter or 'weights'} of {layer!r} before aggregation. {why_not_trained(run)}"
             )
         data = run[f"{group}/{layer}"].to_dataset()
         name = {None: "w", "weight": "w", "bias": "b"}.get(parameter, parameter)

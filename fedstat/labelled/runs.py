@@ -88,14 +88,14 @@ def group_of(tree: xr.DataTree, stage: Stage | None) -> xr.DataTree:
         raise ValueError(f"stage must be 'trained' for weights before aggregation, but got {stage!r}. Pass the run.")
     if (name := GROUPS[stage]) not in run.children:
         groups = few(sorted(map(str, run.children)), 8) or "nothing"
-        hint = f"{_why_not_trained(run)} Set stage='aggregated' (--stage aggregated) for the weights after averaging."
+        hint = f"{why_not_trained(run)} Set stage='aggregated' (--stage aggregated) for the weights after averaging."
         if stage == "aggregated":
             hint = "Remove stage: it selects weights of a run of fedstat.fl."
         raise ValueError(f"the run holds no weights at stage {stage!r}, only {groups}. {hint}")
     return run.children[name]
 
 
-def _why_not_trained(run: xr.DataTree) -> str:
+def why_not_trained(run: xr.DataTree) -> str:
     """Return the reason why a run holds no weights before averaging, and what to do."""
     if "privacy" in settings_of(run):
         return (
@@ -165,7 +165,7 @@ def require_unshared(run: xr.DataTree, shared: dict[str, NDArray[np.bool_]]) -> 
         return
     numbers = [f"{units.sum()} of {count(len(units), 'unit')} of {layer}" for layer, units in averaged.items()]
     before = "Analyze the weights before averaging: pass the run, or stage='trained'"
-    before = before if "trained" in run.children else f"It holds no weights before averaging. {_why_not_trained(run)}"
+    before = before if "trained" in run.children else f"It holds no weights before averaging. {why_not_trained(run)}"
     rest = [layer for layer in shared if layer not in averaged]
     hint = f", or select layers without shared units: layer={rest!r}" if rest else ""
     raise ValueError(
@@ -277,7 +277,7 @@ class Source(NamedTuple):
         if not is_held:
             raise ValueError(
                 f"the run holds no values of layer {layer!r} that clients had in common, but got "
-                f"baseline={baseline!r}. {_why_not_trained(self.run)} Or pass the initial parameters, or baseline=None."
+                f"baseline={baseline!r}. {why_not_trained(self.run)} Or pass the initial parameters, or baseline=None."
             )
         return change_since(self.run, layer, weights, "common" if baseline == AUTO else baseline)  # type: ignore[arg-type]
 

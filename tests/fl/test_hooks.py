@@ -56,6 +56,7 @@ CALLS = {
     "on_download": lambda j: j.hooks.on_download(lambda: received_of(j)),
     "moments": lambda j: j.hooks.moments(dict, {}),
     "downloads": lambda j: j.hooks.downloads(context_of(j), np.array([0])),
+    "common_params": lambda j: j.hooks.common_params(PARAMS),
 }
 WRONG = {"personal_params": ["fc9"]}  # in place of what is no result of any hook
 PHASE_CALLS = {
@@ -151,6 +152,7 @@ def test_what_a_hook_lacks_has_a_default():
     assert found.pop("loss") is j.loss
     assert found.pop("downloads").tolist() == [1]
     assert (found.pop("init_state"), found.pop("moments")) == (AlgorithmState(), {})
+    assert found.pop("common_params") == PARAMS
     assert found == dict.fromkeys(("mixing_weights", "weights", "update_state", "on_download"))
     up = context_of(j)
     assert j.hooks.update_mask(up, ()) is up.mask

@@ -14,7 +14,7 @@ from small_runs import interrupted_and_resumed, same
 
 import fedstat
 from fedstat import store
-from fedstat.fl import algorithms, client_weights, nets, optim, record, train
+from fedstat.fl import algorithms, checkpoints, client_weights, nets, optim, train
 from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.fl.wrappers.composed import Part
 
@@ -63,14 +63,14 @@ def test_factors_are_those_of_the_engine(run):
 def test_clients_are_written_a_chunk_at_a_time(run, monkeypatch):
     written, write = [], store.Writer.write
     monkeypatch.setattr(store.Writer, "write", lambda self, *given: written.append(given[:2]) or write(self, *given))
-    monkeypatch.setattr(record, "_clients_at_once", lambda _: 4)
+    monkeypatch.setattr(checkpoints, "_clients_at_once", lambda _: 4)
     same(run, go(checkpoints=[2]))
-    kept = [(name, str(where)) for name, where in written if name.startswith(("weights/", "uploads/", "parameters/"))]
+    kept = [(name, str(where)) for name, where in written if name.startswith(("weights/", "trained/", "parameters/"))]
     assert len(kept) == len({*kept})
     assert len([name for name, _ in kept if name == "weights/fc1/w"]) == 2 * 2  # checkpoints and chunks
     chunks = {int(c) // 4 for c in client_weights(run, "fc1", stage="trained", checkpoint=2)["client"]}
     chunks_last = {int(c) // 4 for c in client_weights(run, "fc1", stage="trained")["client"]}
-    assert len([name for name, _ in kept if name == "uploads/fc1/w"]) == len(chunks) + len(chunks_last)
+    assert len([name for name, _ in kept if name == "trained/fc1/w"]) == len(chunks) + len(chunks_last)
 
 
 def test_what_clients_trained_is_the_shared_factor_before_its_mean(run):
@@ -82,7 +82,7 @@ def test_what_clients_trained_is_the_shared_factor_before_its_mean(run):
     np.testing.assert_allclose(after.to_numpy(), np.broadcast_to(mean, after.shape), atol=1e-6)
     assert sigma.std("client").mean() > 1e-3
     # what clients predicted with, before aggregation and after it, is composed of the factors of that stage
-    for stage, group in (("trained", "uploads"), ("aggregated", "weights")):
+    for stage, group in (("trained", "trained"), ("aggregated", "weights")):
         w, b, a = (client_weights(run, "fc1", name, stage=stage).to_numpy() for name in ("weight", "b", "a"))
         whole = client_weights(run, "fc1", stage=stage).to_numpy()
         np.testing.assert_allclose(whole, w + b @ a, atol=1e-6)
@@ -117,8 +117,10 @@ def test_plain_networks_have_their_weights_and_no_group_more():
     plain = go(algorithms.fedavg(), rounds=1, probe="parameters")
     assert "parameters" not in plain.children
     np.testing.assert_array_equal(client_weights(plain, "fc2", "bias"), plain["weights/fc2/b"][-1])
-    with pytest.raises(ValueError, match=r"holds no weights of 'fc1' before aggregation.*probe='trained-weights'"):
-        client_weights(plain, "fc1", stage="trained")
+    assert client_weights(plain, "fc1", stage="trained").sizes["client"] == 3
+    bare = plain.drop_nodes("trained")
+    with pytest.raises(ValueError, match=r"holds no weights of 'fc1' before aggregation"):
+        client_weights(bare, "fc1", stage="trained")
 
 
 def test_factors_are_kept_of_the_layers_and_by_the_probe_that_are_asked_for():

@@ -14,7 +14,7 @@ from algorithm_jobs import job
 from small_runs import NET, SETTINGS, dense, same, three_splits
 
 from fedstat import store
-from fedstat.fl import algorithms, loop, nets, optim, record, train
+from fedstat.fl import algorithms, checkpoints, loop, nets, optim, train
 from fedstat.fl.batches import rows_of
 from fedstat.store import write
 
@@ -89,7 +89,7 @@ def test_a_round_runs_beside_no_state_but_its_own(monkeypatch):
 
     def watched(job, state, cohort):
         assert all(state() is None for state in before)
-        before.append(weakref.ref(state.global_params["fc1.weight"]))
+        before.append(weakref.ref(state.client_params))
         return step(job, state, cohort)
 
     monkeypatch.setattr(loop, "run_round", watched)
@@ -99,14 +99,14 @@ def test_a_round_runs_beside_no_state_but_its_own(monkeypatch):
 
 @pytest.mark.parametrize("checkpoint", [2, 4])
 def test_a_disk_that_is_full_while_weights_are_written_loses_none(checkpoint, whole, tmp_path, monkeypatch):
-    write = record._write_models
+    regions = checkpoints._regions
 
-    def full(writer, job, outcome, *rest):
-        if outcome.state.round == checkpoint:
+    def full(job, state, *rest):
+        if state.round == checkpoint:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(writer, job, outcome, *rest)
+        return regions(job, state, *rest)
 
-    monkeypatch.setattr(record, "_write_models", full)
+    monkeypatch.setattr(checkpoints, "_regions", full)
     with pytest.raises(OSError, match="No space left"):
         train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", **FOUR)
     monkeypatch.undo()
