@@ -72,8 +72,9 @@ def icc(
     ----------
     weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
         As in :func:`fedstat.split`: at least 2 clients and 2 weights per unit.
-    baseline : array, tensor or DataArray (unit, weight...), path or state_dict, optional
-        Initial parameters common to all clients. Agreement is then that of the changes, weights − baseline.
+    baseline : {"auto", "common", "download", "initial"}, array (unit, weight...), Net, state_dict, path, run or None
+        Values to subtract, as in :func:`fedstat.split`: by default, agreement of a run is that of the changes since the
+        last common values of its clients.
     inference : {"sign-flip", "permutation", "F"}
         Basis of the p values. "sign-flip" flips the signs of whole clients. "permutation" permutes units within clients
         and assumes that all units have equal covariances. "F" assumes independent, normal weights, as R's psych does.
@@ -90,7 +91,8 @@ def icc(
     -------
     IccResult
         Coefficients of each unit and of the layer, whose targets are all weights of all units together. A constant unit
-        is NaN. With several layers, a :class:`fedstat.results.LayerResults`.
+        is NaN. With several layers, a :class:`fedstat.results.LayerResults`; shared and personal units of a run that
+        changed over unlike numbers of rounds have separate results, "fc1, shared" and "fc1, personal".
 
     Raises
     ------
@@ -238,7 +240,8 @@ def variance_components(
     Parameters
     ----------
     weights : DataArray with dims client, replicate, unit, weight..., in any order; or array or tensor in that order
-        At least 3 clients, 4 with a covariate, and 2 replicates. Or an object that holds such layers.
+        At least 3 clients, 4 with a covariate, and 2 replicates. Or an object that holds such layers, or a run with
+        ``probe="split-half"``: the units that its clients share.
     covariate : array, Series, DataArray (client,) or mapping from client, optional
         Property that clients are adjusted for first, such as the number of training samples.
     sizes : array, Series, DataFrame or DataArray (client,) or (client, replicate), or mapping from client, optional

@@ -121,11 +121,13 @@ def split(
     checkpoint : int, optional
         Round of a run, or of a DataArray with a dim ``checkpoint``, whose weights are analyzed; by default the last.
     stage : {"trained", "aggregated"}, optional
-        Weights of a run before averaging (``probe="trained-weights"`` stores them) or after it, as clients predict.
+        Weights of a run before averaging, the default if it holds them, or after it, as clients predict.
     round : int, optional
-        Without ``stage``, a run that used a split returns it: of this round, by default the last.
-    baseline : array, tensor or DataArray (unit, weight...), path, state_dict or module, optional
-        Initial parameters common to all clients, which are subtracted: the changes by training are analyzed.
+        Without arguments of an analysis, a run that used a split returns it: of this round, by default the last.
+    baseline : {"auto", "common", "download", "initial"}, array (unit, weight...), Net, state_dict, path, run or None
+        Values to subtract. "common", which "auto" is for weights of a run before averaging: the last common value of
+        each entry, its value when the client last downloaded it while it was shared, or its initial value. "download":
+        the values with which clients began the round. Else the initial parameters of all clients, or nothing.
     progress : bool or None
         Show how many layers are done; see :func:`fedstat.fl.train`.
     method : {"pa", "minres", "pc", "leverage", "icc"}

@@ -65,7 +65,7 @@ def replicates(kind: Kind, steps: int, layer: int) -> np.ndarray:
 @cache
 def accuracies(kind: Kind, steps: int) -> np.ndarray:
     """Accuracy (client,) of each network of a pool on 1,000 images of all classes."""
-    x, y = (torch.as_tensor(a[-1000:]) for a in _mnist())
+    x, y = (torch.as_tensor(a[-1000:]) for a in mnist())
     params, _ = _trained(kind, replicated=False)
     outputs = _outputs([torch.as_tensor(w) for w in params[steps]], x.expand(CLIENTS, -1, -1))
     return (outputs.argmax(dim=2) == y).double().mean(dim=1).numpy()
@@ -110,7 +110,7 @@ def _outputs(params: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
 
 def _samples(kind: Kind, n: int, n_replicates: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Images (network, sample, pixel) and labels (network, sample); replicates of a client follow each other."""
-    images, labels = _mnist()
+    images, labels = mnist()
     size = SAMPLES if n_replicates == 1 else SAMPLES // 2
     if kind in CLASSES:
         own = np.stack([rng.permutation(10)[: CLASSES[kind]] for _ in range(n // n_replicates)])
@@ -132,7 +132,7 @@ def _batches(size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 @cache
-def _mnist() -> tuple[np.ndarray, np.ndarray]:
+def mnist() -> tuple[np.ndarray, np.ndarray]:
     """Images (sample, pixel) in [0, 1], means of 2 x 2 pixels, and labels; from the folder FEDSTAT_DATA."""
     found = data.load("mnist", split="train")
     x = found["x"].to_numpy().reshape(-1, 14, 2, 14, 2).mean(axis=(2, 4), dtype=np.float32) / 255
