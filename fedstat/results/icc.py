@@ -30,7 +30,8 @@ HEADLINE: Type = "ICC2"
 """Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` explains the choice."""
 # Ratio of the effective to the actual number of clients below which sizes matter; see simulations/inference/agreement.
 _UNEQUAL = 0.7
-_NEAR_1 = 0.9  # an ICC2 from here on suggests common initial parameters
+# An ICC2 from here on suggests common initial parameters; below the other, known ones explain next to nothing.
+_NEAR_1, _LITTLE = 0.9, 0.1
 _REASONS = {
     "averaged": "averaged",
     "never averaged": "never averaged; training did not move clients apart",
@@ -312,12 +313,11 @@ class IccResult(Result):
         differs = ~self._identical & ~np.isnan(self.agreement)
         if self.baseline_subtracted or not differs.any():
             return ""
+        if (top := float(self.agreement[differs].max())) < (_LITTLE if self.common_start else _NEAR_1):
+            return ""
         if self.common_start:
             start = "clients started from common initial parameters"
             return f"{start}, which alone may make them agree; baseline= subtracts them"
-        top, is_agreeing = float(self.agreement[differs].max()), self._is_agreeing[differs].any()
-        if top < _NEAR_1 and not (self._identical.any() and is_agreeing):
-            return ""
         size = f"{HEADLINE} of up to {coefficient(top)} on units that differ between clients"
         return f"{size} may come from common initial parameters; baseline= subtracts them"
 
