@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -127,6 +129,9 @@ def test_common_initial_parameters_are_suspected_only_where_agreement_is_near_1(
     w[:, 0] = w[0, 0]  # equal in all clients
     found = fedstat.icc(w)
     assert found.n_agreeing > 1
-    assert not found.cautions()
+    moderate = fedstat.icc(simulated(40, 0.3, units=20))
+    for result, known in ((found, False), (moderate, True)):
+        assert not result.cautions()
+        assert bool(replace(result, common_start=True).cautions()) == known, "clients are known to start alike"
     start = np.random.default_rng(3).normal(size=(1, 20, 60))
     assert [c.title for c in fedstat.icc(start + 0.1 * w).cautions()] == ["Common initial parameters"]
