@@ -11,7 +11,9 @@ from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.layer_names import is_pattern, match_names, require_names
-from fedstat.results import BootstrapResult, LayerResults, SplitResult, tables
+from fedstat.results import BootstrapResult, LayerResults, SplitResult
+from fedstat.results.exports import latex as to_latex
+from fedstat.results.tables import texts
 from fedstat.store.results import DECOMPOSE as COMMAND
 from fedstat.store.results import KINDS, Kind, read_layers
 
@@ -89,8 +91,7 @@ def write_table(path: Path, rows: pd.DataFrame, *, latex: bool) -> None:
     shown = rows.drop(columns=[*flags, *loadings, "uniqueness", "complexity"], errors="ignore").dropna(
         axis=1, how="all"
     )
-    tabular = tables.latex(shown, digits=3, caption=None, label=None)
-    path.write_text(f"% fedstat.decompose: needs \\usepackage{{booktabs}}\n{tabular}", encoding="utf-8")
+    path.write_text(f"% fedstat.decompose: needs \\usepackage{{booktabs}}\n{to_latex(texts(shown))}", encoding="utf-8")
 
 
 @overload

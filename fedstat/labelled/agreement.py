@@ -122,6 +122,7 @@ def icc(
       Common profile of the units: 0% of the variance, p = 0.64 (same test)
     Units: ICC2 median 0.41, range -0.04 to 0.81; 0 constant, 0 not tested
       2 of 4: clients agree (sign-flip test, FDR 0.05); 2: no evidence
+      p values of units: flips pooled over units
       highest: 1 (0.81), 0 (0.79), 2 (0.03), 3 (-0.04)
       lowest:  3 (-0.04), 2 (0.03), 0 (0.79), 1 (0.81)
     """

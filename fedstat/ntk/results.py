@@ -15,7 +15,8 @@ import numpy as np
 from fedstat._utils.lazy import pd, xr
 from fedstat.ntk.gram import largest_informative_clients, least_width, theorem_lr
 from fedstat.results.base import TERMINAL, Caution, Result, few, wrapped
-from fedstat.results.tables import count, print_html
+from fedstat.results.exports import Headings, columns_of
+from fedstat.results.tables import cell, count, print_html
 from fedstat.stats import resampling
 
 # Below this fraction of the first loss, the rest is rounding.
@@ -46,6 +47,7 @@ class ExtremeEigenvalues(Result):
     resolution: float
     blocks: int = 1
     _figure: ClassVar[str] = "forest"
+    _headings: ClassVar[Headings] = {"eigenvalue": "term", "estimate": "estimate", "error": "error"}
 
     def __iter__(self) -> Iterator[float]:
         return iter((self.lambda_min, self.lambda_max))
@@ -81,12 +83,15 @@ class ExtremeEigenvalues(Result):
         names = ("lambda_min", "lambda_max", "condition", "resolved", "resolution", "blocks")
         return pd.DataFrame([{name: getattr(self, name) for name in names}])
 
-    def __repr__(self) -> str:
+    def _printed(self, digits: int | None = None) -> pd.DataFrame:
+        return _significant(self.tidy(), self._headings, digits)
+
+    def _lines(self) -> list[str]:
         kernel = "a kernel" if self.blocks == 1 else f"a kernel of {self.blocks} blocks"
         low, high = f"{self.lambda_min:.4g} (± {self.error_min:.1g})", f"{self.lambda_max:.4g} (± {self.error_max:.1g})"
         end = f"condition {self.condition:.4g}" if self.positive else f"below {self.resolution:.1g}: not resolved"
         end = "negative: no kernel" if self.resolved and not self.positive else end
-        return f"Eigenvalues of {kernel}\n  least   {low}, {end}\n  largest {high}"
+        return [f"Eigenvalues of {kernel}", f"  least   {low}, {end}", f"  largest {high}"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -118,6 +123,16 @@ class _Result(Result):
     def by_setting(self) -> pd.DataFrame:
         """Return one row per setting of the check."""
 
+    def _by_row(self) -> tuple[pd.DataFrame, str | None]:
+        return self.by_setting(), None
+
+    def _printed(self, digits: int | None = None) -> pd.DataFrame:
+        return _significant(self.by_setting(), self._headings, digits)
+
+    def _caption(self) -> list[str]:
+        replicates = count(self.data.sizes.get("replicate", 1), "replicate")
+        return ["; ".join(text.strip() for text in self._lines()), f"SE: over {replicates}"]
+
     def _repr_html_(self) -> str:
         return f"<h4>{html.escape(self._title)}</h4>{print_html(self.summary())}"
 
@@ -140,6 +155,16 @@ class _Result(Result):
         return cls(tree["ntk"].to_dataset().load())
 
 
+def _significant(table: pd.DataFrame, headings: Headings, digits: int | None) -> pd.DataFrame:
+    """Print columns of a table to significant digits, 4 by default."""
+
+    def form(value: Any) -> str:
+        is_finite = isinstance(value, float) and math.isfinite(value)
+        return f"{value:.{4 if digits is None else digits}g}" if is_finite else cell(value)
+
+    return table[columns_of(headings)].map(form).set_axis([*headings], axis=1)
+
+
 class ConvergenceResult(_Result):
     """Theorem 1 against parallel gradient descent.
 
@@ -157,6 +182,10 @@ class ConvergenceResult(_Result):
     _title = "Theorem 1: convergence of FedSplit"
     _diverged = "runs diverged (see diverged_at); they have no rate, and means and comparisons are missing"
     _figure = "convergence"
+    _headings: ClassVar[Headings] = {
+        "method": "method", "width": "width", "bound": "bound", "rate": "rate", "SE": "std_error",
+        "loss/bound": "max_loss_over_bound", "holds": "holds", "diverged": "diverged",
+    }  # fmt: skip
 
     def bound(self) -> xr.DataArray:
         """Return Theorem 1's bound on ‖y − h(t)‖² for every run: contraction^t ‖y − h(0)‖²; NaN without a bound."""
@@ -205,8 +234,9 @@ class ConvergenceResult(_Result):
 
     def tidy(self) -> pd.DataFrame:
         """Return one row per run and round: loss, bound, loss_limit, flipped, kept, drift_shared, drift_personal."""
-        names = ["loss", "loss_limit", "flipped", "kept", "drift_shared", "drift_personal"]
-        return self.data[names].assign(bound=self.bound()).to_dataframe().reset_index()
+        data = self.data[["loss"]].assign(bound=self.bound())
+        names = ["loss_limit", "flipped", "kept", "drift_shared", "drift_personal"]
+        return data.assign(self.data[names]).to_dataframe().reset_index()
 
     def glance(self) -> pd.DataFrame:
         """Return one row: sizes, λ^s and λ^p (0 if not resolved), ρ1, ρ2; counts of runs."""
@@ -361,6 +391,10 @@ class GeneralizationResult(_Result):
     _title = "Theorem 2: generalization of FedSplit"
     _diverged = "networks diverged; they have no loss, and their settings have no mean and no conclusion"
     _figure = "generalization"
+    _headings: ClassVar[Headings] = {
+        "clients": "clients", "n": "n", "complexity": "complexity", "confidence": "confidence", "bound": "bound",
+        "test loss": "test", "SE": "std_error", "holds": "holds", "vacuous": "vacuous",
+    }  # fmt: skip
 
     def glance(self) -> pd.DataFrame:
         """Return one row: counts of settings, valid and vacuous bounds, and runs; range of bound and loss."""

@@ -23,7 +23,7 @@ from fedstat.results import (
     LeakageResult,
     SplitResult,
 )
-from fedstat.results.icc import HEADLINE
+from fedstat.results.icc import AGREE, HEADLINE, NO_EVIDENCE, NOT_TESTED
 from fedstat.results.leakage import RECOVERED
 from fedstat.stats.icc import TYPES, Type
 
@@ -55,6 +55,8 @@ class Rows(NamedTuple):
         value, low and high of the whole layer.
     log : bool
         If True, the axis is logarithmic.
+    note : str
+        Note on rows without a bar, for the title.
     """
 
     table: pd.DataFrame
@@ -66,6 +68,7 @@ class Rows(NamedTuple):
     ordered: bool = True
     layer: pd.DataFrame | None = None
     log: bool = False
+    note: str = ""
 
 
 @singledispatch
@@ -80,17 +83,18 @@ def _of_icc(result: IccResult, type: Type) -> Rows:  # noqa: A002
     low, high = ("boot_low", "boot_high") if has_bootstrap else ("conf_low", "conf_high")
     names = {"icc": "value", low: "low", high: "high"}
     table, layer = (t[t["type"] == type].reset_index(drop=True) for t in (result.tidy(), result.layer))
-    units = table.rename(columns={"unit": "name", **names})[["name", *names.values()]]
-    level = 1 - result.level
-    is_tested = bool(table["p_adjusted"].notna().any())
+    is_shown, is_tested = table["estimated"], table["conclusion"] != NOT_TESTED
+    n_missing = int((~is_shown & table["icc"].notna()).sum())
+    table[[low, high]] = table[[low, high]].where(is_shown)
     method = "bootstrap over clients" if has_bootstrap else "F" if result.inference == "F" else "jackknife over clients"
     return Rows(
-        units.assign(filled=table["p_adjusted"] <= level + 1e-12),
-        f"{type}, {100 * result.level:g}% CI ({method})" if table[low].notna().any() else type,
+        table.rename(columns={"unit": "name", **names}).assign(filled=is_shown & (table["conclusion"] == AGREE)),
+        f"{type}, {100 * result.level:g}% CI ({method})" if is_shown.any() else type,
         (0,),
-        result.finding if is_tested else "",
-        "no evidence",
+        result.finding if is_tested.any() else "",
+        NO_EVIDENCE + " or not estimated" * bool(n_missing),
         layer=layer.rename(columns=names)[[*names.values()]],
+        note=f"not estimated, without bar: {n_missing}" * bool(n_missing),
     )
 
 
@@ -266,9 +270,9 @@ def forest(
     -------
     matplotlib Axes
         Units stand from high to low, and the estimate of the layer below them; methods, layers and runs keep the order
-        of the result. The label of the axis explains filled and empty points. Above the line at 0.5, a client's weights
-        estimate its true weights with lower expected squared error than the average over clients does. Reliability
-        below -1 is cut off.
+        of the result. The label of the axis explains filled and empty points. A unit that an IccResult does not count
+        as ``estimated`` has an empty point without a bar. Above the line at 0.5, a client's weights estimate its true
+        weights with lower expected squared error than the average over clients does. Reliability below -1 is cut off.
 
     Raises
     ------
@@ -310,7 +314,9 @@ def _select_rows(forest_rows: Rows, most: int) -> tuple[pd.DataFrame, NDArray[np
     if forest_rows.ordered:
         table = table.sort_values("value", ascending=False, kind="stable")
     n_undefined = len(forest_rows.table) - len(table)
-    notes = [f"undefined units left out: {n_undefined}"] if n_undefined else []
+    notes = [f"undefined units left out: {n_undefined}"] * bool(n_undefined) + [forest_rows.note] * bool(
+        forest_rows.note
+    )
     n, y = len(table), np.arange(len(table), dtype=float)
     if n > most:
         ends = ("highest", "lowest") if forest_rows.ordered else ("first", "last")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import textwrap
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check, lazy
 from fedstat._utils.lazy import pd
 from fedstat.results import tables
+from fedstat.results.exports import Headings, Tables, printed
 from fedstat.stats import LEAST_FOR_PRECISION
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 WIDTH = 100
 TERMINAL = 80
 """Columns of a print that is wrapped, not cut."""
-_MOST_COLUMNS = 8  # of a table in a notebook, which is 1,050 pixels wide or less
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def few(n: int, noun: str) -> list[Caution]:
     return [Caution(title, f"{tables.count(n, noun)}: {rest if n > 1 else none}")]
 
 
-class Result(ABC):
+class Result(Tables):
     """Base class of all results.
 
     A result is frozen. For every result
@@ -78,8 +78,9 @@ class Result(ABC):
     - ``cautions()`` name limits that a reader needs before relying on the numbers;
     - ``tidy()`` is a table with one row per term: a unit, a method, a rule, or a run and round;
     - ``glance()`` is one row for the result;
-    - ``to_dict()`` holds these two tables as plain values; ``to_latex()`` and ``to_markdown()`` are the first of them;
-      notebooks show the report and both ends of the table;
+    - ``to_dict()`` holds these two tables as plain values;
+    - ``to_latex()`` and ``to_markdown()`` are the table of a paper: what the print shows of each term;
+    - notebooks show the print and both ends of this table;
     - ``save(path)`` writes the result, and :func:`fedstat.load` reads it;
     - ``plot()`` draws the main figure.
 
@@ -90,8 +91,10 @@ class Result(ABC):
     # Name of the function in fedstat.plot that draws this result. Plot knows results, not the other way round;
     # matplotlib and seaborn, a second to import, are loaded by the first figure only.
     _figure: ClassVar[str]
-    # Columns that readers ask for most; by default the first eight. Notebooks show the others behind a click.
-    _main: ClassVar[tuple[str, ...]] = ()
+    # Headings of the printed table, and their columns of ``_by_row``, which are its first. "CI" is given the level.
+    _headings: ClassVar[Headings]
+    # Lines of the print that are the caption of a table.
+    _captioned: ClassVar[tuple[int, ...]] = (0,)
     # Column of ``tidy`` by which notebooks sort, from high to low; by default as it comes.
     _by: ClassVar[str | None] = None
 
@@ -109,10 +112,6 @@ class Result(ABC):
         return []
 
     @abstractmethod
-    def tidy(self) -> pd.DataFrame:
-        """Return one row per term."""
-
-    @abstractmethod
     def glance(self) -> pd.DataFrame:
         """Return one row for the result."""
 
@@ -126,40 +125,6 @@ class Result(ABC):
             "glance": {k: _plain(v) for k, v in self.glance().iloc[0].items()},
             "tidy": {str(k): [_plain(x) for x in v] for k, v in self.tidy().items()},
         }
-
-    def to_latex(
-        self,
-        *,
-        columns: Sequence[str] | None = None,
-        digits: int = 3,
-        caption: str | None = None,
-        label: str | None = None,
-    ) -> str:
-        r"""Return the tidy table as LaTeX with the rules of booktabs, special characters escaped.
-
-        Parameters
-        ----------
-        columns : sequence of str, optional
-            Columns of :meth:`tidy` to show, in this order; all by default.
-        digits : int
-            Decimal places.
-        caption, label : str, optional
-            With either, the tabular stands in a table environment. A caption may hold LaTeX such as ``$\nu$``; its %,
-            & and # are escaped.
-        """
-        return tables.latex(tables.chosen(self.tidy(), columns), digits=digits, caption=caption, label=label)
-
-    def to_markdown(self, *, columns: Sequence[str] | None = None, digits: int = 3) -> str:
-        """Return the tidy table as a Markdown pipe table, special characters and HTML escaped.
-
-        Parameters
-        ----------
-        columns : sequence of str, optional
-            Columns of :meth:`tidy` to show, in this order; all by default.
-        digits : int
-            Decimal places.
-        """
-        return tables.markdown(tables.chosen(self.tidy(), columns), digits=digits)
 
     @property
     def origin(self) -> dict[str, Any] | None:
@@ -226,15 +191,22 @@ class Result(ABC):
         """Return the table that notebooks show, and the column by which it is sorted, from high to low."""
         return self.tidy(), self._by
 
-    def _main_columns(self, table: pd.DataFrame, by: str | None) -> pd.DataFrame:
-        """Return the columns of the table that readers ask for most, and the column by which it is sorted."""
-        names = self._main or tuple(map(str, table.columns[:_MOST_COLUMNS]))
-        return table[[name for name in map(str, table.columns) if name in names or name == by]]
+    def _printed(self, digits: int | None = None) -> pd.DataFrame:
+        headings = {heading.replace("CI", self._ci): source for heading, source in self._headings.items()}
+        return printed(self._by_row()[0], headings, 3 if digits is None else digits)
+
+    @property
+    def _ci(self) -> str:
+        """Heading of intervals, with their level."""
+        return f"{100 * getattr(self, 'level', 0.95):g}% CI"
+
+    def _caption(self) -> list[str]:
+        lines = self._lines()
+        return [lines[i] for i in self._captioned]
 
     def _repr_html_(self) -> str:
         table, by = self._by_row()
-        folded = tables.folded_html(self._main_columns(table, by), table, by=by)
-        return tables.print_html(repr(self)) + folded
+        return tables.print_html(repr(self)) + tables.folded_html(self._printed(), table, by=by)
 
 
 class UnitStatistics(Protocol):
@@ -270,6 +242,10 @@ class UnitStatistics(Protocol):
     def constant(self) -> NDArray[np.bool_]:
         """True for units without variance; bool array (unit,)."""
 
+    @property
+    def untrained(self) -> NDArray[np.bool_]:
+        """True for constant units that no client changed since the baseline; bool array (unit,)."""
+
     def by_unit(self) -> pd.DataFrame:
         """Return one row per unit, named in the column ``term``."""
 
@@ -284,6 +260,9 @@ class UnitStatistics(Protocol):
 
     def _details(self) -> str:
         """Return the text that a summary adds to the print."""
+
+    def _caption(self) -> list[str]:
+        """Return the sentences of a caption."""
 
 
 def line(text: str) -> str:
@@ -328,10 +307,10 @@ def columns(rows: Sequence[Sequence[str]], *, n_right: int = 0, indent: str = " 
     return [indent + "  ".join(f(c, w) for f, c, w in zip(sides, row, width, strict=True)).rstrip() for row in rows]
 
 
-def aligned(block: pd.DataFrame) -> str:
-    """Align a table of texts, the first column on the left, the others on the right."""
+def aligned(block: pd.DataFrame, *, n_left: int = 1, indent: str = "") -> str:
+    """Align a table of texts, the first columns on the left, the others on the right."""
     cells = [list(map(str, block.columns)), *block.astype(str).to_numpy().tolist()]
-    return "\n".join(columns(cells, n_right=block.shape[1] - 1, indent=""))
+    return "\n".join(columns(cells, n_right=block.shape[1] - n_left, indent=indent))
 
 
 def extremes(values: NDArray[np.float64], names: Sequence[Any] | NDArray[Any], most: int = 8) -> list[str]:
@@ -350,9 +329,27 @@ def extremes(values: NDArray[np.float64], names: Sequence[Any] | NDArray[Any], m
     ]
 
 
-def describe_constant(units: NDArray[Any], constant: NDArray[np.bool_]) -> list[str]:
-    """Return the line of a print that names the units without variance, if there are any."""
-    return [listing("  constant:", map(str, units[constant]), TERMINAL)] if constant.any() else []
+def count_constant(constant: NDArray[np.bool_], untrained: NDArray[np.bool_]) -> str:
+    """Count the units without variance; those that no client changed are not trained.
+
+    Examples
+    --------
+    >>> count_constant(np.array([True, True, False]), np.array([True, False, False]))
+    '1 constant, 1 not trained'
+    >>> count_constant(np.array([True, False]), np.array([True, False])), count_constant(np.array([False]), [False])
+    ('1 not trained', '0 constant')
+    """
+    numbers = {"constant": int((constant & ~np.asarray(untrained)).sum()), "not trained": int(np.sum(untrained))}
+    return ", ".join(f"{n} {name}" for name, n in numbers.items() if n) or "0 constant"
+
+
+def describe_constant(
+    units: NDArray[Any], constant: NDArray[np.bool_], untrained: NDArray[np.bool_] | None = None
+) -> list[str]:
+    """Return the lines of a print that name the units without variance, and those that no client changed."""
+    untrained = np.zeros(len(units), bool) if untrained is None else untrained
+    kinds = {"constant": constant & ~untrained, "not trained": untrained}
+    return [listing(f"  {name}:", map(str, units[of]), TERMINAL) for name, of in kinds.items() if of.any()]
 
 
 def _plain(value: Any) -> Any:
@@ -364,7 +361,7 @@ R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LayerResults(Mapping[str, R]):
+class LayerResults(Tables, Mapping[str, R]):
     """Results by layer, as the verbs return them for runs, files and state_dicts: a mapping that prints itself.
 
     Attributes
@@ -420,11 +417,11 @@ class LayerResults(Mapping[str, R]):
 
     def tidy(self) -> pd.DataFrame:
         """Return the tables of all layers in one, the column ``layer`` first."""
-        return self._table("tidy")
+        return self._join([result.tidy() for result in self.values()])
 
     def glance(self) -> pd.DataFrame:
         """Return one row per layer, the column ``layer`` first."""
-        return self._table("glance")
+        return self._join([result.glance() for result in self.values()])
 
     def summary(self) -> str:
         """Return the full report of every layer after its name."""
@@ -446,13 +443,26 @@ class LayerResults(Mapping[str, R]):
         """Return ``to_dict()`` of each layer's result."""
         return {layer: result.to_dict() for layer, result in self.items()}
 
-    def _table(self, kind: str) -> pd.DataFrame:
-        layer_tables = [getattr(result, kind)() for result in self.values()]
+    def _join(self, layer_tables: list[pd.DataFrame]) -> pd.DataFrame:
         for layer, table in zip(self, layer_tables, strict=True):
             table.insert(0, "layer", layer)
         parts = [table.dropna(axis=1, how="all") for table in layer_tables]  # all columns come back below
         columns = list(dict.fromkeys(column for table in layer_tables for column in table))
         return pd.concat(parts, ignore_index=True).reindex(columns=columns)
+
+    def _texts(self, columns: Sequence[str] | None, digits: int | None) -> pd.DataFrame:
+        names = [columns] if isinstance(columns, str) else columns
+        return super()._texts(None if names is None else [*dict.fromkeys(["layer", *names])], digits)
+
+    def _printed(self, digits: int | None = None) -> pd.DataFrame:
+        return self._join([result._printed(digits) for result in self.values()]).fillna(tables.NONE)
+
+    def _caption(self) -> list[str]:
+        captions = {layer: result._caption() for layer, result in self.items()}
+        first = next(iter(captions.values()), [])
+        common = [text for text in first if all(text in caption for caption in captions.values())]
+        by_layer = {layer: [text for text in caption if text not in common] for layer, caption in captions.items()}
+        return [*(f"{layer}: {'; '.join(texts)}" for layer, texts in by_layer.items() if texts), *common]
 
     def _head(self, layer: str) -> str:
         """Return the name of a layer, and class and shape where its name is an index."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Caution, Result, extremes
+from fedstat.results.exports import Headings
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats.entropy import largest_k
 
@@ -65,6 +66,11 @@ class EntropyResult(Result):
     _figure: ClassVar[str] = "entropies"
     _by: ClassVar[str | None] = "estimate"
 
+    @property
+    def _headings(self) -> Headings:  # type: ignore[override]
+        columns: Headings = {str(dim): str(dim) for dim in self.to_dataset()["entropy"].dims}
+        return {**columns, "entropy (nats)": "estimate", "CI": ("conf_low", "conf_high"), "samples": "n"}
+
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name) if name in FIELDS else self.to_dataset()[name]
 
@@ -88,13 +94,13 @@ class EntropyResult(Result):
         Returns
         -------
         DataFrame (series)
-            First the coordinates of the series. Then, in nats, estimate (the entropy), std_error (leaves out the bias),
-            conf_low and conf_high (allow for it). Then n, n_tied and clustered, as in the fields; n_atoms, the number
-            of atoms; atom_mass, the proportion of the samples in all atoms.
+            First the coordinates of the series. Then, in nats, estimate (the entropy), conf_low and conf_high (allow
+            for the bias). Then n, as in the field; std_error in nats (leaves out the bias); n_tied and clustered, as
+            in the fields; n_atoms, the number of atoms; atom_mass, the proportion of the samples in all atoms.
         """
         data = self.to_dataset()
         mass = data["atom_mass"]
-        names = ["entropy", "std_error", "conf_low", "conf_high", "n", "n_tied", "clustered"]
+        names = ["entropy", "conf_low", "conf_high", "n", "std_error", "n_tied", "clustered"]
         table = data[names].rename(entropy="estimate")
         table = table.assign(n_atoms=(mass > 0).sum("atom"), atom_mass=mass.sum("atom"))
         if not table.sizes:
@@ -159,6 +165,9 @@ class EntropyResult(Result):
             labels = table[dims].astype(str).agg(", ".join, axis=1)
             lines += extremes(table["estimate"].to_numpy(), labels.to_numpy())
         return lines
+
+    def _caption(self) -> list[str]:
+        return [*self._lines()[:2], f"{self._ci}: allows for the bias of the estimate"]
 
     def cautions(self) -> list[Caution]:
         """Return cautions on series whose entropy is too low or too high."""
@@ -254,6 +263,10 @@ class ClientClustersResult(Result):
     level: float = 0.95
     baseline: str | None = None
     _figure: ClassVar[str] = "client_similarity"
+    _headings: ClassVar[Headings] = {
+        "client": "term", "cluster": "cluster", "group": "group", "within": "within", "nearest": "nearest"
+    }  # fmt: skip
+    _captioned: ClassVar[tuple[int, ...]] = (0, 1)
 
     def to_dataset(self) -> xr.Dataset:
         """Return ``similarity`` (client, other), ``cluster`` (client,) and, for known groups, ``group`` (client,)."""

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check, labels
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import Caution, Result, describe_constant, extremes, wrapped
+from fedstat.results.base import Caution, Result, count_constant, describe_constant, extremes, wrapped
+from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, median_and_ends, number, p_equals
 from fedstat.stats import number_of_factors
@@ -99,6 +100,12 @@ class FactorResult(Result):
 
     statistic_name: ClassVar[str] = "nu"
     _figure: ClassVar[str] = "scree"
+    _by: ClassVar[str | None] = "communality"
+    _headings: ClassVar[Headings] = {
+        "unit": "term", "communality": "communality", "ICC2": "icc", "uniqueness": "uniqueness",
+        "complexity": "complexity",
+    }  # fmt: skip
+    _captioned: ClassVar[tuple[int, ...]] = (0, 1)
 
     @property
     def statistic(self) -> Floats:
@@ -114,6 +121,13 @@ class FactorResult(Result):
     def constant(self) -> NDArray[np.bool_]:
         """Constant units: their weights have variance 0, so that they have no communality; bool array (unit,)."""
         return np.isnan(self.communality)
+
+    @property
+    def untrained(self) -> NDArray[np.bool_]:
+        """Constant units that no client changed since the baseline; bool array (unit,)."""
+        if not self.baseline_subtracted or self.center is None or self.scale is None:
+            return np.zeros(len(self.units), bool)
+        return np.asarray(self.constant & (self.center == 0) & (self.scale == 0))
 
     @cached_property
     def eigenvalues(self) -> Floats:
@@ -215,15 +229,13 @@ class FactorResult(Result):
         Returns
         -------
         DataFrame (unit)
-            term (the unit); factor_1, factor_2, ... (loadings); communality (ν); icc (agreement, if there are
-            clients); uniqueness (1 − communality); complexity (Hofmann's number of factors that a unit loads on);
-            heywood (True for a Heywood case); constant (True for a constant unit).
+            term (the unit); communality (ν); icc (agreement, if there are clients); uniqueness (1 − communality);
+            complexity (Hofmann's number of factors that a unit loads on); heywood (True for a Heywood case); constant
+            (True for a constant unit); factor_1, factor_2, ... (loadings).
         """
         columns = {f"factor_{m + 1}": self.loadings[:, m] for m in range(self.n_factors)}
         return pd.DataFrame(
-            {"term": self.units}
-            | columns
-            | {"communality": self.communality}
+            {"term": self.units, "communality": self.communality}
             | ({} if self.agreement is None else {"icc": self.agreement})
             | {
                 "uniqueness": self.uniqueness,
@@ -231,13 +243,10 @@ class FactorResult(Result):
                 "heywood": self.heywood,
                 "constant": self.constant,
             }
+            | columns
         )
 
     by_unit = tidy
-
-    def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        table = self.tidy()
-        return table.drop(columns=[name for name in table if str(name).startswith("factor_")]), "communality"
 
     def glance(self) -> pd.DataFrame:
         """Return one row that summarizes the fit.
@@ -401,10 +410,10 @@ class FactorResult(Result):
             f"{count(self.n_factors, 'factor')} ({rule})" + f"; {end}" * (self.method in ("pa", "minres")),
             (
                 f"Communality: median {coefficient(middle)}, range {coefficient(least)} to {coefficient(most)}; "
-                f"{count(int(self.heywood.sum()), 'Heywood case')}, {int(self.constant.sum())} constant"
+                f"{count(int(self.heywood.sum()), 'Heywood case')}, {count_constant(self.constant, self.untrained)}"
             ),
             *extremes(nu, self.units),
-            *describe_constant(self.units, self.constant),
+            *describe_constant(self.units, self.constant, self.untrained),
         ]
 
     def cautions(self) -> list[Caution]:

@@ -12,14 +12,24 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Caution, Result, describe_constant, extremes, listing
+from fedstat.results.base import (
+    TERMINAL,
+    Caution,
+    Result,
+    aligned,
+    count_constant,
+    describe_constant,
+    extremes,
+    listing,
+)
+from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats import LEAST_VARYING
 from fedstat.stats import split as _split
 from fedstat.stats.clustering import equal_objects, separate_groups
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
-from fedstat.stats.icc_resampling import Influence
+from fedstat.stats.icc_resampling import Influence, describe_samples
 from fedstat.stats.icc_tests import MOST_ENUMERATED, AgreementTest
 
 Floats = NDArray[np.float64]
@@ -30,7 +40,11 @@ HEADLINE: Type = "ICC2"
 """Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` explains the choice."""
 # Ratio of the effective to the actual number of clients below which sizes matter; see simulations/inference/agreement.
 _UNEQUAL = 0.7
-_NEAR_1 = 0.9  # an ICC2 from here on suggests common initial parameters
+# An ICC2 from here on suggests common initial parameters; below the other, known ones explain next to nothing.
+_NEAR_1, _LITTLE = 0.9, 0.1
+_WIDEST = 0.5  # largest interval of an estimated unit, as a proportion of the range of ICC2
+AGREE, NO_EVIDENCE, NOT_TESTED = "clients agree", "no evidence", "not tested"
+_PATTERNS = {"sign-flip": "flips", "permutation": "permutations"}
 _REASONS = {
     "averaged": "averaged",
     "never averaged": "never averaged; training did not move clients apart",
@@ -126,14 +140,54 @@ class IccResult(Result):
         ms = self.mean_squares
         return np.asarray((ms.weights == 0) & (ms.clients == 0) & (ms.residual == 0))
 
+    @property
+    def untrained(self) -> NDArray[np.bool_]:
+        """Constant units that no client changed since the baseline; bool array (unit,)."""
+        reasons = np.full(len(self.units), "") if self.reasons is None else self.reasons
+        return np.asarray(self.constant & (reasons == NOT_TRAINED))
+
     @cached_property
     def p_adjusted(self) -> Floats:
         """P values adjusted over units for the false discovery rate, separately by type; array (unit, type)."""
         return fdr(self.coefficients.p_value)
 
     @property
+    def conclusion(self) -> NDArray[np.str_]:
+        """Conclusion of the test of each unit: "clients agree", "no evidence" or "not tested"; array (unit,)."""
+        return self._conclusions[:, TYPES.index(HEADLINE)]
+
+    @property
+    def _conclusions(self) -> NDArray[np.str_]:
+        """Conclusions by type; array (unit, type)."""
+        p = self.p_adjusted
+        return np.where(np.isnan(p), NOT_TESTED, np.where(p <= 1 - self.level + 1e-12, AGREE, NO_EVIDENCE))
+
+    @property
+    def estimated(self) -> NDArray[np.bool_]:
+        """True for units whose interval spans at most half of [−1/(n − 1), 1], the range of ICC2; bool array (unit,).
+
+        n is the number of clients. The interval is that of the bootstrap, if there are bootstrap samples.
+        """
+        return self._estimated[:, TYPES.index(HEADLINE)]
+
+    @property
+    def _estimated(self) -> NDArray[np.bool_]:
+        """True where a unit is estimated; types with k follow the types without; bool array (unit, type)."""
+        low, high = self._limits
+        single = high[:, :3] - low[:, :3] <= _WIDEST * (1 + 1 / (self.n_clients - 1))
+        return np.tile(single, 2)
+
+    @cached_property
+    def _limits(self) -> tuple[Floats, Floats]:
+        """Intervals that are printed and drawn: of the bootstrap, if there are samples; arrays (unit, type)."""
+        if self.replicates is None:
+            return self.coefficients.conf_low, self.coefficients.conf_high
+        samples = describe_samples(self.replicates, self.level)
+        return samples["boot_low"], samples["boot_high"]
+
+    @property
     def layer(self) -> pd.DataFrame:
-        """Coefficients of the layer, one row per type: the columns of :meth:`tidy` without unit and p_adjusted."""
+        """Coefficients of the layer, one row per type, with the columns of :meth:`tidy` that describe no unit."""
         return self._make_table(self.layer_coefficients, self.layer_replicates)
 
     def of_type(self, type: Type) -> Floats:  # noqa: A002  (the name in psych)
@@ -164,7 +218,7 @@ class IccResult(Result):
     def by_unit(self) -> pd.DataFrame:
         """Return the table of :meth:`augment` with the column ``term`` for ``unit``, to begin a split's table."""
         table: pd.DataFrame = self.augment()
-        return table.rename(columns={"unit": "term"})
+        return table.drop(columns="conclusion").rename(columns={"unit": "term"})
 
     def tidy(self) -> pd.DataFrame:
         """Return one row per unit and type of coefficient.
@@ -172,16 +226,35 @@ class IccResult(Result):
         Returns
         -------
         DataFrame (unit × type)
-            unit; type; icc (the coefficient); statistic and p_value of the test over clients, which are equal for all
-            types. F tests have a statistic and p_value for each type, with df1 and df2 between them. Then conf_low and
-            conf_high; p_adjusted (over units, false discovery rate). With bootstrap samples also std_error, boot_low
-            and boot_high: standard deviation and percentiles of the coefficient over the samples. Types with k have no
-            std_error if a sample's coefficient is minus infinity.
+            unit; type; conclusion (of the test, see :attr:`conclusion`); icc (the coefficient); conf_low and conf_high;
+            p_adjusted (over units, false discovery rate); estimated (see :attr:`estimated`); statistic and p_value of
+            the test over clients, which are equal for all types. F tests have a statistic and p_value for each type,
+            with df1 and df2 between them. With bootstrap samples, boot_low and boot_high (percentiles of the
+            coefficient over the samples) follow icc, and std_error (their standard deviation) is last. Types with k
+            have no std_error if a sample's coefficient is minus infinity.
         """
-        table = self._make_table(self.coefficients, self.replicates)
-        table.insert(0, "unit", np.repeat(self.units, len(TYPES)))
-        table.insert(list(table.columns).index("conf_high") + 1, "p_adjusted", self.p_adjusted.ravel())
-        return table
+        table = self._make_table(self.coefficients, self.replicates).assign(
+            unit=np.repeat(self.units, len(TYPES)), conclusion=self._conclusions.ravel(),
+            p_adjusted=self.p_adjusted.ravel(), estimated=self._estimated.ravel(),
+        )  # fmt: skip
+        first = ["unit", "type", "conclusion", "icc", *self._ends, "conf_low", "conf_high", "p_adjusted", "estimated"]
+        return table[[*dict.fromkeys([*first, *table])]]
+
+    @property
+    def _ends(self) -> tuple[str, str]:
+        """Columns of the intervals that are printed and drawn."""
+        return ("conf_low", "conf_high") if self.replicates is None else ("boot_low", "boot_high")
+
+    @property
+    def _headings(self) -> Headings:  # type: ignore[override]
+        columns: Headings = {"unit": "unit", "conclusion": "conclusion", HEADLINE: "icc"}
+        return {**columns, "CI": self._ends, "p (FDR)": "p_adjusted"}
+
+    def _caption(self) -> list[str]:
+        is_tested = (self.conclusion != NOT_TESTED).any()
+        tested = f"Conclusion: {self.inference} test of no agreement, FDR {1 - self.level:.2g}"
+        intervals = [f"{self._ci}: {self._interval_method}"] * bool(self.estimated.any())
+        return [self._lines()[0], *intervals, tested if is_tested else "No test of units", *self._describe_wide()]
 
     def glance(self) -> pd.DataFrame:
         """Return one row that summarizes units and layer.
@@ -191,14 +264,16 @@ class IccResult(Result):
         DataFrame (1,)
             n_units, n_clients, n_weights (per unit); baseline_subtracted (True if a baseline was subtracted); type
             (ICC2); icc_median, icc_min and icc_max over units; inference (the test); n_permutations (sign flips or
-            permutations behind layer_p_value); n_agreeing (units with p_adjusted of at most 1 − level); n_undefined
-            (units without ICC2), n_constant (constant units); layer_icc with layer_low, layer_high and layer_p_value;
-            profile_proportion (proportion of the squared weights in the common profile of the units) with
-            profile_p_value; n_effective_clients (1 / Σ s² for the clients' proportions s of the squared deviations);
-            level; n_boot (bootstrap samples).
+            permutations behind layer_p_value); n_agreeing (units with p_adjusted of at most 1 − level) and
+            n_including_0 (those whose interval includes 0); n_not_estimated (units with ICC2 that are not
+            :attr:`estimated`), n_undefined (units without ICC2), n_constant (constant units); layer_icc with layer_low,
+            layer_high and layer_p_value; profile_proportion (proportion of the squared weights in the common profile of
+            the units) with profile_p_value; n_effective_clients (1 / Σ s² for the clients' proportions s of the squared
+            deviations); level; n_boot (bootstrap samples).
         """
         icc, t = self.agreement, TYPES.index(HEADLINE)
         median, least, most = median_and_ends(icc)
+        low, high = (limit[:, t] for limit in self._limits)
         row = {
             "n_units": len(self.units),
             "n_clients": self.n_clients,
@@ -211,6 +286,8 @@ class IccResult(Result):
             "inference": self.inference,
             "n_permutations": 0 if self.test is None else self.test.n_patterns,
             "n_agreeing": self.n_agreeing,
+            "n_including_0": int(((self.conclusion == AGREE) & (low <= 0) & (high >= 0)).sum()),
+            "n_not_estimated": int((~self.estimated & ~np.isnan(icc)).sum()),
             "n_undefined": int(np.isnan(icc).sum()),
             "n_constant": int(self.constant.sum()),
             "layer_icc": float(self.layer_coefficients.icc[t]),
@@ -236,11 +313,11 @@ class IccResult(Result):
         Returns
         -------
         DataFrame (unit) or Dataset
-            unit; icc (ICC2), conf_low, conf_high, p_adjusted; mean squares ms_weights, ms_clients and ms_residual;
+            The columns of :meth:`tidy` but type, for ICC2; mean squares ms_weights, ms_clients and ms_residual;
             components of variance by the method of moments: var_weights (common to all clients), var_clients (offsets
             of clients) and var_residual, of which the first two may be negative; constant (True for a constant unit).
         """
-        c, ms, t = self.coefficients, self.mean_squares, TYPES.index(HEADLINE)
+        ms, table = self.mean_squares, self.tidy()
         power = (2 * ms.exponent).astype(int)
         squares = {"weights": ms.weights, "clients": ms.clients, "residual": ms.residual}
         components = {
@@ -248,18 +325,15 @@ class IccResult(Result):
             "clients": (ms.clients - ms.residual) / ms.n_weights,
             "residual": ms.residual,
         }
-        columns = {"icc": c.icc, "conf_low": c.conf_low, "conf_high": c.conf_high, "p_adjusted": self.p_adjusted}
-        table = pd.DataFrame(
-            {"unit": self.units}
-            | {name: values[:, t] for name, values in columns.items()}
-            | {f"ms_{name}": _scale(values, power) for name, values in squares.items()}
-            | {f"var_{name}": _scale(values, power) for name, values in components.items()}
-            | {"constant": self.constant}
-        )
+        table = table[table["type"] == HEADLINE].drop(columns="type").reset_index(drop=True).assign(
+            **{f"ms_{name}": _scale(values, power) for name, values in squares.items()},
+            **{f"var_{name}": _scale(values, power) for name, values in components.items()},
+            constant=self.constant,
+        )  # fmt: skip
         return join_columns(table, data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.augment()[["unit", "icc", "conf_low", "conf_high", "p_adjusted", "constant"]], "icc"
+        return self.augment(), "icc"
 
     def summary(self, *, rows: int = 12) -> str:
         """Return a report in the terms of R's psych: the six coefficients of the layer, then the units.
@@ -274,31 +348,25 @@ class IccResult(Result):
     def _details(self, rows: int = 12) -> str:
         n = len(self.units) * self.n_weights
         cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)} by {HEADLINE})"
-        shown = ["unit", "icc", "conf_low", "conf_high", "p_adjusted"]
-        units = self.augment().sort_values("icc", ascending=False).head(rows)[shown]
+        units = self._printed().iloc[np.argsort(-self.agreement, kind="stable")[:rows]]
         return "\n".join(
             [
                 f"Layer: targets are its {n} weights, raters {self.n_clients} clients",
                 self.layer.to_string(index=False, float_format="%.3g"), "",
                 f"Units{cut}",
-                units.to_string(index=False, float_format="%.3g"),
+                aligned(units),
             ]
         )  # fmt: skip
 
     @property
     def n_agreeing(self) -> int:
         """Number of units whose test rejects H0 at a false discovery rate of 1 − level."""
-        return int(self._is_agreeing.sum())
-
-    @property
-    def _is_agreeing(self) -> NDArray[np.bool_]:
-        """Units whose test rejects H0 at a false discovery rate of 1 − level; bool array (unit,)."""
-        return np.asarray(self.p_adjusted[:, TYPES.index(HEADLINE)] <= 1 - self.level + 1e-12)
+        return int((self.conclusion == AGREE).sum())
 
     @property
     def finding(self) -> str:
         """Conclusion for a unit whose H0 is rejected, such as "clients agree (sign-flip test, FDR 0.05)"."""
-        return f"clients agree ({self.inference} test, FDR {1 - self.level:.2g})"
+        return f"{AGREE} ({self.inference} test, FDR {1 - self.level:.2g})"
 
     def cautions(self) -> list[Caution]:
         """Return cautions on clients of unequal size, dependent clients, and common initial parameters."""
@@ -316,19 +384,18 @@ class IccResult(Result):
         differs = ~self._identical & ~np.isnan(self.agreement)
         if not differs.any():
             return ""
-        if self.common_start == "rounds" and self._is_agreeing.any():
+        if self.common_start == "rounds" and self.n_agreeing:
             return (
                 "units changed over several rounds of local training; common initial parameters shape where training "
                 "goes, and alone make clients agree on some units"
             )
-        if self.baseline_subtracted:
+        if self.baseline_subtracted or self.common_start == "":
             return ""
-        if self.common_start is not None:
+        if (top := float(self.agreement[differs].max())) < (_LITTLE if self.common_start else _NEAR_1):
+            return ""
+        if self.common_start:
             start = "clients started from common initial parameters"
-            return f"{start}, which alone may make them agree; baseline= subtracts them" * bool(self.common_start)
-        top, is_agreeing = float(self.agreement[differs].max()), self._is_agreeing[differs].any()
-        if top < _NEAR_1 and not (self._identical.any() and is_agreeing):
-            return ""
+            return f"{start}, which alone may make them agree; baseline= subtracts them"
         size = f"{HEADLINE} of up to {coefficient(top)} on units that differ between clients"
         return f"{size} may come from common initial parameters; baseline= subtracts them"
 
@@ -369,6 +436,7 @@ class IccResult(Result):
         x, icc = self.glance().iloc[0], self.agreement
         size = f"{count(len(icc), 'unit')} ({HEADLINE} = ICC(A,1)), {self.n_weights} weights per unit"
         median, least, most = (coefficient(x[f"icc_{name}"]) for name in ("median", "min", "max"))
+        pooled = _PATTERNS.get(self.inference, "") if (self.conclusion != NOT_TESTED).any() else ""
         lines = [
             f"Agreement of {self.n_clients} clients on {size}",
             *["Weights minus the given baseline"] * (self.baseline_subtracted and self.source is None),
@@ -376,14 +444,26 @@ class IccResult(Result):
             *self._format_layer_test(),
             f"Units: {HEADLINE} median {median}, range {least} to {most}; {self._count_not_tested()}",
             f"  {self._format_unit_tests()}",
-            *extremes(icc, self.units),
+            *[f"  p values of units: {pooled} pooled over units"] * bool(pooled),
+            *(f"  {text}" for text in self._describe_wide()),
+            *(extremes(np.where(self.estimated, icc, np.nan), self.units) if self.estimated.any() else ()),
         ]
         lines += self._describe_identical()
-        lines += describe_constant(self.units, self.constant)
+        lines += describe_constant(self.units, self.constant, self.untrained)
         if (unclear := np.isnan(icc) & ~self.constant).any():
             head = "  undefined (clients differ in means only):"
             lines.append(listing(head, map(str, self.units[unclear]), TERMINAL))
         return lines
+
+    def _describe_wide(self) -> Iterator[str]:
+        """Yield the numbers of units without an estimate, and of units whose test and interval differ."""
+        x = self.glance().iloc[0]
+        n, why = x["n_not_estimated"], f"CI missing or wider than half of [{-1 / (self.n_clients - 1):.2f}, 1]"
+        if n:
+            units = f"{n} of {count(len(self.units), 'unit')} not" if self.estimated.any() else "No unit"
+            yield f"{units} estimated ({why})"
+        if x["n_including_0"]:
+            yield f"CI includes 0 on {x['n_including_0']} of the {x['n_agreeing']} units on which clients agree"
 
     def _describe_identical(self) -> Iterator[str]:
         """Yield a line for each reason why units are identical in all clients."""
@@ -395,14 +475,17 @@ class IccResult(Result):
 
     def _format_interval(self) -> str:
         """Return the interval of the layer's ICC2 with its method, or the reason why there is none."""
-        kind = "conf" if self.replicates is None else "boot"
-        row = self.layer.iloc[TYPES.index(HEADLINE)]
-        low, high = (float(row[f"{kind}_{end}"]) for end in ("low", "high"))
+        low, high = self.layer.iloc[TYPES.index(HEADLINE)][[*self._ends]].astype(float)
         if np.isnan(low):
             return "; no CI: the jackknife needs at least 3 clients" if self.n_clients < 3 else ""
-        method = "F; assumes independent weights" if self.inference == "F" else "jackknife over clients"
-        method = f"{len(self.replicates)} bootstrap samples of clients" if self.replicates is not None else method
-        return f", {100 * self.level:g}% CI [{low:.2f}, {high:.2f}] ({method})"
+        return f", {100 * self.level:g}% CI [{low:.2f}, {high:.2f}] ({self._interval_method})"
+
+    @property
+    def _interval_method(self) -> str:
+        """Method of the intervals."""
+        if self.replicates is not None:
+            return f"{len(self.replicates)} bootstrap samples of clients"
+        return "F; assumes independent weights" if self.inference == "F" else "jackknife over clients"
 
     def _format_layer_test(self) -> list[str]:
         """Return lines on the tests of the layer and of the common profile of its units."""
@@ -427,19 +510,19 @@ class IccResult(Result):
 
     def _format_unit_tests(self) -> str:
         """Return the number of units on which clients agree, or the reason why no unit is tested."""
-        n_tested = int((~np.isnan(self.p_adjusted[:, TYPES.index(HEADLINE)])).sum())
+        n_tested = int((self.conclusion != NOT_TESTED).sum())
         if not n_tested:
             if self.inference == "permutation":
                 return "no test: in at least 2 clients, 2 units must vary beyond the common profile"
             return f"no test: it needs at least {LEAST_VARYING} clients"
         n = self.n_agreeing
-        return f"{n} of {n_tested}: {self.finding}; {n_tested - n}: no evidence"
+        return f"{n} of {n_tested}: {self.finding}; {n_tested - n}: {NO_EVIDENCE}"
 
     def _count_not_tested(self) -> str:
         """Return the number of constant units and, if any unit is tested, the number of other units without a test."""
-        is_tested = ~np.isnan(self.p_adjusted[:, TYPES.index(HEADLINE)])
+        is_tested = self.conclusion != NOT_TESTED
         not_tested = f", {(~is_tested & ~self.constant).sum()} not tested" if is_tested.any() else ""
-        return f"{self.constant.sum()} constant{not_tested}"
+        return f"{count_constant(self.constant, self.untrained)}{not_tested}"
 
     def _make_table(self, c: Coefficients, replicates: Floats | None) -> pd.DataFrame:
         """Return one row per coefficient: type, statistics, and percentiles if there are bootstrap samples."""
@@ -448,7 +531,7 @@ class IccResult(Result):
         statistics = {name: value for name, value in c._asdict().items() if value is not None}
         columns |= {name: np.broadcast_to(value, shape) for name, value in statistics.items()}
         if replicates is not None:
-            columns |= _describe_samples(replicates, self.level)
+            columns |= describe_samples(replicates, self.level)
         return pd.DataFrame({name: np.ravel(value) for name, value in columns.items()})
 
 
@@ -456,16 +539,3 @@ def _scale(values: Floats, power: NDArray[np.int_]) -> Floats:
     """Multiply by a power of 2; values beyond float64 become infinite."""
     with np.errstate(over="ignore"):
         return np.ldexp(values, power)
-
-
-def _describe_samples(replicates: Floats, level: float) -> dict[str, Floats]:
-    """Return standard deviation and percentiles over the bootstrap samples with at least two different clients."""
-    samples = replicates[~np.isnan(replicates).all(axis=tuple(range(1, replicates.ndim)))]
-    is_undefined = np.isnan(samples).any(axis=0)
-    filled = np.where(is_undefined, 0, samples)
-    tails = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(filled, tails, axis=0, method="inverted_cdf")  # coefficients may be minus infinity
-    with np.errstate(invalid="ignore"):
-        spread = filled.std(axis=0, ddof=1)
-    columns = {"std_error": spread, "boot_low": low, "boot_high": high}
-    return {name: np.where(is_undefined, np.nan, value) for name, value in columns.items()}

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
 from fedstat.results.base import Caution, Result
+from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import join_columns
 from fedstat.results.uncertainty import MIN_SEPARATION, separate
@@ -49,6 +50,10 @@ class JackknifeResult(Result):
     gap: Floats
     _figure: ClassVar[str] = "communality"
     _by: ClassVar[str | None] = "estimate"
+    _headings: ClassVar[Headings] = {
+        "unit": "term", "group": "group", "communality": "estimate", "SE": "std_error", "df": "df"
+    }  # fmt: skip
+    _captioned: ClassVar[tuple[int, ...]] = (0, -1)
 
     @property
     def std_error(self) -> Floats:
@@ -71,10 +76,10 @@ class JackknifeResult(Result):
         Returns
         -------
         DataFrame (unit)
-            term (the unit); estimate (communality ν), std_error and its df; group in the observed split.
+            term (the unit); group in the observed split; estimate (communality ν), std_error and its df.
         """
         columns = {"estimate": self.split.communality, "std_error": self.std_error, "df": self.df}
-        return pd.DataFrame({"term": self.split.fit.units} | columns | {"group": self.split.group})
+        return pd.DataFrame({"term": self.split.fit.units, "group": self.split.group} | columns)
 
     def augment(self, data: Any = None) -> Any:
         """Add the columns of :meth:`tidy` to data about the units, as :meth:`SplitResult.augment` does."""

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import TERMINAL, Caution, Result, columns, few, wrapped
+from fedstat.results.exports import Headings
 from fedstat.results.tables import NONE, count, number
 from fedstat.stats import resampling
 
@@ -91,10 +92,22 @@ class LeakageResult(Result):
 
     data: xr.Dataset
     level: float = 0.95
-    _main: ClassVar[tuple[str, ...]] = (
-        "run", "labels", "round", "estimate", "gain", "gain_low", "gain_high", "conclusion"
-    )  # fmt: skip
     _figure: ClassVar[str] = "leakage"
+
+    @property
+    def _headings(self) -> Headings:  # type: ignore[override]
+        return {
+            "run": "run", "labels": "labels", "conclusion": "conclusion", "PSNR": "estimate", "maximum": "maximum",
+            f"{self._versus} [CI]": ("gain", "gain_low", "gain_high"),
+            "vs other clients [CI]": ("above_other", "other_low", "other_high"),
+        }  # fmt: skip
+
+    def _by_row(self) -> tuple[pd.DataFrame, str | None]:
+        return self.augment(), None
+
+    def _caption(self) -> list[str]:
+        n_clients = count(self.data.sizes["client"], "client")
+        return [*self._lines()[:2], f"{self._ci}: t interval over {n_clients} of one run"]
 
     def to_dataset(self) -> xr.Dataset:
         """Return the data with units and descriptions of the variables."""
@@ -115,6 +128,10 @@ class LeakageResult(Result):
         return "labels" in self.data["class_mean_psnr"].dims
 
     @property
+    def _versus(self) -> str:
+        return f"vs {'class' if self._is_by_class else 'training'} mean"
+
+    @property
     def _mean_image(self) -> str:
         return "class-mean image" if self._is_by_class else "mean training image"
 
@@ -131,11 +148,11 @@ class LeakageResult(Result):
     def augment(self) -> pd.DataFrame:
         """Return one row per run and labels ("given" or "inferred"), over all rounds.
 
-        estimate (mean PSNR), std_error, conf_low, conf_high; maximum; estimate_paper, maximum_paper (squared errors
-        summed over channels, not averaged, as in FedDecomp §4.6); class_mean_psnr; gain (over the class-mean image),
-        gain_low, gain_high; other; above_other, other_low, other_high; share_better (proportion of images nearer than
-        the class-mean image); label_accuracy; conclusion. The sample of intervals is the clients; for ``above_other``,
-        clients with an image of a class that other clients have, too.
+        conclusion; estimate (mean PSNR) and maximum; gain (over the class-mean image), gain_low, gain_high;
+        above_other, other_low, other_high; n; std_error, conf_low, conf_high of the estimate; estimate_paper,
+        maximum_paper (squared errors summed over channels, not averaged, as in FedDecomp §4.6); class_mean_psnr;
+        other; share_better (proportion of images nearer than the class-mean image); label_accuracy. The sample of
+        intervals is the clients; for ``above_other``, clients with an image of a class that other clients have, too.
         """
         rounds = list(self.data["round"].values)
         rows = [
@@ -184,16 +201,16 @@ class LeakageResult(Result):
         above_other = (psnr - part["other"]).mean(averaged)
         above = resampling.mean(above_other.dropna("client"), level=self.level)
         maximum = float(psnr.max())
-        row: dict[str, object] = {
-            "n": estimate.n, "estimate": estimate.mean, "std_error": estimate.std_error, "conf_low": estimate.low,
-            "conf_high": estimate.high, "maximum": maximum, "estimate_paper": estimate.mean - low,
-            "maximum_paper": maximum - low, "class_mean_psnr": float(part["class_mean_psnr"].mean()),
-            "gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high, "other": float(part["other"].mean()),
+        return {
+            "conclusion": _conclude(gain.low, above.low, above.high), "estimate": estimate.mean, "maximum": maximum,
+            "gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high,
             "above_other": above.mean, "other_low": above.low, "other_high": above.high,
+            "n": estimate.n, "std_error": estimate.std_error, "conf_low": estimate.low, "conf_high": estimate.high,
+            "estimate_paper": estimate.mean - low, "maximum_paper": maximum - low,
+            "class_mean_psnr": float(part["class_mean_psnr"].mean()), "other": float(part["other"].mean()),
             "share_better": float((psnr > part["class_mean_psnr"]).mean()),
             "label_accuracy": float(part["label_right"].mean()),
         }  # fmt: skip
-        return row | {"conclusion": _conclude(gain.low, above.low, above.high)}
 
     def _lines(self) -> list[str]:
         sizes, by_method = self.data.sizes, self.by_method()
@@ -217,8 +234,7 @@ class LeakageResult(Result):
 
     def _table(self) -> list[str]:
         """Return the table of runs; if it is wider than the terminal, each run is named in a separate line."""
-        versus = f"vs {'class' if self._is_by_class else 'training'} mean"
-        heads = ("labels", " mean", "  max", versus, "vs other clients")
+        heads = ("labels", " mean", "  max", self._versus, "vs other clients")
         cells = [
             (
                 x["run"], x["labels"], f"{number(x['estimate'], 2):>5}", f"{number(x['maximum'], 2):>5}",

@@ -10,8 +10,9 @@ import numpy as np
 import scipy
 
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import Result, columns, line, wrapped
-from fedstat.results.tables import count, decimals, interval, number, p_equals
+from fedstat.results.base import Result, aligned, columns, line, wrapped
+from fedstat.results.exports import Headings
+from fedstat.results.tables import count, decimals, interval, number, p_cell
 from fedstat.stats.ranking import LEAST_PAIRS
 
 _ROUNDING = 1e-9
@@ -39,6 +40,10 @@ class EffectiveRankResult(Result):
     baseline: str
     level: float
     _figure: ClassVar[str] = "forest"
+    _headings: ClassVar[Headings] = {
+        "layer": "term", "round": "checkpoint", "effective rank": "estimate", "CI": ("conf_low", "conf_high"),
+        "maximum": "largest",
+    }  # fmt: skip
 
     def to_dataset(self) -> xr.Dataset:
         """Return ``rank`` and ``largest``."""
@@ -50,8 +55,8 @@ class EffectiveRankResult(Result):
         Returns
         -------
         DataFrame (layer)
-            term (the layer); checkpoint, if there are several; estimate (mean rank over clients), with std_error,
-            conf_low and conf_high (t interval); n_clients (clients with a rank); largest (the largest possible rank).
+            term (the layer); checkpoint, if there are several; estimate (mean rank over clients), with conf_low and
+            conf_high (t interval); largest (the largest possible rank); std_error; n_clients (clients with a rank).
             std_error and interval are NaN if ranks of all clients are equal.
         """
         rank = self.rank["rank"]
@@ -63,7 +68,8 @@ class EffectiveRankResult(Result):
         data = data.assign(conf_low=data["estimate"] - half, conf_high=data["estimate"] + half, n_clients=n)
         table = data.assign(largest=self.rank["largest"].broadcast_like(n)).to_dataframe().reset_index()
         order = [d for d in ("layer", "checkpoint") if d in n.dims]
-        return table[[*order, *map(str, data.data_vars), "largest"]].rename(columns={"layer": "term"})
+        names = ["estimate", "conf_low", "conf_high", "largest", "std_error", "n_clients"]
+        return table[[*order, *names]].rename(columns={"layer": "term"})
 
     def augment(self) -> pd.DataFrame:
         """Return one row per layer and client (and checkpoint): term (the layer), client, rank."""
@@ -92,6 +98,9 @@ class EffectiveRankResult(Result):
             zero = "weights are zero" if self.baseline == "nothing" else "weights equal the baseline"
             lines.append(f"  {row['n_undefined']} undefined: {zero}")
         return lines
+
+    def _caption(self) -> list[str]:
+        return [self._lines()[0], f"{self._ci}: t interval over clients"]
 
     def _format_estimate(self, x: pd.Series[Any]) -> str:
         """Return the mean over clients with its interval, or the reason why there is none, and the largest rank."""
@@ -153,11 +162,13 @@ class ComparisonResult(Result):
         Returns
         -------
         DataFrame (method)
-            term (the method); n, n_pairs; estimate (the difference) and its columns, as in :attr:`table`.
+            term (the method); estimate (the difference), sim_conf_low, sim_conf_high, p_holm and n; then its other
+            columns, as in :attr:`table`.
         """
         table = self.table[self.table["method"] != self.reference]
         table = table.drop(columns=["n_values", "mean", "std_error_mean"]).reset_index(drop=True)
-        return table.rename(columns={"method": "term", "difference": "estimate"})
+        first = ["method", "difference", "sim_conf_low", "sim_conf_high", "p_holm", "n"]
+        return table[[*dict.fromkeys([*first, *table])]].rename(columns={"method": "term", "difference": "estimate"})
 
     def augment(self) -> pd.DataFrame:
         """Return one row per method, with the reference: term (the method), n, mean and std_error of its values."""
@@ -185,47 +196,40 @@ class ComparisonResult(Result):
         }
         return pd.DataFrame([row])
 
-    def _cells(self) -> list[tuple[str, ...]]:
-        """Return the head and the rows of the printed table: means, differences with intervals, p values, n."""
-        digits = decimals(self.table.loc[self.table["method"] != self.reference, "std_error"])
-        n = "pairs" if len(self.block) == 1 else "n"
-        has_n = self._n_pairs() is None
-        head = ("method", "mean (SE)", f"difference [{100 * self.level:g}% CI]", "p (Holm)", n)
-        rows: list[tuple[str, ...]] = [head if has_n else head[:-1]]
+    def _printed(self, digits: int | None = None) -> pd.DataFrame:
+        """Return means, differences with intervals, p values, and n if it varies."""
+        if digits is None:
+            digits = decimals(self.table.loc[self.table["method"] != self.reference, "std_error"])
+        rows = []
         for x in self.table.to_dict("records"):
             mean = f"{number(x['mean'], digits)} ({number(x['std_error_mean'], digits)})"
-            compared: tuple[str, ...] = ("reference", "", "")
+            compared = ("reference", "", "")
             if x["method"] != self.reference:
-                compared = (
-                    difference(x, "pairs", digits),
-                    p_equals(x["p_holm"]).removeprefix("p ").lstrip("= "),
-                    str(x["n"]),
-                )
-            rows.append((x["method"], mean, *(compared if has_n else compared[:-1])))
-        return rows
+                compared = (difference(x, "pairs", digits), p_cell(x["p_holm"]), str(x["n"]))
+            rows.append((x["method"], mean, *compared))
+        n = "pairs" if len(self.block) == 1 else "n"
+        head = ["method", "mean (SE)", f"difference [{100 * self.level:g}% CI]", "p (Holm)", n]
+        return pd.DataFrame(rows, columns=head).iloc[:, : 4 if self._n_pairs() is not None else 5]
 
     def _n_pairs(self) -> int | None:
         """Return the number of pairs, if it is equal for all methods and one column defines the blocks."""
         n = self.table.loc[self.table["method"] != self.reference, "n"]
         return int(n.iloc[0]) if len(self.block) == 1 and n.nunique() == 1 else None
 
-    def _main_columns(self, table: pd.DataFrame, by: str | None) -> pd.DataFrame:  # noqa: ARG002
-        head, *rows = self._cells()
-        return pd.DataFrame(rows, columns=list(head))
-
-    def __repr__(self) -> str:
+    def _caption(self) -> list[str]:
         n_comparisons = int((self.table["method"] != self.reference).sum())
         methods = f"{count(n_comparisons, 'method')} compared with {self.reference}"
         n_pairs = self._n_pairs()
         pairs = "" if n_pairs is None else f" ({count(n_pairs, 'pair')})"
-        return "\n".join(
-            [
-                wrapped(f"{self.value}: {methods}, paired by {' and '.join(self.block)}{pairs}"),
-                *self._describe_sample(),
-                *columns(self._cells(), n_right=1 if n_pairs is not None else 2),
-                f"Paired t tests; CIs simultaneous over {count(n_comparisons, 'comparison')} (Bonferroni).",
-            ]
-        )
+        return [
+            f"{self.value}: {methods}, paired by {' and '.join(self.block)}{pairs}",
+            *self._describe_sample(),
+            f"Paired t tests; CIs simultaneous over {count(n_comparisons, 'comparison')} (Bonferroni)",
+        ]
+
+    def __repr__(self) -> str:
+        *head, tests = self._caption()
+        return "\n".join([*map(wrapped, head), aligned(self._printed(), n_left=3, indent="  "), f"{tests}."])
 
     def _describe_sample(self) -> list[str]:
         """Return the line on the sample, if several columns define the blocks."""
@@ -234,7 +238,7 @@ class ComparisonResult(Result):
         over = " and ".join(name for name in self.block if name != self.sample)
         pairs = count(int(self.table["n_pairs"].max()), "pair")
         averaged = f"n counts values of {self.sample}, each a mean over {over} ({pairs})"
-        return [wrapped(f"{averaged}; results are for these values of {over} and other values of {self.sample}")]
+        return [f"{averaged}; results are for these values of {over} and other values of {self.sample}"]
 
     def summary(self) -> str:
         """Return the comparison, then notes on values that were left out and on missing tests."""

@@ -10,16 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Caution, Result, UnitStatistics, listing
+from fedstat.results.base import TERMINAL, Caution, Result, UnitStatistics, count_constant, listing
+from fedstat.results.exports import Headings, columns_of
 from fedstat.results.tables import coefficient, count, join_columns
 from fedstat.stats import split as _split
 
 Floats = NDArray[np.float64]
-# Words of prints for names of statistics.
+# Words of prints, and columns of tables, for names of statistics.
 _STATISTICS = {"nu": "communality", "ICC2": "agreement", "reliability": "reliability"}
+_COLUMNS = {"nu": "communality", "ICC2": "icc", "reliability": "reliability"}
 WRONG_SIDE = (0.01, 0.15)
 """Errors of a split by test at a false discovery rate of 0.05 in trained networks (``simulations/inference``): largest
 proportion of wrong units among units called shared or personal, and of layers with at least one wrong unit."""
+_ENDS = ("conf_low", "conf_high")
 _MIN_AGREEMENT = 0.05  # median ICC2 below which clients have next to nothing in common
 
 
@@ -65,6 +68,17 @@ class SplitResult(Result):
     conclusion: NDArray[np.str_] | None = None
     fdr: float | None = None
     _figure: ClassVar[str] = "communality"
+
+    @property
+    def _headings(self) -> Headings:  # type: ignore[override]
+        column = _COLUMNS[self.fit.statistic_name]
+        columns: Headings = {"unit": "term", "group": "group", "conclusion": "conclusion"}
+        statistic: Headings = {"ICC2" if column == "icc" else column: column, "CI": getattr(self.fit, "_ends", _ENDS)}
+        p_value: Headings = {"p (FDR)": "p_adjusted"} if self.conclusion is None else {}  # of another H0
+        return {**columns, **statistic, **p_value, "ICC2": "icc", "margin": "margin"}
+
+    def _caption(self) -> list[str]:
+        return [*self._lines()[:2], *self.fit._caption()]
 
     @property
     def icc(self) -> Floats | None:
@@ -117,19 +131,19 @@ class SplitResult(Result):
         return self.group if self.conclusion is None else self.conclusion
 
     def tidy(self) -> pd.DataFrame:
-        """Return one row per unit: the columns of the analysis, then the columns of the split.
+        """Return one row per unit: the split, then the other columns of the analysis.
 
         Returns
         -------
         DataFrame (unit)
-            term (the unit); the columns of ``fit.by_unit()``, such as communality, icc (agreement) or
-            reliability; group (shared, personal, or constant); conclusion, for a split by test; margin
-            (statistic minus threshold).
+            term (the unit); group (shared, personal, or constant); conclusion, for a split by test; the statistic:
+            communality, icc (agreement) or reliability; its interval and p_adjusted, if it has any; icc, if there
+            are clients; margin (statistic minus threshold); then the other columns of ``fit.by_unit()``, such as
+            loadings.
         """
-        table = self.fit.by_unit().assign(group=self.group)
-        return (table if self.conclusion is None else table.assign(conclusion=self.conclusion)).assign(
-            margin=self.margin
-        )
+        table = self.fit.by_unit().assign(group=self.group, margin=self.margin)
+        table = table if self.conclusion is None else table.assign(conclusion=self.conclusion)
+        return table[[*dict.fromkeys(name for name in [*columns_of(self._headings), *table] if name in table)]]
 
     def augment(self, data: Any = None) -> Any:
         """Add group, statistics and margin of each unit to data about the units, like broom's ``augment`` in R.
@@ -165,12 +179,13 @@ class SplitResult(Result):
         1     0  stripes    shared
         """
         table = self.tidy()
-        statistics = [name for name in ("conclusion", "communality", "icc", "reliability") if name in table]
+        statistics = [name for name in ("conclusion", *_COLUMNS.values()) if name in table]
         return join_columns(table[["term", "group", *statistics, "margin"]].rename(columns={"term": "unit"}), data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        order = {"nu": "communality", "ICC2": "icc", "reliability": "reliability"}
-        return self.augment(), order[self.fit.statistic_name]
+        table = self.tidy()
+        loadings = [name for name in table if str(name).startswith("factor_")]
+        return table.drop(columns=loadings), _COLUMNS[self.fit.statistic_name]
 
     def glance(self) -> pd.DataFrame:
         """Return one row that summarizes the split.
@@ -232,14 +247,16 @@ class SplitResult(Result):
         return f"Rule: shared if {name} >= {self.threshold:.3g} (tau = {self.tau}{quantile})"
 
     def _lines(self) -> list[str]:
-        groups, (n_shared, n_personal, n_constant) = self.group, self._counts
+        groups, (n_shared, n_personal, _) = self.group, self._counts
+        is_constant = groups == "constant"
+        constant = count_constant(is_constant, is_constant & self.fit.untrained)
         rule = "test" if self.conclusion is not None else _STATISTICS[self.fit.statistic_name]
         head = f"{n_shared} shared, {n_personal} personal"
         if self.conclusion is not None:
             n = {name: int((self.conclusion == name).sum()) for name in ("shared", "personal", "inconclusive")}
             head = f"{n['shared']} shared, {n['personal']} personal, {n['inconclusive']} inconclusive"
         lines = [
-            f"Split of {count(len(groups), 'unit')} by {rule}: {head}, {n_constant} constant",
+            f"Split of {count(len(groups), 'unit')} by {rule}: {head}, {constant}",
             self._describe_rule(),
         ]
         if np.isfinite(self.threshold) and self.conclusion is None:
@@ -309,6 +326,10 @@ class SplitMapResult(Result):
     tau: str
     _figure: ClassVar[str] = "split_map"
     _by: ClassVar[str | None] = "prop_shared"
+    _headings: ClassVar[Headings] = {
+        "unit": "term", "conclusion": "conclusion", "shared in": "n_shared", "proportion": "prop_shared"
+    }  # fmt: skip
+    _captioned: ClassVar[tuple[int, ...]] = (0, 1)
 
     @property
     def prop_shared(self) -> NDArray[np.float64]:
@@ -331,15 +352,15 @@ class SplitMapResult(Result):
         Returns
         -------
         DataFrame (unit)
-            term (the unit); n_shared and prop_shared (number and proportion of the specifications that share it);
-            conclusion (see :attr:`conclusion`).
+            term (the unit); conclusion (see :attr:`conclusion`); n_shared and prop_shared (number and proportion of the
+            specifications that share it).
         """
         return pd.DataFrame(
             {
                 "term": self.units,
+                "conclusion": self.conclusion,
                 "n_shared": self.shared.sum(0),
                 "prop_shared": self.prop_shared,
-                "conclusion": self.conclusion,
             }
         )
 

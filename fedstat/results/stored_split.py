@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
 from fedstat.results.base import Caution, Result, describe_constant
+from fedstat.results.exports import Headings
 from fedstat.results.tables import coefficient, count, join_columns
 
 Floats = NDArray[np.float64]
@@ -61,6 +62,15 @@ class StoredSplitResult(Result):
     converged: bool = True
     decided: NDArray[np.bool_] | None = None
     _figure: ClassVar[str] = "communality"
+    _captioned: ClassVar[tuple[int, ...]] = (0, 1, 2)
+
+    @property
+    def _headings(self) -> Headings:  # type: ignore[override]
+        columns: Headings = {"unit": "term", "group": "group", "conclusion": "conclusion"}
+        statistic: Headings = {"nu": {"communality": "communality"}, "ICC2": {"ICC2": "icc"}}.get(
+            self.statistic_name or "", {}
+        )
+        return {**columns, **statistic}
 
     @property
     def statistic_name(self) -> str | None:
@@ -91,11 +101,13 @@ class StoredSplitResult(Result):
         Returns
         -------
         DataFrame (unit)
-            term (the unit); communality and icc (NaN if they did not decide the split); group (shared, personal or
-            constant); conclusion, for a split by a test.
+            term (the unit); group (shared, personal or constant); conclusion, for a split by a test; communality and
+            icc (NaN if they did not decide the split).
         """
-        columns = {"term": self.units, "communality": self.communality, "icc": self.icc, "group": self.group}
-        return pd.DataFrame(columns | ({} if self.conclusion is None else {"conclusion": self.conclusion}))
+        conclusion = {} if self.conclusion is None else {"conclusion": self.conclusion}
+        return pd.DataFrame(
+            {"term": self.units, "group": self.group} | conclusion | {"communality": self.communality, "icc": self.icc}
+        )
 
     def augment(self, data: Any = None) -> Any:
         """Add the group and the statistics of each unit to data about the units, as :meth:`SplitResult.augment` does.
@@ -129,7 +141,7 @@ class StoredSplitResult(Result):
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         name = {"nu": "communality", "ICC2": "icc"}.get(self.statistic_name or "")
-        return self.augment(), name
+        return self.tidy(), name
 
     def _lines(self) -> list[str]:
         n = {name: int((self.group == name).sum()) for name in ("shared", "personal", "constant")}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -138,75 +137,45 @@ def megabytes(n: float) -> str:
     return f"{n / 1e3:.1f} kB" if 0 < n < 1e5 else f"{n / 1e6:.1f} MB"
 
 
-_MARKDOWN = re.compile(r"([\\`*|\[\]$~])|(?<!\w)_|_(?!\w)")
-
-
 def cell(value: Any, digits: int = 3) -> str:
     """Print a value of a table: in scientific form if it would round to 0.000, as a dash if it is missing.
 
     Examples
     --------
-    >>> cell(0.12345), cell(2.5e-7), cell(0.0), cell(float("nan")), cell("fc1"), cell(7)
-    ('0.123', '2.5e-07', '0.000', '–', 'fc1', '7')
+    >>> cell(0.12345), cell(2.5e-7), cell(0.0), cell(float("nan")), cell("fc1"), cell(7), cell(True)
+    ('0.123', '2.5e-07', '0.000', '–', 'fc1', '7', 'yes')
     """
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
     if not isinstance(value, float | np.floating):
         return NONE if value is None or value is pd.NA else str(value)
     text = number(float(value), digits)
     return f"{value:.1e}" if value != 0 and text.strip("-0.") == "" else text
 
 
-def chosen(table: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
-    """Select columns of a table, in the order of ``columns``; ValueError names an unknown one."""
-    if columns is None:
-        return table
-    names = [columns] if isinstance(columns, str) else list(columns)
-    existing = [str(c) for c in table]
-    return table[[check.choice("a column", name, existing) for name in names]]
-
-
-def latex(table: pd.DataFrame, *, digits: int, caption: str | None, label: str | None) -> str:
-    r"""Format a table as LaTeX with booktabs; the caption may hold LaTeX: only its %, & and # are escaped.
+def p_cell(p: float) -> str:
+    """Print a p value as :func:`p_equals` does, without the letter.
 
     Examples
     --------
-    >>> print(latex(pd.DataFrame({"term": ["a_1"], "h2": [0.5]}), digits=2, caption="95 % of $h^2$", label="tab:h2"))
-    \begin{table}
-    \caption{95 \% of $h^2$}
-    \label{tab:h2}
-    \begin{tabular}{lr}
-    \toprule
-    term & h2 \\
-    \midrule
-    a\_1 & 0.50 \\
-    \bottomrule
-    \end{tabular}
-    \end{table}
-    <BLANKLINE>
+    >>> p_cell(0.00004), p_cell(0.0061), p_cell(0.2), p_cell(math.nan)
+    ('< 0.001', '0.006', '0.20', '–')
     """
-    return table.to_latex(
-        index=False, escape=True, float_format=lambda x: cell(x, digits), na_rep="--", label=label,
-        caption=None if caption is None else re.sub(r"(?<!\\)([%&#])", r"\\\1", caption),
-    )  # fmt: skip
+    return p_equals(p).removeprefix("p ").removeprefix("= ")
 
 
-def markdown(table: pd.DataFrame, *, digits: int) -> str:
-    r"""Format a pipe table for GitHub, MyST and pandoc, numbers on the right.
-
-    Examples
-    --------
-    >>> print(markdown(pd.DataFrame({"term": ["a|b", "<b>"], "h2": [0.5, float("nan")]}), digits=2))
-    | term | h2 |
-    |:---|---:|
-    | a\|b | 0.50 |
-    | &lt;b&gt; | – |
-    """
-    sides = ["---:" if dtype.kind in "iuf" else ":---" for dtype in table.dtypes]
-    rows = [map(str, table.columns), *([cell(x, digits) for x in row] for row in table.itertuples(index=False))]
-    lines = ["| " + " | ".join(map(_in_markdown, row)) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "|".join(sides) + "|", *lines[1:]])
+def texts(table: pd.DataFrame, digits: int = 3) -> pd.DataFrame:
+    """Print every value of a table by :func:`cell`, and of columns ``p_...`` by :func:`p_cell`."""
+    shown = {
+        str(name): [p_cell(x) for x in values] if str(name).startswith("p_") else [cell(x, digits) for x in values]
+        for name, values in table.items()
+    }
+    return pd.DataFrame(shown, dtype=object)
 
 
-def ends(table: pd.DataFrame, *, by: str | None = None, most: int = 10, digits: int = 3) -> list[list[str]]:
+def ends(
+    table: pd.DataFrame, *, by: str | None = None, most: int = 10, shown: pd.DataFrame | None = None
+) -> list[list[str]]:
     """Return the rows with the highest and the lowest values of a column, as text.
 
     Parameters
@@ -216,18 +185,19 @@ def ends(table: pd.DataFrame, *, by: str | None = None, most: int = 10, digits: 
         Column to sort by, from high to low, missing values last. By default rows keep their order.
     most : int
         Largest number of rows of a full table; a longer table is cut to its two ends.
-    digits : int
+    shown : DataFrame, optional
+        Texts to return in place of the values, row by row.
 
     Returns
     -------
     list of list of str
         Between the two ends, a row of one cell has the number of omitted rows.
     """
-    n_known = len(table)
+    order, n_known = np.arange(len(table)), len(table)
     if by is not None:
-        table = table.sort_values(by, ascending=False, kind="stable", na_position="last")
+        order = np.argsort(-table[by].to_numpy(dtype=float), kind="stable")  # NaN stands last
         n_known = int(table[by].notna().sum())
-    rows = [[cell(x, digits) for x in row] for row in table.itertuples(index=False)]
+    rows = (texts(table) if shown is None else shown).to_numpy()[order].tolist()
     if len(rows) <= most:
         return rows
     top, bottom = min(most // 2, n_known), max(most // 2, n_known - most // 2)
@@ -237,25 +207,25 @@ def ends(table: pd.DataFrame, *, by: str | None = None, most: int = 10, digits: 
     return [*rows[:top], [f"… {more} …"], *rows[bottom:n_known]]
 
 
-def ends_html(table: pd.DataFrame, *, by: str | None = None) -> str:
+def ends_html(table: pd.DataFrame, *, by: str | None = None, shown: pd.DataFrame | None = None) -> str:
     """Format :func:`ends` as HTML, with names and values escaped."""
-    gap = f'<td colspan="{table.shape[1]}" style="text-align: center">'
+    names = list(map(str, table if shown is None else shown))
+    gap = f'<td colspan="{len(names)}" style="text-align: center">'
     rows = [
-        "".join(f"{gap if len(row) < table.shape[1] else '<td>'}{html.escape(text)}</td>" for text in row)
-        for row in ends(table, by=by)
+        "".join(f"{gap if len(row) < len(names) else '<td>'}{html.escape(text)}</td>" for text in row)
+        for row in ends(table, by=by, shown=shown)
     ]
-    head = "".join(f"<th>{html.escape(str(c))}</th>" for c in table.columns)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     return f"<table><thead><tr>{head}</tr></thead><tbody><tr>{'</tr><tr>'.join(rows)}</tr></tbody></table>"
 
 
 def folded_html(main: pd.DataFrame, table: pd.DataFrame, *, by: str | None = None) -> str:
-    """Format the main columns as HTML, and the complete table behind a click if it has more columns.
+    """Format a printed table as HTML, and the complete table behind a click if it has more columns.
 
     Colors are those of the page, so that the table follows light and dark themes. A table that is wider than the page
-    scrolls.
+    scrolls. With ``by``, both tables have the same rows.
     """
-    by_main = by if by in main else None
-    text = _SCROLL.format(ends_html(main, by=by_main))
+    text = _SCROLL.format(ends_html(main if by is None else table, by=by, shown=main))
     if main.shape[1] >= table.shape[1]:
         return text
     summary = f"<summary>All {table.shape[1]} columns</summary>"
@@ -275,12 +245,6 @@ def print_html(text: str) -> str:
 
 
 _SCROLL = '<div style="overflow-x: auto; color: var(--jp-content-font-color1, inherit)">{}</div>'
-
-
-def _in_markdown(text: str) -> str:
-    """Escape text for Markdown: HTML as entities, other markup with backslashes."""
-    flat = html.escape(" ".join(text.split()), quote=False)
-    return _MARKDOWN.sub(lambda match: "\\" + match[0], flat)
 
 
 def join_columns(table: pd.DataFrame, data: Any, *, key: str = "unit") -> Any:

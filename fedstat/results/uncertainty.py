@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Caution, Result, columns, listing
+from fedstat.results.base import TERMINAL, Caution, Result, aligned, listing
+from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import coefficient, count, join_columns, p_equals
+from fedstat.results.tables import count, join_columns, p_equals
 from fedstat.stats import LEAST_FOR_PERCENTILES
 from fedstat.stats import split as _split
 from fedstat.stats.factor import gap
@@ -57,6 +58,11 @@ class BootstrapResult(Result):
     half_samples: Floats = field(default_factory=lambda: np.empty((0, 0)))
     _figure: ClassVar[str] = "forest"
     _by: ClassVar[str | None] = "estimate"
+    _headings: ClassVar[Headings] = {
+        "unit": "term", "group": "group", "communality": "estimate", "CI": ("conf_low", "conf_high"), "SE": "std_error",
+        "shared in": "prop_shared",
+    }  # fmt: skip
+    _captioned: ClassVar[tuple[int, ...]] = (0, -1)
 
     @property
     def prop_shared(self) -> Floats:
@@ -105,9 +111,8 @@ class BootstrapResult(Result):
         Returns
         -------
         DataFrame (unit)
-            term (the unit); estimate (communality ν) and std_error; conf_low and conf_high; half_sample (mean
-            communality in random halves of the clients); prop_shared (selection frequency); group in the observed
-            split.
+            term (the unit); group in the observed split; estimate (communality ν), conf_low, conf_high and std_error;
+            prop_shared (selection frequency); half_sample (mean communality in random halves of the clients).
 
         Notes
         -----
@@ -117,11 +122,11 @@ class BootstrapResult(Result):
         nu, n = np.where(self._constant, 0, self.communality), self.split.fit.n_clients or 0
         ends = expanded_percentiles(nu, max(n, 2), level=self.level)
         low, high = (np.where(self._constant | (n < LEAST_FOR_PERCENTILES), np.nan, end) for end in ends)
-        columns = {"std_error": self.std_error, "conf_low": low, "conf_high": high, "half_sample": self.half_sample}
+        columns = {"estimate": self.split.communality, "conf_low": low, "conf_high": high, "std_error": self.std_error}
         return pd.DataFrame(
-            {"term": self.split.fit.units, "estimate": self.split.communality}
+            {"term": self.split.fit.units, "group": self.split.group}
             | columns
-            | {"prop_shared": self.prop_shared, "group": self.split.group}
+            | {"prop_shared": self.prop_shared, "half_sample": self.half_sample}
         )
 
     @property
@@ -240,6 +245,10 @@ class PermutationResult(Result):
     communality: Floats
     _figure: ClassVar[str] = "communality"
     _by: ClassVar[str | None] = "estimate"
+    _headings: ClassVar[Headings] = {
+        "unit": "term", "group": "group", "communality": "estimate", "p (FDR)": "p_adjusted"
+    }  # fmt: skip
+    _captioned: ClassVar[tuple[int, ...]] = (0, 1, -1)
 
     @property
     def statistic(self) -> float:
@@ -259,8 +268,8 @@ class PermutationResult(Result):
         Returns
         -------
         DataFrame (unit)
-            term (the unit); estimate (communality ν); p_value (one-sided, upper tail of the communalities of permuted
-            units); p_adjusted (false discovery rate over units); group in the observed split.
+            term (the unit); group in the observed split; estimate (communality ν); p_adjusted (false discovery rate
+            over units); p_value (one-sided, upper tail of the communalities of permuted units).
         """
         from statsmodels.stats.multitest import multipletests  # half a second to import
 
@@ -269,7 +278,7 @@ class PermutationResult(Result):
         p = np.where(self.split.fit.constant, np.nan, (1 + at_least) / (1 + len(null)))
         adjusted, is_tested = p.copy(), np.isfinite(p)
         adjusted[is_tested] = multipletests(p[is_tested], method="fdr_bh")[1]
-        columns = {"estimate": self.split.communality, "p_value": p, "p_adjusted": adjusted, "group": self.split.group}
+        columns = {"group": self.split.group, "estimate": self.split.communality, "p_adjusted": adjusted, "p_value": p}
         return pd.DataFrame({"term": self.split.fit.units} | columns)
 
     def augment(self, data: Any = None) -> Any:
@@ -331,6 +340,11 @@ class SensitivityResult(Result):
     reference: SplitResult
     table: pd.DataFrame
     _figure: ClassVar[str] = "sensitivity"
+    _headings: ClassVar[Headings] = {
+        "setting": "varied", "value": "value", "ARI": "ari", "unchanged": "prop_unchanged", "factors": "n_factors",
+        "converged": "converged", "Heywood": "n_heywood",
+    }  # fmt: skip
+    _captioned: ClassVar[tuple[int, ...]] = (0, 1, -1)
 
     def tidy(self) -> pd.DataFrame:
         """Return one row per variant of the analysis, with the columns of :attr:`table`."""
@@ -345,18 +359,10 @@ class SensitivityResult(Result):
         counts = ", ".join(f"{int((split.group == name).sum())} {name}" for name in ("shared", "personal"))
         kappa = "" if factors.kappa is None else f"kappa = {factors.kappa:g}, "
         settings = f"{factors.method}, {kappa}tau = {split.tau}, {count(factors.n_factors, 'factor')}"
-        rows = [("setting", "value", "ARI", "unchanged", "factors", "converged", "Heywood")]
-        rows += [
-            (
-                x["varied"], str(x["value"]), coefficient(x["ari"]), coefficient(x["prop_unchanged"]),
-                str(x["n_factors"]), "yes" if x["converged"] else "no", str(x["n_heywood"]),
-            )
-            for x in self.table.to_dict("records")
-        ]  # fmt: skip
         return [
             "Sensitivity of the split to analysis choices, changed one at a time",
             f"Reference: {counts} ({settings})",
-            *columns(rows, n_right=6),
+            *aligned(self._printed(2), indent="  ").splitlines(),
             (
                 "ARI with the reference: 1 identical, 0 chance. unchanged: proportion of units in the same group "
                 "(ARI = 1, unchanged = 0: groups swapped)."
@@ -387,6 +393,9 @@ class NFactorsResult(Result):
     kappa: float
     n_obs: int
     _figure: ClassVar[str] = "scree"
+    _headings: ClassVar[Headings] = {
+        "rule": "term", "factors": "n_factors", "proportion": "share", "criterion": "criterion"
+    }  # fmt: skip
 
     def tidy(self) -> pd.DataFrame:
         """Return one row per rule.

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.results.base import Result, describe_constant, extremes, wrapped
+from fedstat.results.base import Result, aligned, describe_constant, extremes, wrapped
+from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats import LEAST_VARYING
@@ -197,6 +198,9 @@ class ComponentsResult(Result):
     statistic_name: ClassVar[str] = "reliability"
     _figure: ClassVar[str] = "forest"
     _by: ClassVar[str | None] = "reliability"
+    _headings: ClassVar[Headings] = {
+        "unit": "unit", "reliability": "reliability", "CI": ("conf_low", "conf_high"), "p (FDR)": "p_adjusted"
+    }  # fmt: skip
 
     components: Components
     layer_components: Components
@@ -220,6 +224,11 @@ class ComponentsResult(Result):
         σ_b² is the variance between clients, σ_e² the training noise of one of R replicates.
         """
         return self.components.reliability
+
+    @property
+    def untrained(self) -> NDArray[np.bool_]:
+        """No unit: replicates that did not change are constant; bool array (unit,)."""
+        return np.zeros(len(self.units), bool)
 
     @property
     def constant(self) -> NDArray[np.bool_]:
@@ -308,13 +317,14 @@ class ComponentsResult(Result):
         Returns
         -------
         DataFrame (unit)
-            unit; between (variance of a weight between clients); within (training noise: variance of a weight between
-            replicates of a client); reliability, with conf_low and conf_high; p_value (one-sided, H0: no
-            variance between clients); p_adjusted (false discovery rate over units).
+            unit; reliability, with conf_low and conf_high; p_adjusted (false discovery rate over units) and p_value
+            (one-sided, H0: no variance between clients); between (variance of a weight between clients); within
+            (training noise: variance of a weight between replicates of a client).
         """
         table = _make_table(self.components)
         table.insert(0, "unit", self.units)
-        return table.assign(p_adjusted=self.p_adjusted)
+        table.insert(4, "p_adjusted", self.p_adjusted)
+        return table
 
     def glance(self) -> pd.DataFrame:
         """Return one row that summarizes layer and units.
@@ -395,13 +405,13 @@ class ComponentsResult(Result):
 
     def _details(self, rows: int = 12) -> str:
         cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)})"
-        units = self.tidy().sort_values("reliability", ascending=False, kind="stable").head(rows)
+        units = self._printed().iloc[np.argsort(-self.reliability, kind="stable")[:rows]]
         return "\n".join(
             [
                 "Layer",
                 self.layer.to_string(index=False, float_format="%.3g"), "",
                 f"Units by reliability{cut}",
-                units.to_string(index=False, float_format="%.3g"),
+                aligned(units),
             ]
         )  # fmt: skip
 
@@ -435,6 +445,10 @@ class ComponentsResult(Result):
             lines.append(f"{count(n, 'unit')} {'is' if n == 1 else 'are'} identical in all clients: no differences")
         return lines + describe_constant(self.units, self.constant)
 
+    def _caption(self) -> list[str]:
+        intervals = f"{self._ci}: jackknife over clients, for these {self.n_clients} clients"
+        return [*self._lines()[:2], intervals, "p: one-sided, H0: no differences beyond training noise"]
+
     def _describe_conclusion(self) -> str:
         """Return the conclusion on the layer in a sentence."""
         p = p_equals(float(self.layer_components.p_value[0]))
@@ -453,7 +467,7 @@ class ComponentsResult(Result):
 
 def _make_table(c: Components) -> pd.DataFrame:
     """Return the columns of components that tables of units and of the layer have in common."""
-    names = ("between", "within", "reliability", "conf_low", "conf_high", "p_value")
+    names = ("reliability", "conf_low", "conf_high", "p_value", "between", "within")
     return pd.DataFrame({name: getattr(c, name) for name in names})
 
 

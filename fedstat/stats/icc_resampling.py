@@ -428,3 +428,16 @@ def _resample(p: _Pairs, counts: Array, n: int) -> NDArray[np.float64]:
     b, j, e = (np.asarray(x.detach().cpu() if is_torch_array(x) else x).T for x in ms[:3])
     with np.errstate(divide="ignore", invalid="ignore"):
         return six(b, j, e, n, k)
+
+
+def describe_samples(replicates: Floats, level: float) -> dict[str, Floats]:
+    """Return standard deviation and percentiles over the bootstrap samples with at least two different clients."""
+    samples = replicates[~np.isnan(replicates).all(axis=tuple(range(1, replicates.ndim)))]
+    is_undefined = np.isnan(samples).any(axis=0)
+    filled = np.where(is_undefined, 0, samples)
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    low, high = np.quantile(filled, tails, axis=0, method="inverted_cdf")  # coefficients may be minus infinity
+    with np.errstate(invalid="ignore"):
+        spread = filled.std(axis=0, ddof=1)
+    columns = {"std_error": spread, "boot_low": low, "boot_high": high}
+    return {name: np.where(is_undefined, np.nan, value) for name, value in columns.items()}

@@ -17,7 +17,7 @@ from fedstat.results import ComparisonResult
 from fedstat.results.base import WIDTH, Caution, aligned, few, line
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import difference
-from fedstat.results.tables import megabytes, number, plus_minus
+from fedstat.results.tables import NONE, count, megabytes, number, plus_minus
 from fedstat.study.collect import OF_METHOD, Grid, ordered, origin, stores
 from fedstat.study.run_table import choose, config_of, row, short_runs, words
 
@@ -96,7 +96,7 @@ class RunsResult(ComparisonResult):
             f"difference from {self.reference} within seeds [{100 * self.level:g} %, all rows of a block together];\n"
             "10 % below: accuracy that a tenth of the clients stay below; sent: up and down, in all rounds"
         )
-        parts = [head, *(self._block(name, comparison) for name, comparison in self.scenarios.items())]
+        parts = [head, *(self._block(name) for name in self.scenarios)]
         if len(self.scenarios) > 1 and self.table["difference"].notna().any():
             rows = [
                 {"": x["method"], "difference": _difference(x, self.reference), "seeds": str(x["n"] or "")}
@@ -113,28 +113,46 @@ class RunsResult(ComparisonResult):
             return [Caution("One seed", "one seed: differences between methods have no interval, and may be chance")]
         return few(min(seeds), "seed")
 
-    def _block(self, scenario: str, comparison: ComparisonResult) -> str:
+    def _caption(self) -> list[str]:
+        seeds = sorted({int(n) for comparison in self.scenarios.values() for n in comparison.table["n_values"]})
+        n_seeds = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))
+        return [
+            f"Test accuracy, {self.accuracy}: mean ± standard error over seeds (n = {n_seeds})",
+            f"Difference from {self.reference} within seeds, [{self._ci}] simultaneous over methods",
+        ]
+
+    def _printed(self, digits: int | None = None) -> pd.DataFrame:
+        blocks = [self._rows(name, 4 if digits is None else digits) for name in self.scenarios]
+        if len(blocks) > 1:
+            for name, block in zip(self.scenarios, blocks, strict=True):
+                block.insert(0, "scenario", name)
+        return pd.concat(blocks, ignore_index=True).fillna(NONE).rename(columns={"": "method"})
+
+    def _block(self, scenario: str) -> str:
         """Return the print of one scenario."""
+        seeds = dict.fromkeys(self.scenarios[scenario].table["n_values"])
+        head = "\nmethods lack seeds: each difference is over the seeds of both"
+        head = head if len(seeds) > 1 else f" ({count(next(iter(seeds)), 'seed')})"
+        return f"{scenario}{head}\n{aligned(self._rows(scenario))}"
+
+    def _rows(self, scenario: str, digits: int = 4) -> pd.DataFrame:
+        """Return accuracies, differences and costs in one scenario, and numbers of seeds if they differ."""
         costs: dict[Any, Any] = self.costs[self.costs["scenario"] == scenario].set_index("method").to_dict("index")
-        seeds = dict.fromkeys(comparison.table["n_values"])
-        several = len(seeds) > 1
+        table = self.scenarios[scenario].table
+        has_seeds = table["n_values"].nunique() > 1
         rows = [
             {
                 "": x["method"],
-                "accuracy": plus_minus(x["mean"], x["std_error_mean"]),
-                "difference": _difference(x, self.reference),
-                "10 % below": number(costs[x["method"]]["q10"]),
+                "accuracy": plus_minus(x["mean"], x["std_error_mean"], digits),
+                "difference": _difference(x, self.reference, digits),
+                "10 % below": number(costs[x["method"]]["q10"], digits),
                 "sent": megabytes(costs[x["method"]]["bytes_up"] + costs[x["method"]]["bytes_down"]),
                 "s/round": number(costs[x["method"]]["seconds"], 3),
             }
-            | ({"seeds": str(x["n_values"])} if several else {})
-            for x in comparison.table.to_dict("records")
+            | ({"seeds": str(x["n_values"])} if has_seeds else {})
+            for x in table.to_dict("records")
         ]
-        n = next(iter(seeds))
-        if several:
-            scenario += "\nmethods lack seeds: each difference is over the seeds of both"
-        n_seeds = "" if several else f" ({n} seed{'s' if n > 1 else ''})"
-        return f"{scenario}{n_seeds}\n{aligned(pd.DataFrame(rows))}"
+        return pd.DataFrame(rows)
 
     def summary(self) -> str:
         """Return the comparison, notes on skipped runs, and the origin of the numbers."""
@@ -142,8 +160,8 @@ class RunsResult(ComparisonResult):
         return "\n".join([repr(self), "", *notes])
 
 
-def _difference(row: Mapping[Any, Any], reference: str) -> str:
-    return "reference" if row["method"] == reference else difference(row)
+def _difference(row: Mapping[Any, Any], reference: str, digits: int = 4) -> str:
+    return "reference" if row["method"] == reference else difference(row, digits=digits)
 
 
 @recorded

@@ -268,7 +268,7 @@ CLAIMS = {
     ),
     "icc, intervals by F and bootstrap": Claim(
         "coverage",
-        (*_ICC, "fedstat.results.icc._describe_samples"),
+        (*_ICC, "fedstat.stats.icc_resampling.describe_samples"),
         tuple(f"IccResult.{of}_{end}" for of in ("conf", "boot", "layer") for end in ("low", "high")),
         _of_intervals(),
     ),

@@ -113,18 +113,29 @@ def pools() -> Iterator[tuple[str, tuple[Any, ...]]]:
         for kind in PARTITIONS:
             for lr, steps in SETTINGS:
                 for part in parts:
-                    yield f"{name}{f', {part}' * bool(part)}, {kind}, lr {lr}, {steps} steps", (name, kind, lr, steps, part)
+                    yield (
+                        f"{name}{f', {part}' * bool(part)}, {kind}, lr {lr}, {steps} steps",
+                        (name, kind, lr, steps, part),
+                    )
     for name in OTHERS:
         yield f"{name}, two classes, lr 0.1, 60 steps", (name, "two classes", 0.1, 60, "")
 
 
-_LABELS = "docs/which-test.md: the test assumes deviations that are symmetric, and clients with few classes deviate otherwise"
+_LABELS = (
+    "docs/which-test.md: the test assumes deviations that are symmetric, and clients with few classes deviate otherwise"
+)
 _START = "a caution on common initial parameters is given where units that changed over several rounds agree"
-_SOURCES = ("fedstat.labelled.runs.change_since", "fedstat.labelled.runs._rounds_as_personal", "fedstat.fl.checkpoints.common_params")
+_SOURCES = (
+    "fedstat.labelled.runs.change_since",
+    "fedstat.labelled.runs._rounds_as_personal",
+    "fedstat.fl.checkpoints.common_params",
+)
 _LEVELS, _SYMMETRIC = ("units", "any unit at FDR .05", "layer"), ("iid", "random labels", "Dirichlet 1")
 
 
-def _cases(hits: Any, parts: tuple[str, ...], *, kinds: tuple[str, ...], note: str, clients: tuple[int, ...], **fixed: Any) -> dict[str, Case]:
+def _cases(
+    hits: Any, parts: tuple[str, ...], *, kinds: tuple[str, ...], note: str, clients: tuple[int, ...], **fixed: Any
+) -> dict[str, Case]:
     return {
         f"{title}, {n} clients": Case(
             partial(hits, pool, n, **fixed), pool[1] in kinds, 400, "" if pool[1] in kinds else note, parts, True

@@ -340,7 +340,7 @@ def test_the_command_prints_stores_and_draws(stores, tmp_path, capsys):
     assert json.loads(kept.attrs["config"])["images"] == 2
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert main([runs[0], *options, "--labels", "given", "--rounds", "0", "--out", str(tmp_path / "a.csv")]) == 0
-    assert (tmp_path / "a.csv").read_text().startswith("run,labels,round,n,estimate")
+    assert (tmp_path / "a.csv").read_text().startswith("run,labels,round,conclusion,estimate")
 
 
 def test_the_attacked_run_is_the_stored_one(stores):

@@ -272,7 +272,7 @@ def test_weights_of_unknown_origin_have_both_candidates_and_a_caution_where_data
     text = " ".join(repr(fedstat.icc(weights)).split())
     assert "1 unit is identical in all clients (averaged, or never trained): ICC2 = 1" in text
     assert "ICC2 of up to 0.99 on units that differ between clients may come from common initial parameters" in text
-    assert "Caution: ICC2 of up to 0.81" in " ".join(repr(fedstat.icc(weights[:, [0, 2, 3]])).split())
+    assert "Caution" not in repr(fedstat.icc(weights[:, [0, 2, 3]])), "a unit equal in all clients, others moderately"
     assert "initial" not in repr(fedstat.icc(weights, baseline=start[0])).replace("minus the common initial", "")
     assert "initial" not in repr(fedstat.icc(weights[:, 2:])), "units that differ, and agree moderately"
 

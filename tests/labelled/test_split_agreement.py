@@ -271,7 +271,7 @@ def test_reports_of_a_split_by_agreement() -> None:
     row = result.glance().iloc[0]
     assert row["n_shared"] + row["n_personal"] + row["n_constant"] == row["n_units"] == 16
     json.dumps(result.to_dict())
-    assert result._repr_html_().count("<table") == 1
+    assert result._repr_html_().count("<table") == 2, "the printed table, and all columns"
 
 
 @pytest.fixture

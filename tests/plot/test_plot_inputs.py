@@ -212,7 +212,7 @@ def test_a_split_without_intervals_says_how_to_get_them():
 
 
 def test_many_units_are_named_where_names_fit_and_a_gap_parts_the_ends():
-    many = fedstat.icc(np.random.default_rng(0).normal(size=(4, 200, 10)))
+    many = fedstat.icc(np.random.default_rng(0).normal(size=(12, 200, 10)))
     ax = plot.forest(many)
     at = ax.get_yticks()
     assert np.diff(at).max() == 2, "a gap between the two ends"

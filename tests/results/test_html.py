@@ -61,7 +61,8 @@ def test_the_open_table_of_a_result_fits_a_notebook_and_no_column_is_lost(name: 
     assert width(shown) <= WIDTH
     columns = list(map(str, result._by_row()[0].columns))
     assert [depth for depth, _ in folded] == [1] * (len(shown[0]) < len(columns))
-    assert (folded[0][1] if folded else shown)[0] == columns
+    assert shown[0] == list(result._printed())
+    assert not folded or folded[0][1][0] == columns
 
 
 def test_a_comparison_opens_with_means_differences_and_p_values() -> None:
@@ -82,7 +83,7 @@ def test_a_print_keeps_its_lines_and_is_escaped() -> None:
 
 def test_a_narrow_table_is_not_folded() -> None:
     table = pd.DataFrame({"unit": [1], "icc": [0.5]})
-    assert "<details>" not in tables.folded_html(table, table)
+    assert "<details>" not in tables.folded_html(tables.texts(table), table)
 
 
 def test_a_wide_table_of_a_report_folds_to_its_first_columns() -> None:

@@ -148,9 +148,9 @@ def test_results_leave_as_dict_latex_and_html() -> None:
         plain = json.loads(json.dumps(result.to_dict()))
         assert plain["tidy"]["communality"] == split.communality.tolist()
         assert plain["glance"]["n_factors"] == 5
-        assert result.to_latex().startswith(r"\begin{tabular}")
+        assert result.to_latex(caption="").startswith(r"\begin{tabular}")
         assert not re.search(r"(?<!\\)[_%]", result.to_latex()), "LaTeX stops at a bare underscore"
-        assert result._repr_html_().count("<table") == 1
+        assert result._repr_html_().count("<table") == 2
 
 
 def test_glance_of_a_split_counts_every_unit_once() -> None:

@@ -224,8 +224,10 @@ def test_a_dead_unit_is_nan_counted_and_named(value: float) -> None:
     assert found.constant.tolist() == [False, False, True, False, False]
     assert found.glance()["n_constant"][0] == found.glance()["n_undefined"][0] == 1
     assert "  constant: c" in repr(found)
-    numbers = found.tidy().query("unit == 'c'").drop(columns=["unit", "type"])
-    assert numbers.isna().all(axis=None)
+    rows = found.tidy().query("unit == 'c'")
+    assert set(rows["conclusion"]) == {"not tested"}
+    assert not rows["estimated"].any()
+    assert rows.drop(columns=["unit", "type", "conclusion", "estimated"]).isna().all(axis=None)
     assert found.tidy().query("unit != 'c' and not type.str.endswith('k')").notna().all(axis=None)
     rest = fs.icc(np.delete(w, 2, axis=1))
     np.testing.assert_array_equal(found.p_adjusted[[0, 1, 3, 4]], rest.p_adjusted)
@@ -314,11 +316,13 @@ def test_a_server_that_adds_up_the_sums_of_clients_gets_the_same_table() -> None
 
 def test_tables_have_the_columns_of_the_documentation() -> None:
     by_f = fs.icc(weights(), inference="F").tidy()
-    assert [c for c in by_f.columns if c != "p_adjusted"] == ["unit", "type", *COLUMNS]
+    assert set(COLUMNS) < set(by_f.columns)
     found = fs.icc(weights())
     table = found.tidy()
-    assert [*table.columns] == ["unit", "type", "icc", "statistic", "p_value", "conf_low", "conf_high", "p_adjusted"]
-    assert list(fs.icc(weights(), n_boot=5).tidy().columns[-3:]) == ["std_error", "boot_low", "boot_high"]
+    first, rest = ["unit", "type", "conclusion", "icc"], ["conf_low", "conf_high", "p_adjusted", "estimated"]
+    assert [*table.columns] == [*first, *rest, "statistic", "p_value"]
+    drawn = fs.icc(weights(), n_boot=5).tidy()
+    assert [*drawn] == [*first, "boot_low", "boot_high", *rest, "statistic", "p_value", "std_error"]
     assert len(table) == 5 * 6
     assert len(found.layer) == 6
     assert len(found.augment()) == 5
