@@ -287,6 +287,8 @@ class Source(NamedTuple):
         n, of = weights.sizes["client"], weights.attrs[_OF]
         clients = count(n, "client") if n == of else f"{n} of {count(of, 'client')}"
         parts = [stages[self.group], f"round {int(weights['checkpoint'])}", clients]
+        if self.group != "weights" and "privacy" in settings_of(self.run):
+            parts.append("which differential privacy does not protect")
         n_units = self.run[self.group][weights.attrs[_LAYER]].sizes["unit"]
         if self.group == "replicates" and weights.sizes["unit"] < n_units:
             parts.append(f"the {count(weights.sizes['unit'], 'unit')} that clients share")

@@ -272,7 +272,7 @@ def _sizes(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
     return [
         f"{title_of(row['method'])}{f' on {scenario}' if scenario else ''}: {sizes}",
         f"Per client: {samples} samples; {_participation(config)}",
-        *_aggregation(config, metrics),
+        *_aggregation(config, metrics, unprotected="trained" in run.children),
     ]
 
 
@@ -289,13 +289,20 @@ def _participation(config: Mapping[str, Any]) -> str:
     return f"{selected} per round{' on average' if config.get('sampling') == 'poisson' else ''}"
 
 
-def _aggregation(config: Mapping[str, Any], metrics: xr.Dataset) -> list[str]:
-    """Name the aggregator, unless it is the weighted mean; of a private run return ε after the last round."""
+def _aggregation(config: Mapping[str, Any], metrics: xr.Dataset, *, unprotected: bool) -> list[str]:
+    """Name the aggregator, unless it is the weighted mean; of a private run return ε after the last round.
+
+    ``unprotected`` weights before averaging are stored beside it.
+    """
     if "privacy" not in config:
         name = config.get("aggregator", MEAN)
         return [] if name == MEAN else [f"Aggregator: {name}"]
     epsilon = metrics["epsilon"].to_numpy()[int(np.isfinite(metrics["epsilon"]).sum()) - 1]
-    return [f"Client-level differential privacy: ε = {epsilon:.4g} at δ = {config['privacy']['delta']:g}"]
+    stored = "  It does not protect the weights before averaging, which this run stores."
+    return [
+        f"Client-level differential privacy: ε = {epsilon:.4g} at δ = {config['privacy']['delta']:g}",
+        *[stored] * unprotected,
+    ]
 
 
 def _accuracies(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from plain_seams import LR, descent
 from small_runs import NET, SETTINGS, dense, interrupted_and_resumed, same
 from toy_methods import MEASURES, REMEMBERS, by_loss, momentum, toy
 
+import fedstat
 from fedstat._utils import streams
 from fedstat.fl import aggregate, algorithms, loop, nets, optim, private_training, train
 from fedstat.fl import cohort as participation
@@ -22,6 +23,7 @@ from fedstat.fl.job import ComputeConfig, TrainConfig
 from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy, mean_update
 from fedstat.fl.private_training import sealed
+from fedstat.study.report import report
 
 SGD = {"optimizer": optim.sgd(LR), "client_chunk": 2}
 POISSON = SGD | {"participation": 0.5, "sampling": "poisson"}
@@ -210,6 +212,23 @@ def test_a_private_run_that_is_interrupted_goes_on_with_the_same_numbers(tmp_pat
     whole = go()
     same(whole, interrupted_and_resumed(go, tmp_path / "run.zarr", after=2))
     assert whole["metrics/epsilon"].values.tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_weights_before_aggregation_are_stored_only_if_asked_for_and_said_to_be_unprotected(monkeypatch):
+    monkeypatch.setattr(private_training, "epsilon", lambda _, rounds: 2.0 * rounds)
+    private = aggregate.private(0.5, 1.0)
+    options = SETTINGS | {"rounds": 2, "about": {"data": "toy"}}
+    plain, asked = (
+        train(dense(), NET, algorithms.fedavg(), aggregator=private, probe=probe, **options)
+        for probe in (None, "trained-weights")
+    )
+    assert not {"trained", "common"} & set(plain.children)
+    with pytest.raises(ValueError, match=r"A private run stores them only with probe='trained-weights'"):
+        fedstat.icc(plain)
+    text = " ".join(repr(fedstat.icc(asked)).split())
+    assert "which differential privacy does not protect, minus the last common value (change over 1 round)" in text
+    said = "It does not protect the weights before averaging, which this run stores."
+    assert [said in " ".join(report(run).split()) for run in (plain, asked)] == [False, True]
 
 
 # --- what is refused
