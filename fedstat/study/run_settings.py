@@ -263,9 +263,9 @@ class Settings:
         (),
         "measurements",
         "split-half: training of selected clients on each half of their samples, for the reliability of client "
-        "differences; drift: distance of clients from the global model; trained-weights: weights before aggregation of a "
-        "private run, which noise does not protect (other runs always store them); parameters: factors of composed "
-        "weights",
+        "differences; drift: distance of clients from the global model; trained-weights: of a private run, weights "
+        "before aggregation, which noise does not protect (other runs always store them); parameters: factors of "
+        "composed weights",
         choices=tuple(PROBES),
     )
     prediction_rules: tuple[str, ...] = setting(

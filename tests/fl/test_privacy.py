@@ -217,7 +217,7 @@ def test_a_private_run_that_is_interrupted_goes_on_with_the_same_numbers(tmp_pat
 def test_weights_before_aggregation_are_stored_only_if_asked_for_and_said_to_be_unprotected(monkeypatch):
     monkeypatch.setattr(private_training, "epsilon", lambda _, rounds: 2.0 * rounds)
     private = aggregate.private(0.5, 1.0)
-    options = SETTINGS | {"rounds": 2, "about": {"data": "toy"}}
+    options = SETTINGS | {"rounds": 2, "participation": 1.0, "about": {"data": "toy"}}
     plain, asked = (
         train(dense(), NET, algorithms.fedavg(), aggregator=private, probe=probe, **options)
         for probe in (None, "trained-weights")
