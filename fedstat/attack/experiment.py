@@ -147,6 +147,7 @@ class Attack:
         check_fields(self)
 
 
+@check.named_options(Attack)
 @recorded
 def leakage(
     runs: str | Path | Sequence[str | Path],

@@ -27,6 +27,7 @@ PIECES = "pieces"
 """Attribute of a run with the names of tensors in the user's module, see :class:`fedstat.fl.nets.Piece`."""
 
 
+@check.named_options()
 def client_weights(
     run: xr.DataTree,
     layer: str,
@@ -121,6 +122,7 @@ def _require_weights(run: xr.DataTree) -> Mapping[str, xr.DataTree]:
     return groups
 
 
+@check.named_options()
 def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, checkpoint: int = -1) -> Params:
     """Return a client's model, or the global model, as a state dict that torch loads and saves.
 
@@ -202,6 +204,7 @@ def _rename_as_module(params: Params, stored_pieces: dict[str, list[Any]]) -> Pa
     return module_params | {name: p.mT.contiguous() if is_table(name, params) else p for name, p in rest.items()}
 
 
+@check.named_options()
 def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95) -> pd.DataFrame:
     """Estimate the reliability of client differences by layer, from split-half training.
 

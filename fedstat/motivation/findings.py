@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstat._utils.check import named_options
 from fedstat._utils.lazy import pd, xr
 from fedstat.motivation import statistics
 from fedstat.motivation.experiment import OUTPUTS
@@ -20,6 +21,7 @@ from fedstat.results.tables import count, interval, p_equals
 LEVEL, MOST_PEAKS, DRAWS, ERRORS = 0.05, 3, 199, 100
 
 
+@named_options()
 def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int = DRAWS) -> pd.DataFrame:
     """Summarize the outputs in one row per case and kind of output.
 

@@ -12,6 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from fedstat import store
+from fedstat._utils.check import named_options
 from fedstat._utils.loops import track
 from fedstat.fl.training import COMMAND as TRAINING
 from fedstat.plot import accuracy_curves, client_boxplot, loss_curves
@@ -243,6 +244,7 @@ _PARTS: dict[str, Callable[[Stored], Part]] = {
 }
 
 
+@named_options()
 def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress: bool | None = None) -> Report:
     """Report what was run, what it shows and with which uncertainty, on one self-contained page.
 

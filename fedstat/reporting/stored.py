@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import xarray as xr
 
 from fedstat import store
-from fedstat._utils import guard
+from fedstat._utils import check, guard
 from fedstat._utils.loops import track
 from fedstat.fl.stored import from_stored
 from fedstat.fl.training import COMMAND
 from fedstat.reporting.document import PARAGRAPH, PRINTED, Part, Section, Table, listed, shown
-from fedstat.results.base import Caution
+from fedstat.results.base import Caution, LayerResults
 from fedstat.store.encoding import algorithm_of
 
 _HIDDEN = ("shapes", "data_digest", "algorithm_settings", "out", "overwrite", "quiet")
@@ -256,9 +256,17 @@ def read(runs: Run | Iterable[Run], progress: bool | None = False) -> list[Store
     ------
     FileNotFoundError
         If there is no store at a path, and none in the folder there.
+    ValueError
+        If there is no run, or an object that is none.
     """
+    runs = [runs] if isinstance(runs, str | Path | xr.DataTree) else runs
+    if not isinstance(runs, Iterable) or isinstance(runs, LayerResults):
+        raise ValueError(
+            f"run must be a path, a DataTree, or a list of these, but got {check.kind(runs)}. A result has its own "
+            "report: result.summary()."
+        )
     sources: list[Path | xr.DataTree] = []
-    for run in [runs] if isinstance(runs, str | Path | xr.DataTree) else runs:
+    for run in runs:
         sources += [run] if isinstance(run, xr.DataTree) else store.stores(run)
     with track(sources, "run", progress) as tracked:
         stored_runs = [_of_tree(source) if isinstance(source, xr.DataTree) else _of_path(source) for source in tracked]

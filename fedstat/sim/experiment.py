@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat import store
+from fedstat._utils.check import named_options
 from fedstat._utils.lazy import pd, xr
 from fedstat._utils.settings import check_fields, setting
 from fedstat.fl import algorithms, nets, optim, record
@@ -312,6 +313,7 @@ class Settings:
         )
 
 
+@named_options(Settings)
 def study(
     *,
     out: str | Path | None = None,

@@ -146,6 +146,7 @@ def _difference(row: Mapping[Any, Any], reference: str) -> str:
     return "reference" if row["method"] == reference else difference(row)
 
 
+@check.named_options()
 @recorded
 def compare_runs(
     runs: Runs | Mapping[str, Runs], *, reference: str | None = None, rule: str | None = None, level: float = 0.95
