@@ -140,20 +140,20 @@ def named_options(*sources: Callable[..., Any]) -> Callable[[F], F]:
         options = dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
 
         @wraps(function)
-        def call(*args: Any, **given: Any) -> Any:
+        def call(*args: Any, **keywords: Any) -> Any:
             __tracebackhide__ = True
-            if not given.keys() <= options.keys():
-                raise unknown_option(function.__name__, given, options)
-            return function(*args, **given)
+            if not keywords.keys() <= options.keys():
+                raise unknown_option(function.__name__, keywords, options)
+            return function(*args, **keywords)
 
         return cast("F", call)
 
     return decorate
 
 
-def unknown_option(function: str, given: Iterable[str], options: Collection[str]) -> TypeError:
-    """Return the error of a function for the first given option that it does not have; it offers the nearest."""
-    name = next(name for name in given if name not in options)
+def unknown_option(function: str, keywords: Iterable[str], options: Collection[str]) -> TypeError:
+    """Return the error of a function for the first keyword that is none of its options; it offers the nearest."""
+    name = next(name for name in keywords if name not in options)
     near = did_you_mean(name, options, cutoff=0.6) or f" It takes {few(options, 40)}."
     return TypeError(f"{function}() got an unexpected keyword argument {name!r}.{near}")
 
