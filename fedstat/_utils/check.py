@@ -106,14 +106,19 @@ def choice(name: str, value: Any, options: Collection[Any]) -> Any:
 def did_you_mean(value: Any, options: Iterable[Any], *, cutoff: float = 0.4) -> str:
     """Return a sentence that offers the two nearest names, after a space; "" if no name is near.
 
-    ``cutoff`` is the smallest similarity of a name that is offered, from 0 to 1. Raise it if there are many names.
+    Names that begin with the value are nearest. ``cutoff`` is the smallest similarity of another name that is offered,
+    from 0 to 1. Raise it if there are many names.
 
     Examples
     --------
     >>> did_you_mean("fc1.wieght", ["fc1.weight", "scale"])
     " Did you mean 'fc1.weight'?"
+    >>> did_you_mean("fedfac", ["fedcac", "fedfac-static", "fedfac-dynamic"])
+    " Did you mean 'fedfac-static' or 'fedfac-dynamic'?"
     """
-    near = get_close_matches(str(value)[:200], [str(o) for o in islice(options, 10_000)], n=2, cutoff=cutoff)
+    text, names = str(value)[:200], [str(option) for option in islice(options, 10_000)]
+    longer = [name for name in names if len(text) > 2 and name.startswith(text)]
+    near = longer[:2] or get_close_matches(text, names, n=2, cutoff=cutoff)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
