@@ -19,7 +19,7 @@ from fedstat.fl import record
 from fedstat.fl.nets import Params, Piece
 from fedstat.fl.split_halves import covariate
 from fedstat.labelled.layer_names import is_table
-from fedstat.labelled.runs import STAGES, Stage, drop_unselected
+from fedstat.labelled.runs import STAGES, Stage, drop_unselected, require_done
 from fedstat.stats import variance_components
 from fedstat.store.encoding import algorithm_of, stored_algorithm
 
@@ -85,6 +85,7 @@ def client_weights(
     array = _find_variable(run, layer, parameter, stage)
     rounds = array["checkpoint"].values.tolist()
     array = array.sel(checkpoint=rounds[-1] if checkpoint is None else check.choice("checkpoint", checkpoint, rounds))
+    require_done(run, array)
     return array if stage == "aggregated" else drop_unselected(array)
 
 
@@ -179,6 +180,7 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
         for name, array in weights.data_vars.items():
             kind = {"w": "weight", "b": "bias"}.get(str(name), str(name))
             values = array.sel(checkpoint=position)
+            require_done(run, values)
             value = values.isel(client=0) if client is None else values.sel(client=client)
             if client is not None or bool((values == value).all()):
                 # zarr may return read-only memory

@@ -18,7 +18,7 @@ from fedstat._utils.check import few
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision, refuse_replicates
 from fedstat.labelled.inputs import holds_layers, layers_of
-from fedstat.labelled.runs import layers_of_run
+from fedstat.labelled.runs import layers_of_run, require_done
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.stats.eigenvalues import effective_rank as rank_of
@@ -328,6 +328,8 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
 def _of_run(run: xr.DataTree, baseline: Any) -> dict[str, xr.DataArray]:
     """Return the layers' weights minus the shared factor; the mean over clients is subtracted later."""
     layers = layers_of_run(run)
+    for weights in layers.values():
+        require_done(run, weights.isel(checkpoint=-1) if "checkpoint" in weights.dims else weights)
     if baseline is None or baseline == "mean":
         return layers
     factors = run["parameters"].children if "parameters" in run.children else {}

@@ -265,6 +265,7 @@ def _of_tree(
     shared: dict[str, Any] = {}
     for name, data in layers.items():
         weights = runs.compare_initial(_at(data["w"], checkpoint, "" if is_layer else name), data)
+        runs.require_done(run, weights)
         units = None if trained or stage is not None else runs.shared_units(run, name, weights)
         shared |= {} if units is None else {name: units}
         weights = runs.describe_units(run, name, weights, trained=trained)

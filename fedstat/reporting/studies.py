@@ -213,14 +213,15 @@ def of_motivation(stored: Stored) -> Part:
         outputs = run["outputs"].to_dataset()
         if missing := outputs["case"].to_numpy()[~outputs["done"].to_numpy().astype(bool)].tolist():
             yield Caution("Cases not done", listed(missing), severe=True)
-        related = motivation.correlations(run)
+        related = motivation.correlations(motivation.finished_cases(run))
         if failed := int((~related["converged"].astype(bool)).sum()):
             text = f"{failed} of {len(related)} analyses behind the correlations; their last iterate is used"
             yield Caution("Factor analysis not converged", text)
 
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         caption = "Outputs of units over clients, their entropies and communalities, by case."
-        yield document.image(motivation_grid(run), caption, wide=True)
+        if (cases := motivation.finished_cases(run))["outputs"].sizes["case"]:
+            yield document.image(motivation_grid(cases), caption, wide=True)
 
     c = stored.config
     methods = (
@@ -377,10 +378,10 @@ def _cautions(stored: Stored, run: xr.DataTree) -> Iterator[Caution]:
 
 
 def _figures(run: xr.DataTree) -> Section | None:
+    if not bool((run["metrics/rounds_done"] == run["metrics"].sizes["round"]).any()):
+        return None
     result = study_dataset(run)
     result = result.assign_coords(method=[shown(name) for name in result["method"].values])
-    if not bool(np.isfinite(result["accuracy"]).any()):
-        return None
     rows = [result] if result.sizes["p"] == 1 else [result.isel(alpha=[i]) for i in range(result.sizes["alpha"])]
     bars = "Points: means over replicates; bars: 95% t intervals."
     blocks: list[Block] = []
