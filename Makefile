@@ -26,14 +26,17 @@ SCRIPTS := $(sort $(patsubst %/,%,$(dir $(wildcard analysis/*.py analysis/*/*.py
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
 
+# Set in many containers: then every command would compile all libraries anew, which takes four times as long as to import them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: sim test test-avx2 test-slow test-browser test-minimum torture fuzz mutants frozen check lint docs wheel-test chromium bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
 .PRECIOUS: runs/%.zarr
 
 $(sort $(READY) $(READY_FOR_DOCS) $(READY_FOR_MUTANTS) $(READY_FOR_BROWSER)): $(VENV)/.ready-%: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedstat needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Try make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$*]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	touch $@
 
 sim: $(READY)   ## the main job: model (8) at paper size
@@ -57,7 +60,7 @@ chromium:  ## Debian's Chromium, where there is no browser of this family and th
 
 test-minimum: $(READY)  ## statistics, stores and runs under the oldest versions that pyproject.toml allows; torch is that of .venv
 	$(PYTHON) -m venv $(VENV)-minimum
-	$(VENV)-minimum/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r constraints-minimum.txt
+	$(VENV)-minimum/bin/python -m pip install --quiet --disable-pip-version-check -r constraints-minimum.txt
 	here='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	$(BIN)/python -c "$$here" > "$$($(VENV)-minimum/bin/python -c "$$here")/zz-others.pth"
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(VENV)-minimum/bin/python -m pytest $(QUICK) --benchmark-disable -p no:cacheprovider -W ignore::DeprecationWarning

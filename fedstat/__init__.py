@@ -80,11 +80,13 @@ _VERBS = {
 }  # fmt: skip
 _PACKAGES = ("attack", "data", "decompose", "fl", "motivation", "ntk", "plot", "results", "sim", "study")
 
-# There is no __all__: with it, help(fedstat) would print the docstring of every function.
+# There is no __all__: with it, help(fedstat) would print the docstring of every function. Tab offers verbs and
+# packages; Absolute, a value of tau, would stand before them, as capitals do.
 __getattr__, __dir__ = lazy.attach(
     __name__,
     {name: module for module, names in _VERBS.items() for name in names}
     | {name: f"fedstat.{name}" for name in _PACKAGES},
+    unlisted=("Absolute",),
 )
 lazy.figures = partial(import_module, "fedstat.plot")
 lazy.saved_results = partial(import_module, "fedstat.store.results")

@@ -254,11 +254,13 @@ def resume_hint(args: argparse.Namespace) -> str:
 
 
 def open_store(path: Path, command: str) -> xr.DataTree:
-    """Open a run; raise ValueError if another command wrote it."""
+    """Open a run; raise ValueError if another command wrote it, or it is not finished."""
     run = store.open_run(path)
     writer = run.attrs.get("command", command if "config" in run.attrs else "another program")
     if writer != command:
         raise ValueError(f"{path} must be a store of {command}, but is one of {writer}. Choose another path.")
+    if "command" in run.attrs and "ended" not in run.attrs:
+        raise ValueError(f"{path} is not finished: continue it with python -m {command} --out {path} --resume")
     return run
 
 

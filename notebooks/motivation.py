@@ -24,8 +24,9 @@
 # analysis explain) are those with similar outputs in all clients.
 #
 # The notebook reads a study that `make figures-motivation` has stored, of MNIST (with `DATA_DIR=FOLDER`) or of the
-# digits. Without one, it makes the study here, with scikit-learn's small 8 × 8 digits and 100 units. The first lines
-# that it prints say which study the outputs show. The text below describes MNIST; numbers of the digits differ.
+# digits. Without a finished one, it makes the study here, with scikit-learn's small 8 × 8 digits and 100 units. The
+# first lines that it prints say which study the outputs show. The text below describes MNIST; numbers of the digits
+# differ.
 
 # %%
 import warnings
@@ -37,8 +38,9 @@ import pandas as pd
 import fedstat
 from fedstat import motivation, plot
 
-stored = [p for name in ("mnist", "digits") if (p := Path(f"../runs/motivation-{name}.zarr")).exists()]
-run = fedstat.open_run(stored[0]) if stored else motivation.study(data="digits", hidden=100, replicates=50)
+paths = [p for name in ("mnist", "digits") if (p := Path(f"../runs/motivation-{name}.zarr")).exists()]
+finished = [study for study in map(fedstat.open_run, paths) if "ended" in study.attrs]
+run = finished[0] if finished else motivation.study(data="digits", hidden=100, replicates=50)
 print(*plot.motivation_origin(run).split("; "), sep="\n")
 
 # %% [markdown]

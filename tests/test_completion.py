@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from public_names import PACKAGES
+from public_names import PACKAGES, names
 
 import fedstat
 from fedstat.labelled.factor import show_options
@@ -54,6 +54,14 @@ def complete(request: pytest.FixtureRequest) -> Callable[[str], set[str]]:
 )
 def test_options_of_verbs_are_offered(complete: Callable[[str], set[str]], line: str, offered: set[str]) -> None:
     assert {word for word in complete(line) if word.endswith("=")} == offered
+
+
+def test_fedstat_offers_verbs_and_packages_and_has_what_an_argument_takes(complete: Callable[[str], set[str]]) -> None:
+    offered = complete("fedstat.")
+    assert offered == set(dir(fedstat)) >= {"split", "icc", "fl", "plot"}
+    assert all(name.islower() for name in offered)
+    assert "Absolute" in {name.name for name in names("fedstat")}, "the reference has it"
+    assert fedstat.Absolute is fedstat.results.Absolute
 
 
 def test_layers_of_results_are_offered(complete: Callable[[str], set[str]]) -> None:

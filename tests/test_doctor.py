@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
 from packaging.requirements import Requirement
 
+import fedstat
 from fedstat.reporting import doctor
 from fedstat.reporting.doctor import Package
 
+ROOT = Path(fedstat.__file__).parents[1]
 DISTRIBUTIONS = cache(metadata.packages_distributions)
 
 
@@ -37,6 +41,17 @@ def test_all_is_well_where_every_package_is_sound(capsys, tmp_path):
     assert f"Data sets in {tmp_path}\n" in said
     assert "GPU        a GPU" in said
     assert len(said.splitlines()) < 50
+    assert said.startswith(f"fedstat {metadata.version('fedstat')} in {Path(fedstat.__file__).parent}\n")
+    extras = re.findall(r"^  (\w+) ", said.partition("Extras")[2].partition("Machine")[0], re.MULTILINE)
+    assert extras == ["flower", "privacy", "sweep"]
+
+
+def test_extras_for_users_are_those_that_the_documentation_installs():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    installed = {extra for page in pages for extra in re.findall(r"pip install .*\[([a-z]+)\]", page.read_text())}
+    _, extras = doctor.asked_for()
+    assert installed <= set(extras) <= set(metadata.metadata("fedstat").get_all("Provides-Extra"))
+    assert all(extras.values())
 
 
 def test_a_broken_torch_is_named_with_the_command_that_mends_it(monkeypatch, capsys):

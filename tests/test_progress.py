@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import json
 import os
 import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import walk_tb
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +100,17 @@ def in_notebook(*codes: str) -> list[list[dict[str, Any]]]:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+STOPPED = """
+import os, signal, time
+from fedstat import fl, sim
+def stop(n):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
+data = sim.generate(clients=4, d=8, m=10, n_train=20, n_test=10)
+fl.train(data, fl.nets.mlp([8, 10, 1]), fl.algorithms.fedavg(), rounds=3, progress=stop)
+"""
+
+
 def test_a_terminal_shows_nested_bars_with_rounds_and_the_time_left() -> None:
     output = in_terminal(SLOW.format(progress=True, **LONG) + "\nprint('NEXT')" + SLOW.format(progress=None, **LONG))
     for shown in output.split("NEXT"):
@@ -136,8 +149,8 @@ def test_a_pipe_gets_plain_lines_on_stderr_if_asked() -> None:
 
 @pytest.fixture(scope="module")
 def notebook() -> list[list[dict[str, Any]]]:
-    """Outputs of a cell that ends, and of one that is interrupted."""
-    return in_notebook(SLOW.format(progress=None, **LONG), INTERRUPTED)
+    """Outputs of a cell that ends, and of two that are interrupted, the last in a run."""
+    return in_notebook(SLOW.format(progress=None, **LONG), INTERRUPTED, STOPPED)
 
 
 def test_a_notebook_shows_bars_and_nothing_on_stderr(notebook: list[list[dict[str, Any]]]) -> None:
@@ -159,6 +172,33 @@ def test_an_interrupt_says_how_to_resume(notebook: list[list[dict[str, Any]]]) -
     assert "4/9" in output
 
 
+def test_a_notebook_shows_the_lines_of_the_user_and_the_hint(notebook: list[list[dict[str, Any]]]) -> None:
+    error = notebook[2][-1]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
+    assert re.findall(r"^(?:Cell|File) [^,\n]*", text, re.MULTILINE) == ["Cell In[3]", "Cell In[3]"]
+    assert re.search(r"\[\.\.\. skipping hidden \d+ frame\]", text)
+    assert text.rstrip().endswith("KeyboardInterrupt: \nNothing is stored. Pass out=... to keep finished rounds.")
+
+
+def test_an_interrupt_hides_the_frames_of_libraries_and_no_namespace_of_a_module() -> None:
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="Nothing is stored") as stopped:
+        fl.train(dense(), NET, algorithms.fedavg(), **SETTINGS, rounds=3, progress=stop)
+    frames = [frame for frame, _ in walk_tb(stopped.tb)]
+    shown = [frame.f_code.co_name for frame in frames if "__tracebackhide__" not in frame.f_locals]
+    assert shown == [inspect.currentframe().f_code.co_name, "stop"]  # type: ignore[union-attr]
+    assert len(frames) > 5, "Python shows them all"
+    code = (
+        "with on_interrupt(lambda: ''): exec(compile('raise KeyboardInterrupt', sys.__file__ or os.__file__, 'exec'))"
+    )
+    names = {"on_interrupt": loops.on_interrupt, "sys": SimpleNamespace(__file__=os.__file__)}
+    with pytest.raises(KeyboardInterrupt):
+        exec(code, names)  # noqa: S102
+    assert "__tracebackhide__" not in names
+
+
 def test_of_nested_calls_the_outer_one_says_how_to_resume() -> None:
     with (
         pytest.raises(KeyboardInterrupt) as stopped,
@@ -169,21 +209,68 @@ def test_of_nested_calls_the_outer_one_says_how_to_resume() -> None:
     assert stopped.value.__notes__ == ["outer"]
 
 
-def test_lines_come_once_a_second_and_at_the_end(
+def lines_of(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch, *, resumed: int = 0) -> None:
+    """Count a round at each of these times, after rounds of an earlier process."""
+    now = iter([0.0, *seconds])
+    monkeypatch.setattr(loops, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with loops.progress_bar(len(seconds) + resumed, "round", True, label="a run", resumed=resumed > 0) as bar:
+        for n in [resumed] * (resumed > 0) + [1] * len(seconds):
+            bar.update(n)
+
+
+def test_short_work_has_one_line_in_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines_of([1.0, 2.0, 3.0, 4.0], monkeypatch)
+    assert capsys.readouterr().err == "a run: 4 of 4 rounds, 4 s\n"
+
+
+def test_short_work_within_other_work_has_no_line_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = iter([0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 130.0, 130.1])
-    monkeypatch.setattr(loops, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    with loops.progress_bar(10, "round", True, label="a run", resumed=True) as bar:
-        bar.update(4)  # by an earlier process
-        for n in (1, 1, 1, 1, 1, 0, 1):
-            bar.update(n)
+    with loops.progress_bar(2, "run", True) as bar:
+        lines_of([1.0, 4.0], monkeypatch)
+        assert capsys.readouterr().err == ""
+        lines_of([4.0, 6.0], monkeypatch)
+        assert capsys.readouterr().err == "a run: 2 of 2 rounds, 6 s\n"
+        monkeypatch.undo()
+        bar.update(2)
+    assert capsys.readouterr().err == "2 of 2 runs, 0 s\n"
+
+
+def test_lines_come_every_five_seconds_later_every_minute_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines_of([4.0, 6.0, 9.0, 12.0, 130.0, 140.0, 150.0, 9000.0, 9059.0, 9061.0, 9062.0], monkeypatch, resumed=9)
     assert capsys.readouterr().err.splitlines() == [
-        "a run: 5 of 10 rounds, 0 s, about 2 s left",
-        "a run: 8 of 10 rounds, 2 s, about 1 s left",
-        "a run: 9 of 10 rounds, 130 s, about 26 s left".replace("130 s", "2 min"),
-        "a run: 10 of 10 rounds, 2 min",
+        "a run: 11 of 20 rounds, 6 s, about 27 s left",
+        "a run: 13 of 20 rounds, 12 s, about 21 s left",
+        "a run: 14 of 20 rounds, 2 min, about 3 min left",
+        "a run: 16 of 20 rounds, 2 min, about 86 s left",
+        "a run: 17 of 20 rounds, 150 min, about 56 min left",
+        "a run: 19 of 20 rounds, 151 min, about 15 min left",
+        "a run: 20 of 20 rounds, 151 min",
     ]
+
+
+@pytest.mark.parametrize("label", ["", "fedavg, seed 0", "digits, dirichlet:0.1 fedfac-dynamic, seed 12", "x" * 99])
+@pytest.mark.parametrize("columns", [60, 72, 80, 200])
+@pytest.mark.parametrize("total", [7, 20_000])
+@pytest.mark.parametrize("seconds", [3.0, 20_000.0])
+def test_a_bar_is_whole_however_long_its_label(
+    label: str, columns: int, total: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "_place", lambda: "terminal")
+    monkeypatch.setattr(loops, "_screen", lambda: {"ncols": columns, "nrows": 24})
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    for bar in (loops.progress_bar(total, "round", True, label=label), loops.progress_bar(total, "round", True)):
+        with bar:
+            bar.set_description(label or "rounds")
+            bar._bar.start_t -= seconds  # type: ignore[attr-defined]
+            bar.update(total // 3)
+            shown = str(bar._bar)  # type: ignore[attr-defined]
+    assert len(shown) <= columns
+    assert re.search(rf"{total // 3}/{total} \[[\d:]+<[\d:]+(,  ?[\d.]+(s/round|round/s))?\]$", shown)
+    assert shown.count("█") + shown.count(" ", shown.index("|")) >= 3
+    assert columns < 72 or label[-20:] in shown, "the end of the label, with the seed"
 
 
 @pytest.fixture

@@ -41,6 +41,9 @@ PACKAGES = {
 }
 """Packages and modules whose names are public, in the order of the reference, and what each is for."""
 
+UNLISTED = {"fedstat": ["Absolute"]}
+"""Public names that ``dir`` of a package does not list."""
+
 INTERNAL = {"labelled", "stats", "store"}
 """Packages behind the public ones: what of them is for users is shown where users import it from."""
 
@@ -71,7 +74,7 @@ def names(package: str) -> list[Name]:
     module = import_module(package)
     listed = (
         getattr(module, "__all__", None)
-        or (dir(module) if "__getattr__" in vars(module) else None)
+        or ([*dir(module), *UNLISTED.get(package, ())] if "__getattr__" in vars(module) else None)
         or [
             key
             for key, value in vars(module).items()

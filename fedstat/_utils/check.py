@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import os
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
+from functools import wraps
 from itertools import islice
-from numbers import Integral, Real
+from numbers import Integral, Number, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from array_api_compat import is_torch_array
+from numpy.typing import NDArray
 
+F = TypeVar("F", bound=Callable[..., Any])
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
@@ -102,15 +106,61 @@ def choice(name: str, value: Any, options: Collection[Any]) -> Any:
 def did_you_mean(value: Any, options: Iterable[Any], *, cutoff: float = 0.4) -> str:
     """Return a sentence that offers the two nearest names, after a space; "" if no name is near.
 
-    ``cutoff`` is the smallest similarity of a name that is offered, from 0 to 1. Raise it if there are many names.
+    Names that begin with the value are nearest. ``cutoff`` is the smallest similarity of another name that is offered,
+    from 0 to 1. Raise it if there are many names.
 
     Examples
     --------
     >>> did_you_mean("fc1.wieght", ["fc1.weight", "scale"])
     " Did you mean 'fc1.weight'?"
+    >>> did_you_mean("fedfac", ["fedcac", "fedfac-static", "fedfac-dynamic"])
+    " Did you mean 'fedfac-static' or 'fedfac-dynamic'?"
     """
-    near = get_close_matches(str(value)[:200], [str(o) for o in islice(options, 10_000)], n=2, cutoff=cutoff)
+    text, names = str(value)[:200], [str(option) for option in islice(options, 10_000)]
+    longer = [name for name in names if len(text) > 2 and name.startswith(text)]
+    near = longer[:2] or get_close_matches(text, names, n=2, cutoff=cutoff)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def named_options(*sources: Callable[..., Any]) -> Callable[[F], F]:
+    """Have a function name the nearest of its options for a misspelled one, as Python does from version 3.13 on.
+
+    Parameters
+    ----------
+    *sources : callable
+        Functions whose parameters are options, too: those that take the ``**`` options of the function.
+
+    Examples
+    --------
+    >>> @named_options()
+    ... def split(weights, *, kappa=0.85): ...
+    >>> split(0, kapa=0.5)
+    Traceback (most recent call last):
+    TypeError: split() got an unexpected keyword argument 'kapa'. Did you mean 'kappa'?
+    """
+
+    def decorate(function: F) -> F:
+        functions: tuple[Callable[..., Any], ...] = (function, *sources)
+        parameters = [p for of in functions for p in inspect.signature(of).parameters.values()]
+        options = dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+
+        @wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            __tracebackhide__ = True
+            if not keywords.keys() <= options.keys():
+                raise unknown_option(function.__name__, keywords, options)
+            return function(*args, **keywords)
+
+        return cast("F", call)
+
+    return decorate
+
+
+def unknown_option(function: str, keywords: Iterable[str], options: Collection[str]) -> TypeError:
+    """Return the error of a function for the first keyword that is none of its options; it offers the nearest."""
+    name = next(name for name in keywords if name not in options)
+    near = did_you_mean(name, options, cutoff=0.6) or f" It takes {few(options, 40)}."
+    return TypeError(f"{function}() got an unexpected keyword argument {name!r}.{near}")
 
 
 def few(labels: Iterable[Any], most: int = 3) -> str:
@@ -123,6 +173,19 @@ def few(labels: Iterable[Any], most: int = 3) -> str:
     """
     labels = [f"{x!s:.200}" for x in labels]
     return ", ".join(labels[:most]) + (f" and {len(labels) - most} more" if len(labels) > most else "")
+
+
+def kind(value: object) -> str:
+    """Return the type of a value with its article, for a message.
+
+    Examples
+    --------
+    >>> kind([]), kind(array), kind(1), kind(None)
+    ('a list', 'a function', 'an int', 'None')
+    """
+    name = type(value).__name__
+    has_vowel = name[0] in "AEIOaeio" or name == "ndarray"
+    return "None" if value is None else f"{'an' if has_vowel else 'a'} {name}"
 
 
 def distinct(name: str, values: Collection[Any]) -> Any:
@@ -147,24 +210,35 @@ def one_array(name: str, values: Any) -> Any:
     """Return ``values``, or raise ValueError naming the argument if they hold several arrays, as a run does."""
     if hasattr(values, "dims") and not hasattr(values, "dtype"):
         raise ValueError(
-            f"{name} must be one array, but got a {type(values).__name__}. Choose a layer's weights from a run: "
+            f"{name} must be one array, but got {kind(values)}. Choose a layer's weights from a run: "
             "fedstat.fl.client_weights(run, 'fc1'), or a factor of them, client_weights(run, 'fc1', 'v')."
         )
     return values
 
 
 def refuse_sources(name: str, values: Any) -> None:
-    """Raise ValueError if values are files, state_dicts or modules, or a list of them, in place of one array."""
+    """Raise ValueError if values are results, files, state_dicts or modules, or a list of them, and no array."""
     first = values[0] if isinstance(values, list | tuple) and values else values
+    got = kind(values) if first is values else f"a list of {type(first).__name__}"
+    if hasattr(first, "tidy"):
+        raise ValueError(f"{name} must be an array of numbers, but got {got}. Pass the weights behind it.")
     if first is not values and isinstance(first, str) and not Path(first).suffix:
         return  # labels, and no names of files
     if (isinstance(first, str | os.PathLike | Mapping) and not hasattr(first, "dims")) or hasattr(first, "state_dict"):
-        kind = type(values).__name__ if first is values else f"list of {type(first).__name__}"
         raise ValueError(
-            f"{name} must be one array, tensor or DataArray of numbers, but got a {kind}. Choose a layer first: "
+            f"{name} must be one array, tensor or DataArray of numbers, but got {got}. Choose a layer first: "
             "fedstat.fl.client_weights(run, 'fc1') of a run, fedstat.read_weights(files)['fc1']['w'] of files and "
             "state_dicts."
         )
+
+
+def array(name: str, values: Any) -> NDArray[Any]:
+    """Return values as a NumPy array, or raise ValueError naming the argument if they are results or other objects."""
+    refuse_sources(name, values)
+    result = np.asarray(values)
+    if result.dtype.kind == "O" and not result.ndim and not (hasattr(values, "toarray") or isinstance(values, Number)):
+        raise ValueError(f"{name} must be an array, tensor or DataArray of numbers, but got {kind(values)}.")
+    return result
 
 
 def unmasked(name: str, values: Any) -> None:
@@ -191,14 +265,13 @@ def numbers(name: str, values: Any) -> Any:
         sparse = str(values.layout) != "torch.strided"
         real_numbers = not (sparse or values.is_complex() or str(values.dtype) == "torch.bool")
         hint = "Pass .to_dense()." if sparse else "Pass .real, .imag or .abs() of complex, .double() of bool values."
-        kind = f"{values.layout} {values.dtype}"
+        got = f"{values.layout} {values.dtype}"
     else:
-        refuse_sources(name, values)
-        values = one_array(name, values) if hasattr(values, "dims") else np.asarray(values)
-        real_numbers, kind = values.dtype.kind in "fiu", f"dtype {values.dtype}"
+        values = one_array(name, values) if hasattr(values, "dims") else array(name, values)
+        real_numbers, got = values.dtype.kind in "fiu", f"dtype {values.dtype}"
         hint = "Pass .real, .imag or abs() of complex, .astype(float) of other, .toarray() of sparse values."
     if not real_numbers:
-        raise ValueError(f"{name} must hold real numbers in a dense array, but got {kind}. {hint}")
+        raise ValueError(f"{name} must hold real numbers in a dense array, but got {got}. {hint}")
     return values
 
 

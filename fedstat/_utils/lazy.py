@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,9 @@ else:
     )
 
 
-def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def attach(
+    package: str, modules: Mapping[str, str], *, unlisted: Collection[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package whose names are imported at their first use.
 
     Parameters
@@ -47,6 +49,8 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
         ``__name__`` of the package.
     modules : mapping from str to str
         Module that defines each public name; for a subpackage or module, its full name.
+    unlisted : collection of str
+        Public names that ``dir``, and so Tab, does not list.
     """
 
     def get(name: str) -> Any:
@@ -55,7 +59,7 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
         module = import_module(modules[name])
         return module if modules[name] == f"{package}.{name}" else getattr(module, name)
 
-    return get, lambda: list(modules)
+    return get, lambda: [name for name in modules if name not in unlisted]
 
 
 figures: Callable[[], ModuleType]

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from threading import Lock
+from traceback import walk_tb
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -25,6 +28,9 @@ from fedstat._utils import shell
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_PLACES = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_LIBRARIES = ("<frozen ", str(Path(__file__).parents[1]), *_PLACES)
+"""How names of files begin that are no user's."""
 # Submitted items at a time: enough for a cluster, and few enough for matrices of as many clients in memory.
 _AHEAD = 64
 
@@ -141,8 +147,8 @@ def one_blas_thread() -> Iterator[None]:
 
 DELAY = 2.0
 """Seconds after which a bar appears that was not requested."""
-LINE_SECONDS = 1.0
-"""Seconds between two lines, without terminal and notebook; the last line always appears."""
+LINE_SECONDS = 5.0
+"""Seconds before the first line and between two lines, without terminal and notebook; up to 60 in long work."""
 
 
 _SCREEN = {"ncols": 80, "nrows": 24}
@@ -173,8 +179,8 @@ def progress_bar(total: int, unit: str, progress: bool | None, *, label: str = "
     unit : str
         Name of an item, such as "round".
     progress : bool or None
-        True shows progress; without terminal and notebook, as lines on stderr. False shows nothing. None shows a bar in
-        a terminal or notebook, after two seconds.
+        True shows progress; without terminal and notebook, as a few lines on stderr. False shows nothing. None shows a
+        bar in a terminal or notebook, after two seconds.
     label : str
         Name of the work.
     resumed : bool
@@ -235,11 +241,17 @@ def say(text: str) -> None:
 
 @contextmanager
 def on_interrupt(hint: Callable[[], str]) -> Iterator[None]:
-    """Add to a KeyboardInterrupt what is stored and how to resume; of nested contexts, the outermost says it."""
+    """Add to a KeyboardInterrupt what is stored and how to resume; of nested contexts, the outermost says it.
+
+    IPython and Jupyter then show the lines of the user and this hint; Python shows all lines.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
         error.__notes__ = [hint()]
+        for frame, _ in walk_tb(error.__traceback__):
+            if frame.f_code.co_filename.startswith(_LIBRARIES) and frame.f_locals is not frame.f_globals:
+                frame.f_locals["__tracebackhide__"] = True
         raise
 
 
@@ -265,6 +277,29 @@ class _Silent:
         pass
 
 
+_BAR = 8
+"""Columns that remain for the bar itself."""
+
+
+def fit(label: str, total: int, unit: str, columns: int) -> tuple[str, str | None]:
+    """Return the label of a bar and tqdm's format with which the time left fits in.
+
+    If the columns do not suffice, the rate is left out, and then the beginning of the label.
+
+    Examples
+    --------
+    >>> fit("fedavg, seed 0", 10, "round", 72)
+    ('fedavg, seed 0', None)
+    >>> fit("p=0.5 alpha=0.4 replicate=0 dynamic", 1000, "round", 72)
+    ('…lpha=0.4 replicate=0 dynamic', '{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]')
+    """
+    most = max(1, columns - _BAR - len(f": 100%|| {total}/{total} [0:00:00<0:00:00]"))
+    if len(label) <= most - len(f", 1000.00s/{unit}"):
+        return label, None
+    short = label if len(label) <= most else f"…{label[len(label) - most + 1 :]}"
+    return short, "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
+
+
 class _Tqdm:
     """Bar of tqdm, a line of text: widgets would leave broken icons in a notebook whose kernel is gone."""
 
@@ -273,7 +308,9 @@ class _Tqdm:
 
         self._line = _NotebookLine() if notebook else None
         place: dict[str, Any] = _screen() if self._line is None else _CELL | {"file": self._line}
-        self._bar = tqdm(total=total, unit=unit, desc=label or f"{unit}s", delay=delay, **place)
+        self._fit = partial(fit, total=total, unit=unit, columns=place["ncols"])
+        label, layout = self._fit(label or f"{unit}s")
+        self._bar = tqdm(total=total, unit=unit, desc=label, bar_format=layout, delay=delay, **place)
         self._delay, self._resumed = delay, resumed
         self._bar.leave = not self._bar.pos
 
@@ -296,6 +333,7 @@ class _Tqdm:
                 other.last_print_t = now
 
     def set_description(self, label: str) -> None:
+        label, self._bar.bar_format = self._fit(label)
         self._bar.set_description(label, refresh=False)
 
     def __enter__(self) -> Self:
@@ -355,12 +393,18 @@ class _NotebookLine:
 
 
 class _Lines:
-    """Progress for a log file: one line per update, at most one a second, on stderr."""
+    """Progress for a log file: lines on stderr, the last when the work is done, others seldom.
+
+    Of short work within other work there are none.
+    """
+
+    _n_open: ClassVar[int] = 0  # loops that show lines now
 
     def __init__(self, total: int, unit: str, label: str, *, resumed: bool) -> None:
         self._total, self._unit, self._label, self._resumed = total, unit, label, resumed
         self._done = self._n_before = 0
-        self._start, self._last_line = time.monotonic(), -LINE_SECONDS
+        self._start, self._last_line = time.monotonic(), 0.0
+        self._is_inner = _Lines._n_open > 0
 
     def update(self, n: int = 1) -> None:
         self._done += n
@@ -368,7 +412,7 @@ class _Lines:
             self._resumed, self._n_before = False, n
             return
         spent = time.monotonic() - self._start
-        if spent - self._last_line < LINE_SECONDS and self._done < self._total:
+        if not self._is_due(spent):
             return
         self._last_line = spent
         n_left = self._total - self._done
@@ -381,14 +425,20 @@ class _Lines:
         sys.stderr.write(f"{name}{self._done} of {self._total} {self._unit}s, {_seconds(spent)}{remaining}\n")
         sys.stderr.flush()
 
+    def _is_due(self, spent: float) -> bool:
+        if self._done >= self._total and (not self._is_inner or spent >= LINE_SECONDS):
+            return True
+        return spent - self._last_line >= LINE_SECONDS * min(12, max(1, spent / 50))
+
     def set_description(self, label: str) -> None:
         self._label = label
 
     def __enter__(self) -> Self:
+        _Lines._n_open += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        _Lines._n_open -= 1
 
 
 def _seconds(seconds: float) -> str:

@@ -63,8 +63,6 @@ def read(path: str | Path) -> Stored:
         )
     if source_of(noted["data"])[0] in TEXTS:
         raise ValueError(f"{path} was trained on {noted['data']}: texts are token numbers, which have no gradient")
-    if "ended" not in tree.attrs:
-        raise ValueError(f"{path} is not finished: continue it with python -m fedstat.fl --out {path} --resume")
     with store.reading(path):
         return Stored(noted["algorithm"], tree, Settings(**noted))
 
@@ -147,6 +145,7 @@ class Attack:
         check_fields(self)
 
 
+@check.named_options(Attack)
 @recorded
 def leakage(
     runs: str | Path | Sequence[str | Path],

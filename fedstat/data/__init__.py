@@ -31,6 +31,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@check.named_options(ag_news.load)
 def load(
     name: str = "digits", data_dir: str | os.PathLike[str] | None = None, *, split: Split | None = None, **options: Any
 ) -> xr.Dataset:

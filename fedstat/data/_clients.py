@@ -16,6 +16,7 @@ from fedstat._utils.streams import generator
 _ROUNDING = 1e-9
 
 
+@check.named_options()
 def train_test(
     fed: xr.Dataset,
     *,
@@ -107,6 +108,7 @@ def _assign_split(
     return fed.assign_coords(split=("sample", split))
 
 
+@check.named_options()
 def limit(fed: xr.Dataset, *, samples: int, seed: int = 0) -> xr.Dataset:
     """Draw at most ``samples`` samples of every client at random; smaller clients stay unchanged.
 
@@ -141,6 +143,7 @@ def limit(fed: xr.Dataset, *, samples: int, seed: int = 0) -> xr.Dataset:
     return fed.isel(sample=np.sort(np.concatenate(indices)))
 
 
+@check.named_options()
 def hold_out(fed: xr.Dataset, *, fraction: float = 0.1, seed: int = 0) -> tuple[xr.Dataset, xr.Dataset]:
     """Divide clients into training clients and unseen clients (FedFac §5.2, Table 3: 10 % unseen).
 
@@ -181,6 +184,7 @@ def hold_out(fed: xr.Dataset, *, fraction: float = 0.1, seed: int = 0) -> tuple[
     return fed.isel(sample=np.flatnonzero(~is_unseen)), fed.isel(sample=np.flatnonzero(is_unseen))
 
 
+@check.named_options()
 def permute_labels(fed: xr.Dataset, *, seed: int = 0) -> xr.Dataset:
     """Permute the labels of each client, φ_k, independently (Factorized-FL §3.2, label heterogeneity).
 

@@ -57,6 +57,7 @@ def scaling(
     return Scaling(*(v.reshape(-1, *ones) if v.size > 1 else v.reshape(()) for v in (factor, shift)))
 
 
+@check.named_options()
 def to_float(
     data: xr.Dataset, *, mean: float | Sequence[float] | None = None, sd: float | Sequence[float] | None = None
 ) -> xr.Dataset:

@@ -156,6 +156,7 @@ CIFAR100_DOMAINS: dict[str, tuple[str, ...]] = {
 """Five domains of ten classes each (Factorized-FL §5.1), as groups of CIFAR-100's superclasses by name."""
 
 
+@check.named_options()
 def natural(data: xr.Dataset, *, by: str = "user", min_samples: int = 1) -> xr.Dataset:
     """Make a client of each writer or role (FedFac §5.1: FEMNIST, Shakespeare).
 
@@ -204,6 +205,7 @@ def natural(data: xr.Dataset, *, by: str = "user", min_samples: int = 1) -> xr.D
     return fed
 
 
+@check.named_options()
 def domains(
     data: xr.Dataset,
     *,
@@ -290,6 +292,7 @@ def _group_values(values: xr.DataArray, groups: Mapping[str, Sequence[Any]]) -> 
 _REDRAWS = 1000
 
 
+@check.named_options()
 def iid(data: xr.Dataset, *, clients: int, seed: int = 0) -> xr.Dataset:
     """Deal samples at random to clients of equal size (FedFac §1, the IID case of Fig. 1).
 
@@ -326,6 +329,7 @@ def iid(data: xr.Dataset, *, clients: int, seed: int = 0) -> xr.Dataset:
     return add_clients(data, client, f"iid(clients={clients}, seed={seed})")
 
 
+@check.named_options()
 def one_class(data: xr.Dataset, *, clients: int, seed: int = 0) -> xr.Dataset:
     """Cut each class into equal shards, one per client (FedFac §1, Fig. 1: 100 clients, 10 digits).
 
@@ -364,6 +368,7 @@ def one_class(data: xr.Dataset, *, clients: int, seed: int = 0) -> xr.Dataset:
     return add_clients(data, deal(y, counts, rng), f"one_class(clients={clients}, seed={seed})")
 
 
+@check.named_options()
 def pathological(
     data: xr.Dataset,
     *,
@@ -417,6 +422,7 @@ def pathological(
     return add_clients(data, client, call)
 
 
+@check.named_options()
 def dirichlet(
     data: xr.Dataset,
     *,
@@ -489,6 +495,7 @@ def dirichlet(
     return add_clients(data, deal(y, counts, rng), call).assign_attrs(moved=moved)
 
 
+@check.named_options()
 def dirichlet_equal(
     data: xr.Dataset, *, clients: int, concentration: float, n_train: int = 500, n_test: int = 100, seed: int = 0
 ) -> xr.Dataset:

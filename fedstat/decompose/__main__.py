@@ -234,7 +234,7 @@ def save(args: argparse.Namespace, settings: Settings, results: dict[str, LayerR
         f"/split/{layer}": to_dataset(result, bootstraps.get(layer)) for layer, result in results["split"].items()
     }
     tree = xr.DataTree.from_dict(tables | result_groups(results))
-    attrs = store.provenance("split of hidden units", {"files": args.files} | options, command=COMMAND)
+    attrs = store.provenance("Split of hidden units", {"files": args.files} | options, command=COMMAND)
     store.save(args.out, tree, attrs, overwrite=args.overwrite)
 
 

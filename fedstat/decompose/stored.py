@@ -98,6 +98,7 @@ def write_table(path: Path, rows: pd.DataFrame, *, latex: bool) -> None:
 def read_split(path: str | Path, layer: str, *, kind: Kind = "split") -> Any: ...
 @overload
 def read_split(path: str | Path, layer: None = None, *, kind: Kind = "split") -> LayerResults[Any]: ...
+@check.named_options()
 def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "split") -> Any:
     """Results that ``python -m fedstat.decompose --out`` stored, as they were.
 

@@ -25,6 +25,7 @@ from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND
 from fedstat.results.tables import count
 from fedstat.study import experiment, federation, grid, report
+from fedstat.study.collect import list_seeds
 from fedstat.study.compare import compare_runs
 from fedstat.study.run_settings import Settings, named
 from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, with_selected
@@ -227,7 +228,7 @@ def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
         for (scenario, algorithm), initial in groups.items():
             try:
                 for step in tune(initial, candidates, args.out, seeds=seeds, **options):
-                    heading = f"{scenario}, {algorithm}: {step.name}, seeds {', '.join(map(str, seeds))}"
+                    heading = f"{scenario}, {algorithm}: {step.name}, {list_seeds(seeds)}"
                     print(f"{heading}\n{step.table.round(4).to_string(index=False)}\n", flush=True)
                     selected |= {(run.name, run.algorithm): run for run in step.settings}
             except FloatingPointError as error:

@@ -43,6 +43,7 @@ class Optimizer(NamedTuple):
     lr: float | None = None
 
 
+@check.named_options()
 def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
     """Make stochastic gradient descent, as ``torch.optim.SGD``.
 
@@ -81,6 +82,7 @@ def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optim
     return Optimizer(init, step, None if momentum or weight_decay else lr, name, scaled, lr)
 
 
+@check.named_options()
 def adam(
     lr: float = 1e-3, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
 ) -> Optimizer:

@@ -19,7 +19,7 @@ from fedstat.fl import checkpoints
 from fedstat.fl.nets import Params, Piece
 from fedstat.fl.split_halves import covariate
 from fedstat.labelled.layer_names import is_table
-from fedstat.labelled.runs import GROUPS, STAGES, Stage, drop_unselected, why_not_trained
+from fedstat.labelled.runs import GROUPS, STAGES, Stage, drop_unselected, require_done, why_not_trained
 from fedstat.stats import variance_components
 from fedstat.store.encoding import algorithm_of, stored_algorithm
 
@@ -27,6 +27,7 @@ PIECES = "pieces"
 """Attribute of a run with the names of tensors in the user's module, see :class:`fedstat.fl.nets.Piece`."""
 
 
+@check.named_options()
 def client_weights(
     run: xr.DataTree,
     layer: str,
@@ -84,6 +85,7 @@ def client_weights(
     array = _find_variable(run, layer, parameter, stage)
     rounds = array["checkpoint"].values.tolist()
     array = array.sel(checkpoint=rounds[-1] if checkpoint is None else check.choice("checkpoint", checkpoint, rounds))
+    require_done(run, array)
     return array if stage == "aggregated" else drop_unselected(array)
 
 
@@ -121,6 +123,7 @@ def _require_weights(run: xr.DataTree) -> Mapping[str, xr.DataTree]:
     return groups
 
 
+@check.named_options()
 def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, checkpoint: int = -1) -> Params:
     """Return a client's model, or the global model, as a state dict that torch loads and saves.
 
@@ -177,6 +180,7 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
         for name, array in weights.data_vars.items():
             kind = {"w": "weight", "b": "bias"}.get(str(name), str(name))
             values = array.sel(checkpoint=position)
+            require_done(run, values)
             value = values.isel(client=0) if client is None else values.sel(client=client)
             if client is not None or bool((values == value).all()):
                 # zarr may return read-only memory
@@ -202,6 +206,7 @@ def _rename_as_module(params: Params, stored_pieces: dict[str, list[Any]]) -> Pa
     return module_params | {name: p.mT.contiguous() if is_table(name, params) else p for name, p in rest.items()}
 
 
+@check.named_options()
 def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95) -> pd.DataFrame:
     """Estimate the reliability of client differences by layer, from split-half training.
 

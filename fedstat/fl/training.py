@@ -48,6 +48,7 @@ PROBES: dict[str, Callable[[Job, int], Observer] | None] = {
 _ALL_CLIENTS = ("measures", "mixing", "probe")  # groups in which every rank has the values of all clients
 
 
+@check.named_options()
 def train(
     data: xr.Dataset,
     net: Net,

@@ -379,6 +379,7 @@ def _dense(weights: Any) -> Any:
     """Return nested lists as an array; raise ValueError that names a client whose replicates have another shape."""
     if not isinstance(weights, list | tuple):
         return weights
+    check.refuse_sources("weights", weights)
     shapes = [[np.shape(w) for w in client] for client in weights]
     for c, client_shapes in enumerate(shapes):
         for r, shape in enumerate(client_shapes):

@@ -273,7 +273,7 @@ def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
         return _labels.complete(f"the coordinate {dim} of weights", values[dim], dim)
     if isinstance(values, xr.DataArray):
         return np.arange(values.sizes.get(dim, 0))
-    shape = np.shape(values)
+    shape = values.shape if hasattr(values, "shape") else check.array("weights", values).shape
     return np.arange(shape[axis] if len(shape) > abs(axis) - (axis < 0) else 0)
 
 

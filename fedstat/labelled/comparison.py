@@ -18,7 +18,7 @@ from fedstat._utils.check import few
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision, refuse_replicates
 from fedstat.labelled.inputs import holds_layers, layers_of
-from fedstat.labelled.runs import layers_of_run
+from fedstat.labelled.runs import layers_of_run, require_done
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.stats.eigenvalues import effective_rank as rank_of
@@ -26,6 +26,7 @@ from fedstat.stats.ranking import LEAST_PAIRS, paired_test
 from fedstat.store import is_store, open_run
 
 
+@check.named_options()
 @recorded
 def compare(
     data: pd.DataFrame,
@@ -92,8 +93,8 @@ def compare(
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     if not isinstance(data, pd.DataFrame):
         raise TypeError(
-            "compare takes a DataFrame with one row per method and block, such as a table of accuracies, but got a "
-            f"{type(data).__name__}. Compare stored runs with fedstat.study.compare_runs."
+            "compare takes a DataFrame with one row per method and block, such as a table of accuracies, but got "
+            f"{check.kind(data)}. Compare stored runs with fedstat.study.compare_runs."
         )
     within = [block] if isinstance(block, str) else list(block)
     data = complete_rows(data, value, method, *within)
@@ -251,6 +252,7 @@ def _name(block: Hashable) -> str:
     return ", ".join(map(str, block)) if isinstance(block, tuple) else f"block {block}"
 
 
+@check.named_options()
 @recorded
 def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95) -> EffectiveRankResult:
     """Compute the effective rank of the personal part of clients' weights, by layer, client and checkpoint.
@@ -316,7 +318,7 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
     elif baseline is None or (isinstance(baseline, str) and baseline == "mean"):
         layers = layers_of(weights, "*").layers if holds_layers(weights) else {"weights": _labelled_layer(weights)}
     else:
-        raise ValueError(f"baseline={baseline!r} needs a run, but got weights. Use baseline='mean' or None.")
+        raise ValueError(f"baseline={baseline!r:.80} needs a run, but got weights. Use baseline='mean' or None.")
     ranks, most = zip(*(_ranks(w, name, mean=baseline == "mean") for name, w in layers.items()), strict=True)
     rank = xr.concat(ranks, xr.Variable("layer", np.array(list(layers), object)))
     data = xr.Dataset({"rank": rank, "largest": ("layer", list(most))})
@@ -326,6 +328,8 @@ def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95)
 def _of_run(run: xr.DataTree, baseline: Any) -> dict[str, xr.DataArray]:
     """Return the layers' weights minus the shared factor; the mean over clients is subtracted later."""
     layers = layers_of_run(run)
+    for weights in layers.values():
+        require_done(run, weights.isel(checkpoint=-1) if "checkpoint" in weights.dims else weights)
     if baseline is None or baseline == "mean":
         return layers
     factors = run["parameters"].children if "parameters" in run.children else {}

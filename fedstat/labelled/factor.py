@@ -39,8 +39,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def show_options(options: type, *sources: Callable[..., Any]) -> Callable[[F], F]:
     """Show the keys of a TypedDict as keyword parameters in the signature of a function that takes them as ``**``.
 
-    Type checkers read ``**options: Unpack[Options]``, but IPython and ``help`` read the signature. The options are
-    declared once, in the TypedDict, and their defaults once, in the functions that use them.
+    Type checkers read ``**options: Unpack[Options]``, but IPython and ``help`` read the signature, whose options the
+    function offers for misspelled ones. The options are declared once, in the TypedDict, and their defaults once, in
+    the functions that use them.
 
     Parameters
     ----------
@@ -71,7 +72,7 @@ def show_options(options: type, *sources: Callable[..., Any]) -> Callable[[F], F
             for name, annotation in options.__annotations__.items()
         ]
         function.__signature__ = signature.replace(parameters=[*explicit, *keywords])  # type: ignore[attr-defined]
-        return function
+        return check.named_options()(function)
 
     return show
 

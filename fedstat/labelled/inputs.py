@@ -121,6 +121,8 @@ def by_layer(
             try:
                 call = signature.bind(*args, **settings)
             except TypeError:
+                if not settings.keys() <= signature.parameters.keys():
+                    raise check.unknown_option(verb.__name__, settings, signature.parameters) from None
                 return one_layer(*args, **settings)  # raises the TypeError of the verb's signature
             call.apply_defaults()
             if checks is not None:
@@ -198,7 +200,7 @@ def single_layer(verb: str, weights: Any, stage: Stage | None = None) -> LayerWe
     layers = selected.layers
     if len(layers) != 1:
         raise ValueError(
-            f"{verb} takes the weights of one layer, (client, unit, weight...), but got a {type(weights).__name__} "
+            f"{verb} takes the weights of one layer, (client, unit, weight...), but got {check.kind(weights)} "
             f"with the layers {few(layers, 8)}. Choose one: fedstat.fl.client_weights(run, {next(iter(layers))!r}), or "
             f"fedstat.read_weights(...)[{next(iter(layers))!r}]['w']."
         )
@@ -235,7 +237,7 @@ def layers_of(
         return _of_tree(weights, requested, checkpoint, stage, replicates=replicates, several=several)
     if stage is not None and not isinstance(weights, xr.DataTree):
         raise ValueError(
-            f"stage selects weights of a run, but got stage={stage!r} with a {type(weights).__name__}, which does not "
+            f"stage selects weights of a run, but got stage={stage!r} with {check.kind(weights)}, which does not "
             "tell its stage. Remove it, or pass the run."
         )
     if is_layer and not requested:
@@ -306,6 +308,7 @@ def _of_tree(
     shared: dict[str, Any] = {}
     for name, data in layers.items():
         weights = runs.compare_initial(_at(data["w"], checkpoint, "" if is_layer else name), data)
+        runs.require_done(run, weights)
         if group.name == "weights" and stage is None and (units := runs.shared_units(run, name, weights)) is not None:
             shared[name] = units
         weights = runs.describe_units(run, name, weights, trained=group.name == "trained")
@@ -324,8 +327,8 @@ def _of_files(
 
     if wrong := [x for x in sources if not _is_source(x) or isinstance(x, xr.Dataset)]:
         raise ValueError(
-            "a mapping or list of weights must hold a state_dict, a module or a file for each client, but got a "
-            f"{type(wrong[0]).__name__}. Pass {{client: state_dict}}, or for one layer an array (client, unit, "
+            "a mapping or list of weights must hold a state_dict, a module or a file for each client, but got "
+            f"{check.kind(wrong[0])}. Pass {{client: state_dict}}, or for one layer an array (client, unit, "
             "weight...)."
         )
     sources = [Path(x) if isinstance(x, PathLike) else x for x in sources]
@@ -345,7 +348,7 @@ def _is_list(weights: object) -> bool:
 
 def _is_mapping(weights: object) -> bool:
     """Return True for a mapping from client to file, state_dict or module, or from layer to group."""
-    return isinstance(weights, Mapping) and not isinstance(weights, xr.Dataset)
+    return isinstance(weights, Mapping) and not isinstance(weights, xr.Dataset | LayerResults)
 
 
 def open_if_run(weights: Any) -> Any:

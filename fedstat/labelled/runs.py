@@ -461,11 +461,28 @@ def finished_rounds(run: xr.DataTree, layer: str) -> list[int]:
     """Return the rounds of a run that are done and whose split is stored."""
     shared = shared_by_round(run, layer)
     rounds: list[int] = [] if shared is None else shared["round"].values.tolist()
+    done = _rounds_done(run)
+    return rounds if done is None else [r for r in rounds if r in done]
+
+
+def _rounds_done(run: xr.DataTree) -> list[int] | None:
+    """Return the rounds that are done; None if the run does not tell."""
     metrics = run.children.get("metrics")
     if metrics is None or "seconds" not in metrics.data_vars:
-        return rounds
+        return None
     seconds = metrics.to_dataset()["seconds"]
-    return [r for r in rounds if r in seconds["round"].values and bool(seconds.sel(round=r).notnull())]
+    return list(seconds["round"].values[seconds.notnull().to_numpy()])
+
+
+def require_done(run: xr.DataTree, weights: xr.DataArray) -> None:
+    """Raise ValueError if a run has not finished the round at whose end the weights are stored: they are NaN."""
+    done, checkpoint = _rounds_done(run), weights.coords.get("checkpoint")
+    if "ended" in run.attrs or done is None or checkpoint is None or checkpoint.item() in done:
+        return
+    raise ValueError(
+        f"the run is not finished: it lacks the weights of round {checkpoint.item()}. Continue it with resume=True "
+        "(--resume), or select a checkpoint that is done."
+    )
 
 
 def split_at(run: xr.DataTree, layer: str, round: int | None) -> xr.Dataset:  # noqa: A002 - the dim

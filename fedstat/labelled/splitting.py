@@ -41,6 +41,7 @@ from fedstat.results import (
     SplitResult,
     StoredSplitResult,
 )
+from fedstat.results.base import Result
 from fedstat.results.tables import coefficient
 from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import split as _split
@@ -205,13 +206,13 @@ def split_sums(
 
 def _fitting(kappa: float, arguments: dict[str, Any]) -> dict[str, Any]:
     """Check and complete the arguments of a factor analysis."""
-    _require_options(arguments)
     choices = {k: arguments.get(k, v) for k, v in CHOICES.items()}
     options = {k: arguments.get(k, v) for k, v in DEFAULTS.items()}
     require_effect(choices["method"], choices["n_factors"], kappa, options)
     return {"kappa": kappa, **choices, "options": options}
 
 
+@check.named_options()
 def update(
     previous: FactorResult | SplitResult | LayerResults[Any], weights: Weights, *, stage: Stage | None = None
 ) -> Any:
@@ -252,6 +253,11 @@ def update(
     >>> after.fit.n_iter < before.fit.n_iter
     True
     """
+    if not isinstance(previous, Result | LayerResults):
+        raise ValueError(
+            f"previous must be a result of fedstat.fa or fedstat.split, but got {check.kind(previous)}. Call "
+            "update(result, weights)."
+        )
     if isinstance(previous, LayerResults):
         layers = layers_of(weights, list(previous), stage=stage)
         results = {layer: _updated(result, layers, layer) for layer, result in previous.items()}
@@ -311,15 +317,8 @@ def warn_if_contradicted(result: SplitResult) -> None:
         )
 
 
-def _require_options(options: dict[str, Any]) -> None:
-    if unknown := set(options) - set(CHOICES) - set(DEFAULTS):
-        hint = check.did_you_mean(min(unknown), [*CHOICES, *DEFAULTS, *_TEST_OPTIONS], cutoff=0.6)
-        raise TypeError(f"got unexpected arguments {sorted(unknown)}; see fedstat.fa for the possible arguments.{hint}")
-
-
 def _require_no_factor_options(kappa: float, options: dict[str, Any]) -> None:
     """Raise ValueError for an argument of factor analysis that was changed from its default."""
-    _require_options(options)
     defaults = {"kappa": KAPPA, "n_factors": None, "rotation": None} | DEFAULTS
     for name, value in {"kappa": kappa, **options}.items():
         if name != "method" and is_changed(value, defaults[name]):

@@ -36,16 +36,11 @@ from fedstat.stats.split import Tau
 
 _N_STARTS = 5
 _MOST_GROUPS = 50  # of clients, by default: more make a standard error hardly more precise
-_FIT_OPTIONS = ("n_factors", "method", "init", "max_iter", "tol", "heywood")
 
 
 def _check_repeats(verb: str, **arguments: Any) -> None:
-    """Raise TypeError for an option that repeated fits do not take; the message lists the possible options."""
-    options = arguments.pop("options")
-    if unknown := sorted(set(options) - set(_FIT_OPTIONS)):
-        possible = ", ".join([*arguments, *_FIT_OPTIONS])
-        raise TypeError(f"{verb} takes {possible} after the weights, but got {', '.join(unknown)}")
-    _refuse_agreement(verb, options.get("method"))
+    """Check the arguments of repeated fits that differ between verbs."""
+    _refuse_agreement(verb, arguments["options"].get("method"))
     check.real("level", arguments.get("level", 0.5), low=0, high=1, open_low=True, open_high=True)
     for name in {"n_boot", "n_permutations"} & arguments.keys():
         check.integer(name, arguments[name])

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat._utils import guard
+from fedstat._utils import check, guard
 from fedstat._utils.check import few
 from fedstat._utils.guard import ObjectError
 from fedstat._utils.lazy import xr
@@ -36,6 +36,7 @@ _MOST_DIMS = 64  # of NumPy
 _FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
+@check.named_options()
 def read_weights(
     sources: Iterable[Source],
     *,
@@ -117,8 +118,10 @@ def read_layers(
     With ``hidden`` and without ``layers``, the layers of :func:`find_skipped_layers` are skipped.
     """
     _no_single("sources", sources, (str, Path, Mapping))
-    if is_module(sources):
-        raise ValueError(f"sources must be a list, but got one {type(sources).__name__}. Pass one module per client.")
+    if is_module(sources) or not isinstance(sources, Iterable):
+        raise ValueError(
+            f"sources must be a list, but got {check.kind(sources)}. Pass one file, state_dict or module per client."
+        )
     _no_single("layers", layers, (str,))
     require_names("layers", layers or ())
     sources = list(sources)

@@ -101,6 +101,7 @@ class Settings:
         check.integer("clients", self.clients, low=2 * (self.k + 1))
 
 
+@check.named_options(Settings)
 def study(
     *,
     data_dir: str | Path | None = None,

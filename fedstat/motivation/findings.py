@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstat._utils.check import few, named_options
 from fedstat._utils.lazy import pd, xr
 from fedstat.motivation import statistics
 from fedstat.motivation.experiment import OUTPUTS
@@ -20,6 +21,27 @@ from fedstat.results.tables import count, interval, p_equals
 LEVEL, MOST_PEAKS, DRAWS, ERRORS = 0.05, 3, 199, 100
 
 
+def require_finished(run: xr.DataTree) -> xr.DataTree:
+    """Return a study; raise ValueError that names the cases that are not done."""
+    data = run["outputs"].to_dataset()
+    if len(missing := data["case"].to_numpy()[~_is_done(run)]):
+        raise ValueError(
+            f"the study is not finished: it lacks the results of {few(missing)}. Continue it with resume=True "
+            "(--resume)."
+        )
+    return run
+
+
+def finished_cases(run: xr.DataTree) -> xr.DataTree:
+    """Return the cases of a study that are done."""
+    return run.isel(case=np.flatnonzero(_is_done(run)), missing_dims="ignore")
+
+
+def _is_done(run: xr.DataTree) -> NDArray[np.bool_]:
+    return run["outputs/done"].to_numpy().astype(bool)
+
+
+@named_options()
 def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int = DRAWS) -> pd.DataFrame:
     """Summarize the outputs in one row per case and kind of output.
 
@@ -44,14 +66,17 @@ def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int 
         a mixture of two, with ``bic_gain`` (BIC of one minus BIC of two: positive for two). Both tests assume
         independent units; common initial parameters violate this. ``modes``, ``modes_se``: modes of the density of
         entropies, the least number that is not rejected at 5% (at most 3), and their standard errors over clients.
+
+    Raises
+    ------
+    ValueError
+        If the study is not finished.
     """
-    rows = []
+    run, rows = require_finished(run), []
     for case in run["outputs"].to_dataset()["case"].to_numpy():
         for name in outputs:
             coords = {"case": case, "outputs": name}
             data, entropy = run["outputs"].to_dataset().sel(coords), run["dispersion"].to_dataset().sel(coords)
-            if not bool(data["done"]):
-                continue
             k = json.loads(run.attrs["config"])["k"]
             row = {**coords, "accuracy": float(data["accuracy"].mean())}
             row |= {"zero_share": float(entropy["zero_share"].mean()), "spread": float(entropy["spread"].median())}
@@ -126,7 +151,13 @@ def correlations(run: xr.DataTree) -> pd.DataFrame:
         ``spearman`` with ``low`` and ``high``, a 95% CI over clients: ± 1.96 standard deviations of Fisher's z over
         half-samples; ``n_factors`` and ``converged`` of the communality. If ``"pa"`` has not converged, the estimate
         and its interval are those after :data:`fedstat.motivation.statistics.STEPS` iterations, not of the solution.
+
+    Raises
+    ------
+    ValueError
+        If the study is not finished.
     """
+    run = require_finished(run)
     relation, fits = run["relation"].to_dataset(), run["split"].to_dataset()[["n_factors", "converged"]]
     low, high = statistics.interval(relation["spearman"].to_numpy(), relation["spearman_half"].to_numpy())
     limits = {"low": relation["spearman"].copy(data=low), "high": relation["spearman"].copy(data=high)}
@@ -136,7 +167,8 @@ def correlations(run: xr.DataTree) -> pd.DataFrame:
 
 
 def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str:
-    """Return the numbers of :func:`summary` and :func:`correlations` as text, in at most 80 columns."""
+    """Return the numbers of :func:`summary` and :func:`correlations` of finished cases, in at most 80 columns."""
+    run = finished_cases(run)
     config = json.loads(run.attrs["config"])
     rows = summary(run, outputs=(outputs,), draws=draws).to_dict("records")
     table = correlations(run).query("outputs == @outputs")

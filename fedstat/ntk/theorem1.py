@@ -20,6 +20,7 @@ from fedstat.ntk.samples import Constants, Samples, TheoryWarning, by_sample, co
 from fedstat.results.origin import recorded
 
 
+@check.named_options()
 @recorded
 def convergence(
     x: Any,

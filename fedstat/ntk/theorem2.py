@@ -21,6 +21,7 @@ from fedstat.ntk.samples import Samples, TheoryWarning, by_sample, constants, ex
 from fedstat.results.origin import recorded
 
 
+@check.named_options()
 @recorded
 def generalization(
     x: Any,

@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 from sklearn.cluster import KMeans
 
 from fedstat._utils import check
+from fedstat.motivation.findings import require_finished
 from fedstat.ntk.results import ConvergenceResult, GeneralizationResult
 from fedstat.plot._figure import (
     RunOrPath,
@@ -171,7 +172,7 @@ def _entropies(entropy: object, outputs: str) -> pd.DataFrame:
     if isinstance(entropy, EntropyResult):
         return entropy.tidy().rename(columns={"estimate": "entropy"}).assign(case="all")
     if isinstance(entropy, xr.DataTree) and "dispersion" in entropy.children:
-        dispersion = entropy["dispersion"].to_dataset()
+        dispersion = _study(entropy, "entropies")["dispersion"].to_dataset()
         kinds = dispersion["outputs"].to_numpy().tolist()
         entropy = dispersion.sel(outputs=check.choice("outputs", outputs, kinds))
     if not isinstance(entropy, xr.Dataset):
@@ -331,11 +332,11 @@ def _vmax(data: xr.Dataset) -> float:
 
 
 def _study(run: object, figure: str) -> xr.DataTree:
-    """Return the study, opened if it is a path; raise an error for anything else."""
+    """Return the study, opened if it is a path; raise an error for anything else, or if it is not finished."""
     run = opened(run)
     if not isinstance(run, xr.DataTree) or not {"outputs", "dispersion"} <= set(run.children):
         raise refusal(figure, "a run of fedstat.motivation", run)
-    return run
+    return require_finished(run)
 
 
 _NAMES = {"fedavg-matched": "FedAvg, kernel of equal trace", "dynamic": "dynamic FedFac"}  # methods of the theory only

@@ -204,6 +204,7 @@ def stability(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes
 def study_dataset(run: RunOrPath) -> xr.Dataset:
     """Return the accuracy (p, alpha, method, replicate) of a study and, for dynamic FedFac, its prop_unchanged."""
     study = opened(run)
+    experiment.require_replicates(study)
     result = xr.Dataset({"accuracy": experiment.accuracy(study)})
     if "dynamic" in result["method"].values:
         result["prop_unchanged"] = experiment.prop_unchanged(study).sel({"method": "dynamic"}, drop=True)

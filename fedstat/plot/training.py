@@ -62,6 +62,10 @@ def client_boxplot(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = N
     """
     data = _to_table(data, "client_boxplot", run_table.clients)
     _require_columns(data, "method", "accuracy")
+    if data["accuracy"].isna().all():
+        raise ValueError(
+            "there is no accuracy in the last rounds. Continue unfinished runs with resume=True (--resume)."
+        )
     ax = get_axes(ax)
     order, styles = ordered(data["method"]), styles_of(data["method"])
     for y, m in enumerate(order):

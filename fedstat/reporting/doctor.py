@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 
+import fedstat
 from fedstat import _cli, data
 from fedstat._utils import memory as machine
 from fedstat.data._files import folder, locate
 
-_OF_DEVELOPERS = ("dev", "docs", "test")
+_EXTRAS = ("flower", "privacy", "sweep")  # the others serve the development of fedstat
 _BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512-BF16"}
 _WIDTH = 80
 
@@ -69,7 +70,7 @@ def _work(args: argparse.Namespace) -> int:
         extra: [_imported(package, modules, broken) for package in packages] for extra, packages in extras.items()
     }
     lines = [
-        f"fedstat {metadata.version('fedstat')} in {Path(__file__).parent}",
+        f"fedstat {metadata.version('fedstat')} in {Path(fedstat.__file__).parent}",
         f"Python {platform.python_version()} ({sys.executable}), {platform.platform()}",
     ]
     parts = (lines, _required(required), _extras(extras), _machine(facts), _data(args))
@@ -78,14 +79,12 @@ def _work(args: argparse.Namespace) -> int:
 
 
 def asked_for() -> tuple[list[Package], dict[str, list[Package]]]:
-    """Return required packages and packages by extra, as the metadata of fedstat name them."""
+    """Return required packages, and packages by extra for users, as the metadata of fedstat name them."""
     needs = [Requirement(line) for line in metadata.requires("fedstat") or []]
     required = [_package(need) for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
     names = {package.needs.name for package in required}
     extras = {}
-    for extra in metadata.metadata("fedstat").get_all("Provides-Extra") or []:
-        if extra in _OF_DEVELOPERS:
-            continue
+    for extra in _EXTRAS:
         of_extra = [need for need in needs if need.marker and need.marker.evaluate({"extra": extra})]
         extras[extra] = [package for package in map(_package, of_extra) if package.needs.name not in names]
     return required, extras

@@ -12,6 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from fedstat import store
+from fedstat._utils.check import named_options
 from fedstat._utils.loops import track
 from fedstat.fl.training import COMMAND as TRAINING
 from fedstat.plot import accuracy_curves, client_boxplot, loss_curves
@@ -36,7 +37,7 @@ from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.sim.experiment import COMMAND as SIMULATION
 from fedstat.stats.ranking import LEAST_PAIRS
 from fedstat.study import collect, compare_runs, experiment, run_settings, run_table
-from fedstat.study.collect import ordered, title_of
+from fedstat.study.collect import list_seeds, ordered, title_of
 from fedstat.study.grid import variants
 
 _REFERENCES = ("fedavg", "local")
@@ -117,11 +118,11 @@ def _ran(runs: Sequence[Stored]) -> Table:
     places = ordered(method for _, method in rows)
     in_order = sorted(rows.items(), key=lambda item: (item[0][0], places.index(item[0][1])))
     lines = [
-        [shown(scenario), shown(title_of(method)), listed(sorted({str(o.config.get("seed")) for o in group}), most=12),
-         str(len(group)), str(sum(map(_usable, group)))]
+        [shown(scenario), shown(title_of(method)), str(len(group)), str(sum(map(_usable, group))),
+         shown(list_seeds(sorted({str(o.config.get("seed")) for o in group})))]
         for (scenario, method), group in in_order
     ]  # fmt: skip
-    return Table("", ["setting", "method", "seeds", "runs", "finished and sound"], lines)
+    return Table("", ["setting", "method", "runs", "finished, undamaged", "seeds"], lines)
 
 
 def _grouped(runs: Sequence[Stored], progress: bool | None) -> list[Caution]:
@@ -137,9 +138,10 @@ def _grouped(runs: Sequence[Stored], progress: bool | None) -> list[Caution]:
     cautions = []
     for (title, severe), lines in lines_by_title.items():
         names = list(dict.fromkeys(name for name, _ in lines))
-        text = f"in {len(names)} of {len(runs)} runs: {listed(names, most=4)}. For example {lines[0][0]}: {lines[0][1]}"
-        out = " Unfinished and damaged runs are left out of all that follows." if title in _LEFT_OUT else ""
-        cautions.append(Caution(title, f"{text}.{out}", severe))
+        example = Caution(title, f"{lines[0][0]}: {lines[0][1]}").sentence
+        where = f"in {len(names)} of {len(runs)} runs: {listed(names, most=4)}. For example " if len(names) > 1 else ""
+        out = " The rest of the report is without unfinished and damaged runs." if title in _LEFT_OUT else ""
+        cautions.append(Caution(title, f"{where}{example}{out}", severe))
     return cautions
 
 
@@ -151,9 +153,9 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
     methods = ordered(table["method"])
     trees = [(run.tree, row) for run, row in zip(runs, table.to_dict("records"), strict=True) if run.tree is not None]
     band = (
-        "Thick lines: means over seeds; thin ones: the seeds; bands: 95 % intervals of the means (Student's t)."
+        "Thick lines: means over seeds. Thin lines: seeds. Bands: 95% t intervals of the means."
         if table.groupby("method")["seed"].nunique().min() >= LEAST_PAIRS
-        else f"One line for each seed: an interval needs at least {LEAST_PAIRS} seeds."
+        else f"Lines: seeds. An interval needs at least {LEAST_PAIRS} seeds."
     )
     blocks: list[Block] = []
     for name, axis, draw_curves in (
@@ -172,12 +174,12 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
     contrasts = comparison.tidy()
     if contrasts["sim_conf_low"].notna().any():
         differences = (
-            f"Differences from {shown(title_of(comparison.reference))} within seeds, with simultaneous 95 % intervals"
+            f"Differences from {shown(title_of(comparison.reference))} within seeds, with simultaneous 95% CIs"
         )
         size = (5.2, 1.3 + 0.28 * len(contrasts))
         blocks.append(document.figure(comparison.plot, f"{differences} (Bonferroni).", size=size))
         columns = ["term", "n", "estimate", "sim_conf_low", "sim_conf_high", "p_holm"]
-        blocks.append(Table.ends(f"{differences}, and p by Holm", contrasts[columns], None))
+        blocks.append(Table.ends(f"{differences}, and Holm's p values", contrasts[columns], None))
     every = [run_table.clients(tree).assign(method=shown(row["method"])) for tree, row in trees]
     last = (
         f"mean over the last {run_table.WINDOW} rounds" if table["rounds"].min() >= run_table.WINDOW else "last round"
@@ -186,8 +188,7 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
         document.figure(
             partial(client_boxplot, pd.concat(every)),
             f"Test accuracy of single clients, all seeds together ({last}). Boxes: quartiles; "
-            "whiskers: to 1.5 times their distance; white: mean. This is spread over clients, not "
-            "certainty.",
+            "whiskers: to 1.5 times their distance; white: mean. They show the spread over clients, not an interval.",
         )
     )
     return blocks
@@ -203,11 +204,11 @@ def _costs(table: pd.DataFrame) -> Section:
              megabytes(group["bytes_up"].mean()), megabytes(group["bytes_down"].mean()),
              number(group["seconds"].mean(), 2)]
         )  # fmt: skip
-    columns = ["setting", "method", "last evaluated round ± se", "spread over clients", "10 % of clients below",
-               "before aggregation", "up", "down", "s a round"]  # fmt: skip
+    columns = ["setting", "method", "last evaluated round ± SE", "SD over clients", "10% quantile of clients",
+               "before aggregation", "up", "down", "s per round"]  # fmt: skip
     caption = (
-        "Means over seeds; se: standard error over seeds. Spread: standard deviation over clients. Before aggregation: "
-        "active clients' models as they leave local training. Up, down: bytes of all clients over all rounds."
+        "Accuracy and costs, means over seeds. SE: standard error over seeds. Before aggregation: models of selected "
+        "clients after local training. Up, down: bytes uploaded and downloaded by all clients in all rounds."
     )
     return Section("Clients and communication", [Table(caption, columns, rows)])
 
@@ -243,6 +244,7 @@ _PARTS: dict[str, Callable[[Stored], Part]] = {
 }
 
 
+@named_options()
 def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress: bool | None = None) -> Report:
     """Report what was run, what it shows and with which uncertainty, on one self-contained page.
 
@@ -272,9 +274,9 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress:
     Notes
     -----
     Warnings stand first: rounds not done, damaged files, clients that diverged, factor analyses that have not
-    converged, Heywood cases, dead units, few seeds. Statements come with their numbers; intervals say whether they are
-    over seeds, clients or test samples. The page has no script and loads nothing; names and attributes of a store are
-    shown as text.
+    converged, Heywood cases, constant units, few seeds. Statements come with their numbers; intervals say whether they
+    are over seeds, clients or test samples. The page has no script and loads nothing; names and attributes of a store
+    are shown as text.
 
     Examples
     --------

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import xarray as xr
 
 from fedstat import store
-from fedstat._utils import guard
+from fedstat._utils import check, guard
 from fedstat._utils.loops import track
 from fedstat.fl.stored import from_stored
 from fedstat.fl.training import COMMAND
 from fedstat.reporting.document import PARAGRAPH, PRINTED, Part, Section, Table, listed, shown
-from fedstat.results.base import Caution
+from fedstat.results.base import Caution, LayerResults
 from fedstat.store.encoding import algorithm_of
 
 _HIDDEN = ("shapes", "data_digest", "algorithm_settings", "out", "overwrite", "quiet")
@@ -52,9 +52,10 @@ def command_line(command: str, settings: Mapping[str, Any], *, positional: tuple
 def origin(stored: Stored) -> dict[str, str]:
     """By which code, when, and where a run was made."""
     attrs = stored.attrs
+    version = f"revision {attrs['revision']}" if attrs.get("revision") else f"digest {attrs.get('code', 'not known')}"
     ended = f" to {attrs['ended']}" if stored.finished else ", not finished"
     rows = {
-        "code": f"{attrs.get('source', 'fedstat, version not known')}, revision {attrs.get('revision') or 'not known'}",
+        "code": f"{attrs.get('source', 'fedstat, version not known')}, {version}",
         "time (UTC)": f"{attrs['started']}{ended}" if "started" in attrs else "",
         "device": attrs.get("device", ""),
     }
@@ -64,7 +65,7 @@ def origin(stored: Stored) -> dict[str, str]:
 def details(stored: Stored) -> list[Table]:
     """All settings of a run, and the versions behind it."""
     rows = {shown(k): _value(v) for k, v in stored.config.items() if k not in _HIDDEN and v is not None}
-    rows |= {f"of the method: {shown(k)}": _value(v) for k, v in settings_of_method(stored).items() if v is not None}
+    rows |= {f"algorithm: {shown(k)}": _value(v) for k, v in settings_of_method(stored).items() if v is not None}
     if isinstance(shapes := stored.config.get("shapes"), Mapping) and (n := n_parameters(shapes)):
         rows["network"] = f"{n:,} parameters in {len(shapes)} arrays"
     if digest := stored.config.get("data_digest"):
@@ -105,16 +106,15 @@ def n_parameters(shapes: Mapping[str, Any]) -> int:
 def cautions(stored: Stored) -> list[Caution]:
     """Return cautions on the origin of a run."""
     notes = []
-    if stored.attrs and not stored.attrs.get("revision"):
-        notes.append(Caution("Revision not known", "the code was no git checkout; its digest is in the last table"))
-    elif str(stored.attrs.get("revision", "")).endswith("-dirty"):
+    if str(stored.attrs.get("revision", "")).endswith("-dirty"):
         notes.append(
             Caution(
-                "Changed code", f"the checkout had changes that are in no commit ({shown(stored.attrs['revision'])})"
+                "Changed code",
+                f"the repository of fedstat had changes without a commit ({shown(stored.attrs['revision'])})",
             )
         )
     if ", " in str(stored.attrs.get("code", "")):
-        notes.append(Caution("Several versions of the code", "the run was begun by one and continued by another"))
+        notes.append(Caution("Several versions of the code", "one version began the run, another continued it"))
     return notes
 
 
@@ -237,8 +237,8 @@ class Stored(NamedTuple):
                 continue
             if part is not None:
                 parts[name] = part
-        why = "the damage to the files" if self.damaged else "settings or values that fedstat does not write"
-        text = f"{why} left out: {'; '.join(lost)}"
+        why = "of damaged files" if self.damaged else "of settings or values that fedstat does not write"
+        text = f"because {why}, the report lacks {'; '.join(lost)}"
         return parts, [Caution("Not in this report", text, severe=True)] if lost else []
 
 
@@ -256,9 +256,17 @@ def read(runs: Run | Iterable[Run], progress: bool | None = False) -> list[Store
     ------
     FileNotFoundError
         If there is no store at a path, and none in the folder there.
+    ValueError
+        If there is no run, or an object that is none.
     """
+    runs = [runs] if isinstance(runs, str | Path | xr.DataTree) else runs
+    if not isinstance(runs, Iterable) or isinstance(runs, LayerResults):
+        raise ValueError(
+            f"run must be a path, a DataTree, or a list of these, but got {check.kind(runs)}. A result has its own "
+            "report: result.summary()."
+        )
     sources: list[Path | xr.DataTree] = []
-    for run in [runs] if isinstance(runs, str | Path | xr.DataTree) else runs:
+    for run in runs:
         sources += [run] if isinstance(run, xr.DataTree) else store.stores(run)
     with track(sources, "run", progress) as tracked:
         stored_runs = [_of_tree(source) if isinstance(source, xr.DataTree) else _of_path(source) for source in tracked]
@@ -271,7 +279,7 @@ def damage_of(stored: Stored) -> list[Caution]:
     """Describe damage to a run's files."""
     if not stored.damaged:
         return []
-    text = f"not as they were written: {listed(stored.damaged, most=8)}. Resume the run to compute again what can be"
+    text = f"{listed(stored.damaged, most=8)}. Resume the run to recompute them"
     return [Caution("Damaged files", text, severe=True)]
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from fedstat import attack, ntk
@@ -18,7 +19,7 @@ from fedstat.plot import convergence, freezing, generalization, leakage_grid, mo
 from fedstat.plot import stability as draw_stability
 from fedstat.reporting import document, prose, training
 from fedstat.reporting import stored as stores
-from fedstat.reporting.document import COMMAND, Block, Part, Section, Table, Text, listed, shown
+from fedstat.reporting.document import COMMAND, REFERENCES, Block, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble
 from fedstat.results import LayerResults, SplitResult
 from fedstat.results.base import Caution, Result, few
@@ -33,18 +34,22 @@ from fedstat.store.results import layer_results
 
 _WRITES = ("overwrite", "out", "plot", "summary", "csv", "latex")  # options that no number depends on
 _CAPTIONS = {
-    "split": "units by what the split rests on, and the threshold",
-    "bootstrap": "communality of every unit with its interval, clients resampled",
-    "permutation": "communalities, and those that are expected if units are shuffled within clients",
-    "sensitivity": "the split under other choices, compared with the reference",
+    "split": "statistic of the units by group, and the threshold",
+    "bootstrap": "communality of every unit with its interval, by the bootstrap over clients",
+    "permutation": "communalities, and those expected if units are permuted within clients",
+    "sensitivity": "the split under other analysis choices, compared with the reference",
 }
 _COLUMNS = {
-    "split": "communality: ν; icc: agreement between clients, ICC2; margin: distance from the threshold",
-    "bootstrap": "estimate: communality ν; half_sample: its mean in random halves of the clients; prop_shared: "
-    "proportion of bootstrap samples that share the unit",
-    "permutation": "estimate: communality ν; p_value: one-sided; p_adjusted: false discovery rate",
-    "sensitivity": "prop_unchanged: proportion of units in the same group as in the reference",
-}
+    "split": {
+        "communality": "ν", "icc": "agreement between clients, ICC2", "margin": "distance from the threshold",
+    },
+    "bootstrap": {
+        "estimate": "communality ν", "half_sample": "its mean in random halves of the clients",
+        "prop_shared": "proportion of bootstrap samples that share the unit",
+    },
+    "permutation": {"estimate": "communality ν", "p_value": "one-sided", "p_adjusted": "false discovery rate"},
+    "sensitivity": {"prop_unchanged": "proportion of units in the same group as in the reference"},
+}  # fmt: skip
 _EARLIER = "The store was written by an earlier version of fedstat, which kept tables and not the result."
 
 Kinds = Mapping[str, Result]
@@ -89,7 +94,7 @@ def _ran_split(stored: Stored, n_layers: int, n_clients: int | None) -> Table:
         "layers": str(n_layers),
         "method": f"agreement between clients, τ = {c.get('tau')}" if c.get("method") == "icc"
         else f"{c.get('method')}, {_size(c)}, τ = {c.get('tau')}",
-        "resampled": f"clients, {c['n_boot']} times, seed {c.get('seed')}" if c.get("n_boot") else "not",
+        "bootstrap": f"{c['n_boot']} samples of clients, seed {c.get('seed')}" if c.get("n_boot") else "none",
     } | stores.origin(stored)  # fmt: skip
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
 
@@ -107,7 +112,7 @@ def _cautions_split(kinds_by_layer: Mapping[str, Kinds]) -> Iterator[Caution]:
         split = kinds.get("split")
         if isinstance(split, SplitResult) and "bootstrap" not in kinds:
             how = "fedstat.icc(weights, n_boot=500)" if split.fit.method == "icc" else "--n-boot 500"
-            text = f"layer {shown(layer)}: clients were not resampled, so nothing is said of certainty; {how} does that"
+            text = f"layer {shown(layer)}: without a bootstrap the certainty of the split is unknown. Use {how}"
             yield Caution("Certainty not estimated", text)
 
 
@@ -117,16 +122,22 @@ def _layer(layer: str, kinds: Kinds, run: xr.DataTree) -> Section:
     blocks: list[Block] = []
     for kind, result in kinds.items():
         blocks.append(document.figure(result.plot, f"{name}: {_CAPTIONS[kind]}."))
-        blocks.append(Table.ends(f"{name}, {kind}. {_COLUMNS[kind]}", *result._by_row()))
+        blocks.append(_table(name, kind, *result._by_row()))
     if not kinds:
         data = run["split"][layer].to_dataset()
         units = data[[variable for variable, values in data.data_vars.items() if values.dims == ("unit",)]]
         by = "icc" if data.attrs.get("method") == "icc" else "communality"
         blocks += [
             Text(_EARLIER),
-            Table.ends(f"{name}, split. {_COLUMNS['split']}", units.to_dataframe().reset_index(), by),
+            _table(name, "split", units.to_dataframe().reset_index(), by),
         ]
     return Section(f"Layer {name}", blocks)
+
+
+def _table(layer: str, kind: str, frame: pd.DataFrame, by: str | None) -> Table:
+    """Return the table of a result, with the meaning of its columns."""
+    columns = (f"{name}: {meaning}" for name, meaning in _COLUMNS[kind].items() if name in frame)
+    return Table.ends(f"{layer}, {kind} ({'; '.join(columns)})", frame, by)
 
 
 def _methods_split(stored: Stored, n_clients: int | None) -> tuple[str, list[str]]:
@@ -148,15 +159,15 @@ def _methods_split(stored: Stored, n_clients: int | None) -> tuple[str, list[str
     threshold = f"τ, its {tau} quantile," if tau.replace(".", "", 1).isdigit() else f"τ = {shown(tau)}"
     few = {None: "the clients' networks", 1: "one client's network"}
     whose = few.get(n_clients, f"{n_clients} clients' networks")
-    start = " The weights that all clients started from had been subtracted." if c.get("baseline") else ""
+    start = " The common initial parameters of the clients were subtracted first." if c.get("baseline") else ""
     text = (
-        f"Hidden units of {whose} were split into shared and client-specific ones ({prose.cited('wang2023')}) by "
-        f"{how}; units at or above the threshold {threshold} were called shared.{start}"
+        f"Hidden units of {whose} were split into shared and personal units ({prose.cited('wang2023')}) by "
+        f"{how}; units at or above the threshold {threshold} are shared.{start}"
     )
     if c.get("n_boot"):
         keys.append("efron1979")
         text += (
-            f" Certainty was estimated by resampling clients {c['n_boot']} times with replacement "
+            f" The certainty of the split was estimated by {c['n_boot']} bootstrap samples of the clients "
             f"({prose.cited('efron1979')})."
         )
     return f"{text} {prose.software([stored])}", keys
@@ -170,9 +181,9 @@ def _study(
     methods: tuple[str, list[str]],
     positional: tuple[str, ...] = (),
 ) -> Part:
-    """Part on a store of which the command's own text and figure say what was found."""
+    """Part on a store, with the text and the figures of its command."""
     done = [] if stored.finished or not stored.attrs else [
-        Caution("Not finished", "what is not done is missing below. --resume goes on", severe=True)
+        Caution("Not finished", "the report lacks the parts that are not done. Continue with --resume", severe=True)
     ]  # fmt: skip
     return assemble(
         stored, _ran(stored, positional), {"figures": lambda run: Section("Figures", list(drawn(run)))},
@@ -190,6 +201,11 @@ def _ran(stored: Stored, positional: tuple[str, ...]) -> Table:
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items() if value not in (None, "")})
 
 
+def _counted(config: Mapping[str, Any], name: str, noun: str) -> str:
+    """Return a setting with its noun; a store may hold any value."""
+    return f"{shown(config.get(name))} {noun}{'s' if config.get(name) != 1 else ''}"
+
+
 def of_motivation(stored: Stored) -> Part:
     """Neurons' outputs over clients."""
 
@@ -197,22 +213,23 @@ def of_motivation(stored: Stored) -> Part:
         outputs = run["outputs"].to_dataset()
         if missing := outputs["case"].to_numpy()[~outputs["done"].to_numpy().astype(bool)].tolist():
             yield Caution("Cases not done", listed(missing), severe=True)
-        related = motivation.correlations(run)
+        related = motivation.correlations(motivation.finished_cases(run))
         if failed := int((~related["converged"].astype(bool)).sum()):
-            text = f"{failed} of {len(related)} communalities behind the correlations; the last iterate counts"
+            text = f"{failed} of {len(related)} analyses behind the correlations; their last iterate is used"
             yield Caution("Factor analysis not converged", text)
 
     def drawn(run: xr.DataTree) -> Iterator[Block]:
-        caption = "Outputs of neurons over clients, their entropies and communalities, by case."
-        yield document.image(motivation_grid(run), caption, wide=True)
+        caption = "Outputs of units over clients, their entropies and communalities, by case."
+        if (cases := motivation.finished_cases(run))["outputs"].sizes["case"]:
+            yield document.image(motivation_grid(cases), caption, wide=True)
 
     c = stored.config
     methods = (
         f"For each of {c.get('clients')} clients a network with {c.get('hidden')} hidden units was trained on "
-        f"{shown(c.get('data'))} for {c.get('local_epochs')} epochs, as in the motivating study of "
-        f"{prose.cited('wang2023')}. Entropies of neurons' mean outputs over clients are nearest-neighbour estimates "
-        f"({prose.cited('kozachenko1987')}); whether they have one peak was tested by Silverman's test "
-        f"({prose.cited('silverman1981')})."
+        f"{shown(c.get('data'))} for {_counted(c, 'local_epochs', 'epoch')}, as in the motivating study of "
+        f"{REFERENCES['wang2023'].cited}. Entropies of the units' mean outputs over clients are nearest-neighbor "
+        f"estimates ({prose.cited('kozachenko1987')}). H0 of Silverman's test ({prose.cited('silverman1981')}): the "
+        "outputs have one peak."
     )
     return _study(stored, motivation.report, drawn, checks, (methods, ["wang2023", "kozachenko1987", "silverman1981"]))
 
@@ -228,43 +245,41 @@ def of_ntk(stored: Stored) -> Part:
         theorem = result(run)
         if isinstance(theorem, GeneralizationResult):
             caption = (
-                "Theorem 2's bound, its complexity term and the observed test loss; above 1 the bound says nothing."
+                "Theorem 2's bound, its complexity term and the observed test loss. A bound above 1 is not informative."
             )
             yield document.figure(partial(generalization, theorem), caption, size=(5.2, 4.4))
             return
         caption = (
-            "‖y − h(t)‖² relative to its start: mean over replicates, their range, and Theorem 1's bound (dashed)."
+            "‖y − h(t)‖² relative to its initial value: mean and range over replicates; dashed: Theorem 1's bound."
         )
         yield document.figure(partial(convergence, theorem), caption, size=(5.2, 4.4))
         if "fedsplit" in theorem.data["method"].values:
-            caption = "How far FedSplit's kernels and activation patterns are from standing still, by width."
+            caption = "Change of FedSplit's kernels and activation patterns from their initial values, by width."
             yield document.figure(partial(freezing, theorem), caption, size=(5.2, 4.4))
 
-    methods = (
-        f"The theorems of {prose.cited('wang2023')} (§3.3) were compared with training, over replicates of the start."
-    )
+    methods = f"The theorems of {REFERENCES['wang2023'].cited} (§3.3) were compared with training, over replicates."
     words = (lambda run: result(run).summary()), drawn, (lambda run: result(run).cautions())
     return _study(stored, *words, (methods, ["wang2023"]))
 
 
 def of_attack(stored: Stored) -> Part:
-    """Images recovered from what clients send."""
+    """Images recovered from uploads of clients."""
 
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         caption = "Original and recovered images, best and median case, and PSNR by round with intervals over clients."
         yield document.image(leakage_grid(run), caption, wide=True)
 
     methods = (
-        "Training images were recovered from what clients send after one local step, by deep leakage from gradients "
-        f"({prose.cited('zhu2019')}); PSNR is compared with that of the mean training image, with Student's t "
-        "intervals over clients."
+        "Training images were recovered from uploads after one local step, by gradient inversion (deep leakage from "
+        f"gradients, {prose.cited('zhu2019')}); PSNR is compared with that of the class-mean image, with t intervals "
+        "over clients."
     )
     words = (lambda run: results.leakage(run).summary()), drawn, (lambda run: results.leakage(run).cautions())
     return _study(stored, *words, (methods, ["zhu2019"]), ("runs",))
 
 
 def of_recovery(stored: Stored) -> Part:
-    """For which κ the true split is found."""
+    """Recovery of the true split over κ."""
 
     def result(run: xr.DataTree) -> xr.Dataset:
         return run.to_dataset().assign_attrs(run.attrs)
@@ -273,7 +288,7 @@ def of_recovery(stored: Stored) -> Part:
         data = result(run)
         if "converged" in data and not bool(data["converged"].all()):
             share = 100 * (1 - float(data["converged"].astype(float).mean()))
-            text = f"{share:.0f} % of the analyses; marked * in the table, the last iterate counts"
+            text = f"{share:.0f}% of the analyses, marked * in the table; their last iterate is used"
             yield Caution("Factor analysis not converged", text)
         yield from few(data.sizes["replicate"], "replicate")
 
@@ -281,14 +296,14 @@ def of_recovery(stored: Stored) -> Part:
         data = result(run)
         for i, j in np.ndindex(data.sizes["alpha"], data.sizes["p"]):
             cell = data.isel(alpha=[i], p=[j])
-            caption = "Area under the ROC curve against κ by estimator; bars: one standard error over draws."
+            caption = "Area under the ROC curve over κ by method; bars: one standard error over replicates."
             yield document.figure(partial(recovery, cell), caption)
 
     c = stored.config
     methods = (
-        f"True weights of model (8) of {prose.cited('wang2023')} were drawn {c.get('replicates')} times for "
-        f"{c.get('clients')} clients; the area under the ROC curve says how well communalities order shared above "
-        "personal neurons."
+        f"True weights of model (8) of {REFERENCES['wang2023'].cited} were drawn in "
+        f"{_counted(c, 'replicates', 'replicate')} for {c.get('clients')} clients; the area under the ROC "
+        "curve is the probability that a shared unit has a higher communality than a personal unit."
     )
     return _study(stored, lambda run: print_recovery(result(run)), drawn, checks, (methods, ["wang2023"]))
 
@@ -296,8 +311,8 @@ def of_recovery(stored: Stored) -> Part:
 def unknown(stored: Stored) -> Part:
     """Report a store of another command, or an unreadable one."""
     text = (
-        f"fedstat has no more to say of stores that {shown(stored.command)} makes." if stored.command
-        else "Nothing says which command made this store."
+        f"fedstat has no report for stores of {shown(stored.command)}." if stored.command
+        else "The store does not name the command that made it."
     )  # fmt: skip
     return assemble(stored, _ran(stored, ()), {"what was found": lambda _: Section("What was found", [Text(text)])})
 
@@ -327,12 +342,12 @@ def _ran_simulation(stored: Stored) -> Table:
     rows = {
         "command": stores.command_line("fedstat.sim", c),
         "clients": f"{c.get('clients')}, {c.get('n_train')} training and {c.get('n_test')} test samples each",
-        "model": f"(8) of FedFac: {c.get('d')} covariates, {c.get('m')} hidden neurons",
-        "shared shares": f"of the neurons p = {_listing(c.get('p'))}; of the covariates α = {_listing(c.get('alpha'))}",
-        "ways to split": _listing(c.get("methods")),
+        "model": f"(8) of FedFac: {c.get('d')} covariates, {c.get('m')} hidden units",
+        "shared": f"proportion p = {_listing(c.get('p'))} of units, α = {_listing(c.get('alpha'))} of covariates",
+        "methods": _listing(c.get("methods")),
         "rounds": str(c.get("rounds")),
         "local training": prose.local_training({**c, "optimizer": "sgd"}),
-        "replicates": f"{c.get('replicates')}, seeds from {c.get('seed')} on",
+        "replicates": f"{c.get('replicates')}, first seed {c.get('seed')}",
     } | stores.origin(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
 
@@ -346,8 +361,8 @@ def _cautions(stored: Stored, run: xr.DataTree) -> Iterator[Caution]:
     missing = int((done < rounds).sum())
     if missing or not stored.finished:
         text = (
-            f"{missing} of {done.size} runs (a way to split on one replicate) are not done, and are left out of means "
-            "and intervals. --resume goes on"
+            f"means and intervals are without {missing} of {done.size} runs (one method on one replicate), which are "
+            "not done. Continue with --resume"
         )
         yield Caution("Not finished", text, severe=True)
     yield from few(done.sizes["replicate"], "replicate")
@@ -363,12 +378,12 @@ def _cautions(stored: Stored, run: xr.DataTree) -> Iterator[Caution]:
 
 
 def _figures(run: xr.DataTree) -> Section | None:
+    if not bool((run["metrics/rounds_done"] == run["metrics"].sizes["round"]).any()):
+        return None
     result = study_dataset(run)
     result = result.assign_coords(method=[shown(name) for name in result["method"].values])
-    if not bool(np.isfinite(result["accuracy"]).any()):
-        return None
     rows = [result] if result.sizes["p"] == 1 else [result.isel(alpha=[i]) for i in range(result.sizes["alpha"])]
-    bars = "Points: means over replicates; bars: Student's 95 % intervals."
+    bars = "Points: means over replicates; bars: 95% t intervals."
     blocks: list[Block] = []
     for panel in rows:
         blocks.append(document.figure(partial(draw_accuracy, panel), f"Test accuracy. {bars}", size=(6, 4)))
@@ -378,8 +393,8 @@ def _figures(run: xr.DataTree) -> Section | None:
             blocks.append(document.figure(draw, caption, size=(6, 4)))
         if "prop_unchanged" in panel:
             caption = (
-                "Share of neurons that keep their state, dynamic FedFac. Lines: means over replicates; bands: "
-                "Student's 95 % intervals."
+                "Proportion of units in the same group one round later, dynamic FedFac. Lines: means over replicates; "
+                "bands: 95% t intervals."
             )
             blocks.append(document.figure(partial(draw_stability, panel), caption, size=(6, 4)))
     return Section("Figures", blocks)
@@ -388,14 +403,14 @@ def _figures(run: xr.DataTree) -> Section | None:
 def _methods(stored: Stored) -> tuple[str, list[str]]:
     c = stored.config
     text = (
-        f"Data were drawn from model (8) of {prose.cited('wang2023')}, for {c.get('clients')} clients with "
-        f"{c.get('n_train')} training samples of {c.get('d')} covariates each, with {c.get('m')} hidden neurons of "
-        f"which a share p is common to all clients (p = {_listing(c.get('p'))}; α = {_listing(c.get('alpha'))}). "
+        f"Data were drawn from model (8) of {REFERENCES['wang2023'].cited}, for {c.get('clients')} clients with "
+        f"{c.get('n_train')} training samples of {c.get('d')} covariates each, with {c.get('m')} hidden units, of "
+        f"which a proportion p is common to all clients (p = {_listing(c.get('p'))}; α = {_listing(c.get('alpha'))}). "
         f"Clients trained for {c.get('rounds')} rounds, each for {prose.local_training({**c, 'optimizer': 'sgd'})}. "
-        f"Neurons were split in the ways {_listing(c.get('methods'))}; where by factor analysis "
-        f"({prose.cited('harman1976')}), communalities were estimated by {prose.estimator(c.get('method'))} with κ "
-        f"= {c.get('kappa')}. Each of the {c.get('replicates')} replicates draws data, start and batches anew, the "
-        "same for all ways to split; differences are paired within replicates, with Student's t intervals. Recovery of "
+        f"Units were split by the methods {_listing(c.get('methods'))}; factor analyses ({prose.cited('harman1976')}) "
+        f"estimated communalities by {prose.estimator(c.get('method'))} with κ = {c.get('kappa')}. Each of the "
+        f"{c.get('replicates')} replicates has its own data, initial parameters and batches, equal for all methods; "
+        "differences are paired within replicates, with t intervals. Recovery of "
         "the true split is given by the area under the ROC curve and the adjusted Rand index "
         f"({prose.cited('hubert1985')})."
     )

@@ -50,7 +50,7 @@ def of_run(stored: Stored, done: int) -> list[Caution]:
     cautions = []
     requested = stored.config.get("rounds")
     if not stored.finished or (isinstance(requested, int) and done < requested):
-        text = f"{done} of {shown(requested)} rounds are done; all that follows is of these. --resume goes on"
+        text = f"{done} of {shown(requested)} rounds are done, and the report is of these. Continue with --resume"
         cautions.append(Caution("Not finished", text, severe=True))
     if stored.tree is None or not done:
         return cautions
@@ -62,8 +62,8 @@ def one_seed(stored: Stored) -> Caution:
     """Return the caution on a run of one seed."""
     return Caution(
         "One seed",
-        f"a single run, of seed {shown(stored.config.get('seed'))}: no interval over seeds can be given, and none is. "
-        "Intervals in this report are over clients or test samples, as each one says",
+        f"a single run, of seed {shown(stored.config.get('seed'))}, has no interval over seeds. Intervals in this "
+        "report are over clients or test samples",
     )
 
 
@@ -86,14 +86,14 @@ def _of_metrics(run: xr.DataTree) -> Iterator[Caution]:
         if len(mean) > 1 and np.isfinite(mean[[0, -1]]).all() and mean[-1] > mean[0]:
             yield Caution(
                 "Training loss rose",
-                f"from {mean[0]:.4g} in the first round to {mean[-1]:.4g} in the last (mean over active clients)",
+                f"from {mean[0]:.4g} in the first round to {mean[-1]:.4g} in the last (mean over selected clients)",
             )
         never = ~np.isfinite(losses).any(axis=0)
         if never.any():
             yield Caution(
                 "Clients that never trained",
-                f"{int(never.sum())} of {len(never)} clients were active in no round "
-                f"({listed(metrics['client'].to_numpy()[never])}), yet count in means over clients",
+                f"{int(never.sum())} of {len(never)} clients were selected in no round "
+                f"({listed(metrics['client'].to_numpy()[never])}), but count in means over clients",
             )
 
 
@@ -109,7 +109,8 @@ def _of_split(run: xr.DataTree) -> Iterator[Caution]:
             yield from factors(shown(layer), nu[is_analyzed], data["converged"].to_numpy()[is_analyzed], "rounds")
         if states.loc[layer, "flat"]:
             text = (
-                f"layer {shown(layer)}: all communalities of the last round are equal; a lower κ may tell units apart"
+                f"layer {shown(layer)}: all communalities of the last round are equal, so the split is arbitrary. "
+                "Lower kappa"
             )
             yield Caution("Uninformative split", text, severe=True)
 
@@ -134,9 +135,9 @@ def factors(layer: str, nu: np.ndarray, converged: np.ndarray, unit: str) -> Ite
     dead = int(np.isnan(nu[-1]).sum())
     if dead:
         yield Caution(
-            "Dead units",
-            f"layer {layer}: {dead} of {count(nu.shape[1], 'unit')} with constant weights and no communality (last of "
-            f"the {unit})",
+            "Constant units",
+            f"layer {layer}: {dead} of {count(nu.shape[1], 'unit')} with constant weights, and so without communality, "
+            f"in the last of the {unit}",
         )
 
 
@@ -145,8 +146,8 @@ def _of_scale(run: xr.DataTree) -> Iterator[Caution]:
     if "n_test" in metrics and (median := float(np.median(metrics["n_test"]))) < _FEW_SAMPLES:
         yield Caution(
             "Few test samples",
-            f"half of the clients have {median:.0f} or fewer: the accuracy of a single client is known only to about "
-            f"± {196 * (0.25 / max(1.0, median)) ** 0.5:.0f} points at worst (95 %)",
+            f"half of the clients have at most {median:.0f}. The 95% CI of such a client's accuracy reaches up to "
+            f"{196 * (0.25 / max(1.0, median)) ** 0.5:.0f} percentage points to either side",
         )
 
 
@@ -161,7 +162,7 @@ def part(stored: Stored) -> Part:
         "learning curves": _learning,
         "accuracy by client": _clients,
         "the split over rounds": _split,
-        "how personal each layer is": _probed,
+        "reliability by layer": _probed,
     }
     title = _joined(_setting(stored.config), stored.title)
     return assemble(
@@ -185,7 +186,7 @@ def ran(stored: Stored, done: int) -> Table:
         "network": _joined(c.get("net"), _width(c), f"{n_parameters(c.get('shapes') or {}):,} parameters"),
         "algorithm": f"{c.get('algorithm', '')}{f' ({settings})' if settings else ''}",
         "rounds": f"{rounds}{every}",
-        "active clients": prose.participation(c.get("participation")),
+        "participation": prose.participation(c.get("participation")),
         "local training": prose.local_training(c),
         "seed": str(c.get("seed", "")),
     } | stores.origin(stored)
@@ -199,7 +200,7 @@ def command(stored: Stored) -> str:
     except (ValueError, TypeError):
         noted = {}
     if "data" not in noted:
-        return "fedstat.fl.train(...) in Python, with data of its own"
+        return "fedstat.fl.train(...) in Python, with the data of the user"
     defaults = run_settings.Settings()
     always = ("data", "partition", "net", "algorithm", "clients", "rounds", "seed")
     options = {k: v for k, v in noted.items() if k in always or _plain(v) != _plain(getattr(defaults, k))}
@@ -210,16 +211,16 @@ def command(stored: Stored) -> str:
 
 def _learning(run: xr.DataTree) -> Section | None:
     names = {
-        "accuracy": ("test accuracy of a client", "Test accuracy of the clients' models after aggregation"),
-        "train_loss": ("training loss of a client", "Training loss of the active clients"),
+        "accuracy": ("test accuracy of a client", "Test accuracy of client models after aggregation"),
+        "train_loss": ("training loss of a client", "Training loss of the selected clients"),
     }
     blocks = []
     for name, (label, what) in names.items():
         if name in run["metrics"] and bool(np.isfinite(run["metrics"][name]).any()):
             values = run["metrics"][name].assign_attrs(long_name=label, units="")
             caption = (
-                f"{what}: thin lines of clients, their median, and a band of the middle half, which is spread over "
-                "clients, not an interval."
+                f"{what}. Thin lines: clients. Thick line: their median. Band: the middle half of the clients, not an "
+                "interval."
             )
             blocks.append(document.figure(partial(client_lines, values), caption))
     return Section("Learning curves", blocks) if blocks else None
@@ -243,8 +244,8 @@ def _clients(run: xr.DataTree) -> Section | None:
     mean = float(np.average(table["accuracy"], weights=n))
     when = f"after round {int(metrics['round'][last])}"
     caption = (
-        f"Test accuracy of every client's model {when}. Bars: Wilson's 95 % interval of one client's accuracy, from "
-        f"its {_span(n)} test samples alone. Dashed: mean weighted by test samples, {number(mean)}."
+        f"Test accuracy of every client model {when}. Bars: Wilson's 95% CI of the client's accuracy from its "
+        f"{_span(n)} test samples. Dashed line: mean weighted by test samples, {number(mean)}."
     )
     draw = partial(document.sorted_clients, table["accuracy"].to_numpy(), low, high, mean)
     return Section("Accuracy by client", [document.figure(draw, caption), _client_table(table, when)])
@@ -258,11 +259,15 @@ def _client_table(table: pd.DataFrame, when: str) -> Table:
              interval(r["accuracy"], r["low"], r["high"], 3, sign=False)]
             for r in table.sort_values("accuracy").to_dict("records")
         ]  # fmt: skip
-        columns = ["client", "training samples", "test samples", "test accuracy [95 %]"]
-        return Table(f"Clients {when}, from the least accurate", columns, rows)
-    points = {"least": 0.0, "10 %": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "90 %": 0.9, "most": 1.0}
+        columns = ["client", "training samples", "test samples", "test accuracy [95% CI]"]
+        return Table(f"Clients {when}, in ascending order of accuracy", columns, rows)
+    points = {"minimum": 0.0, "10%": 0.1, "25%": 0.25, "median": 0.5, "75%": 0.75, "90%": 0.9, "maximum": 1.0}
     rows = [[name, number(float(table["accuracy"].quantile(q)), 3)] for name, q in points.items()]
     return Table(f"Quantiles over {len(table)} clients {when}", ["quantile", "test accuracy"], rows)
+
+
+_STATISTICS = {"communality": "communality", "icc": "agreement of clients (ICC2)"}
+"""Statistics of units by which a run may split a layer."""
 
 
 def _split(run: xr.DataTree) -> Section | None:
@@ -278,7 +283,7 @@ def _split(run: xr.DataTree) -> Section | None:
             blocks += [
                 document.figure(
                     partial(document.split_map, shared),
-                    f"{name}: which units are shared (dark) in each round; units shared most often on top.",
+                    f"{name}: shared units (dark) in each round, units that are shared most often on top.",
                 ),
                 document.figure(
                     partial(draw_rounds, shared),
@@ -286,9 +291,10 @@ def _split(run: xr.DataTree) -> Section | None:
                     "round's split with the last one (1 identical, 0 chance).",
                 ),
             ]
-        if any(name in node and np.isfinite(node[name][-1]).any() for name in ("communality", "icc")):
-            what = f"{name}: what decided the split in the last round, by what became of the units."
-            blocks.append(document.figure(partial(communality, node), what))
+        statistics = [text for name, text in _STATISTICS.items() if name in node and node[name][-1].notnull().any()]
+        if statistics:
+            caption = f"{name}: {statistics[0]} of the units in the last round, by group."
+            blocks.append(document.figure(partial(communality, node), caption))
     blocks.append(
         Text(
             "Stability over rounds is not certainty over clients: a run does not store how often a unit would be "
@@ -300,18 +306,27 @@ def _split(run: xr.DataTree) -> Section | None:
 
 
 def _state_table(states: pd.DataFrame) -> Table:
+    """Tabulate the split of every layer, with columns of factor analyses if there were any."""
     rows = [
-        [shown(s["layer"]), f"{s['shared']} of {s['units']}", number(s["n_factors"], 0), number(s["stable"], 3),
-         number(s["agreement"], 3), number(s["converged"], 3)]
+        {
+            "layer": shown(s["layer"]),
+            "shared": f"{s['shared']} of {s['units']}",
+            "factors": number(s["n_factors"], 0),
+            "unchanged": number(s["stable"], 3),
+            "ARI half-way": number(s["agreement"], 3),
+            "converged": number(s["converged"], 3),
+        }
         for s in states.to_dict("records")
-    ]  # fmt: skip
-    columns = ["layer", "shared", "factors", "unchanged", "ARI half-way", "converged"]
-    return Table(
-        f"After the last round. Unchanged: proportion of units in the same group one round later, mean over the last "
+    ]
+    caption = (
+        "After the last round. Unchanged: proportion of units in the same group one round later, mean over the last "
         f"{run_table.WINDOW} rounds, or all if there are fewer. ARI half-way: adjusted Rand index of the split "
-        "half-way and the last one. Converged: proportion of the rounds' factor analyses.",
-        columns, rows,
-    )  # fmt: skip
+        "half-way and the last one."
+    )
+    table = pd.DataFrame(rows)
+    if states["converged"].isna().all():
+        return Table.of(caption, table.drop(columns=["factors", "converged"]))
+    return Table.of(f"{caption} Converged: proportion of the rounds' factor analyses.", table)
 
 
 def _probed(run: xr.DataTree) -> Section | None:

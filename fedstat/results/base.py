@@ -51,6 +51,11 @@ class Caution:
     def __str__(self) -> str:
         return f"{'Warning' if self.severe else 'Caution'}: {self.text}"
 
+    @property
+    def sentence(self) -> str:
+        """The text with a full stop."""
+        return self.text if self.text.endswith((".", "!", "?")) else f"{self.text}."
+
 
 def few(n: int, noun: str) -> list[Caution]:
     r"""Return a caution if intervals rest on fewer than 5 replicates, seeds or clients.

@@ -86,6 +86,7 @@ def conclude(
     return "average" if conf_high < 0.5 else "inconclusive"
 
 
+@check.named_options()
 def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, level: float = 0.95) -> str:
     """Find the layer from which on the reliability of client differences is above 1/2.
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat import store
+from fedstat._utils.check import named_options
 from fedstat._utils.lazy import pd, xr
 from fedstat._utils.settings import check_fields, setting
 from fedstat.fl import algorithms, nets, optim, record
@@ -102,6 +103,7 @@ def summary(run: xr.DataTree) -> pd.DataFrame:
             f"run must be a simulation study, as fedstat.sim.study and python -m fedstat.sim write it, but got a run "
             f"with the groups {list(run.children)}. Of a run of fl.train, read run['metrics'] itself."
         )
+    require_replicates(run)
     values, stable, done = (
         accuracy(run),
         prop_unchanged(run).isel(round=slice(-LAST, None)).mean("round"),
@@ -169,6 +171,12 @@ def from_true(row: Mapping[Any, Any], *, digits: int = 4) -> str:
     """Return a row's difference from the true split with its interval, or why there is none."""
     limits = row["difference"], row["difference_low"], row["difference_high"]
     return interval(*limits, digits, equal="replicates" if row["equal"] else "")
+
+
+def require_replicates(run: xr.DataTree) -> None:
+    """Raise ValueError if no run of a study is done."""
+    if not bool(_complete(run).any()):
+        raise ValueError("the study is not finished: no run is done. Continue it with resume=True (--resume).")
 
 
 def _complete(run: xr.DataTree) -> xr.DataArray:
@@ -312,6 +320,7 @@ class Settings:
         )
 
 
+@named_options(Settings)
 def study(
     *,
     out: str | Path | None = None,

@@ -131,6 +131,7 @@ def truth(model: Model8) -> Iterator[Client]:
         yield Client(np.concatenate([w_p, w_s]), x_mean, w_mean)
 
 
+@check.named_options()
 def generate(
     *,
     clients: int = 100,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstat._utils import guard
+from fedstat._utils.check import named_options
 from fedstat._utils.lazy import xr
 from fedstat.store import journal, origin
 
@@ -61,6 +62,7 @@ class Damage(NamedTuple):
         return f"{self.array or self.file}{f' ({self.cell})' if self.cell else ''} {self.problem}"
 
 
+@named_options()
 def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     """Open a run, finished or not; values that are not computed yet are NaN.
 

@@ -23,7 +23,7 @@ def origin(grid: Grid) -> list[str]:
     notes = []
     for scenario in scenarios(grid):
         seeds = sorted(grid.table.loc[grid.table["scenario"] == scenario, "seed"].unique().tolist())
-        notes.append(f"{scenario}: {scale(_summarize_config(grid, scenario))}; seeds {', '.join(map(str, seeds))}")
+        notes.append(f"{scenario}: {scale(_summarize_config(grid, scenario))}; {list_seeds(seeds)}")
     # A run continued by another version of the code names both.
     runs = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
     runs = runs.explode("code")
@@ -39,7 +39,9 @@ def origin(grid: Grid) -> list[str]:
             f"values of the last round, and best10, last10 and optimism are missing: {short}"
         )
     commits = sorted({r for names in runs["revision"] for r in names if r})
-    notes.append(f"commit {', '.join(commits)}" if commits else "commit unknown")
+    notes.append(
+        f"commit {', '.join(commits)}" if commits else f"code with digest {', '.join(sorted({*runs['code']}))}"
+    )
     if grid.unfinished:
         notes.append(f"unfinished runs excluded: {', '.join(Path(p).name for p in grid.unfinished)}")
     return notes
@@ -51,9 +53,20 @@ def caption(grid: Grid, width: int = 150) -> list[str]:
     for scenario in scenarios(grid):
         seeds = sorted(grid.table.loc[grid.table["scenario"] == scenario, "seed"].unique().tolist())
         size = scale({k: v for k, v in _summarize_config(grid, scenario).items() if k != "partition"})
-        names.setdefault(f"{size}; seeds {', '.join(map(str, seeds))}", []).append(scenario)
+        names.setdefault(f"{size}; {list_seeds(seeds)}", []).append(scenario)
     lines = [f"{' | '.join(group)}: {size}" for size, group in names.items()]
     return [part for line in (*lines, *origin(grid)[len(scenarios(grid)) :]) for part in textwrap.wrap(line, width)]
+
+
+def list_seeds(seeds: Sequence[object]) -> str:
+    """List seeds.
+
+    Examples
+    --------
+    >>> list_seeds([0]), list_seeds([0, 1])
+    ('seed 0', 'seeds 0, 1')
+    """
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 def _summarize_config(grid: Grid, scenario: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled import compare
 from fedstat.results import ComparisonResult
-from fedstat.results.base import WIDTH, Caution, aligned, few, line
+from fedstat.results.base import Caution, aligned, few, line, wrapped
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import difference
 from fedstat.results.tables import NONE, count, megabytes, number, plus_minus
@@ -110,7 +109,7 @@ class RunsResult(ComparisonResult):
         """Return a caution if there are few seeds."""
         seeds = [int(comparison.table["n_values"].max()) for comparison in self.scenarios.values()]
         if max(seeds) == 1:
-            return [Caution("One seed", "one seed: differences between methods have no interval, and may be chance")]
+            return [Caution("One seed", "differences between methods of one seed have no interval, and may be chance")]
         return few(min(seeds), "seed")
 
     def _caption(self) -> list[str]:
@@ -156,7 +155,7 @@ class RunsResult(ComparisonResult):
 
     def summary(self) -> str:
         """Return the comparison, notes on skipped runs, and the origin of the numbers."""
-        notes = [textwrap.fill(note, WIDTH, initial_indent="  ", subsequent_indent="    ") for note in self.notes]
+        notes = [wrapped(f"  {note}") for note in self.notes]
         return "\n".join([repr(self), "", *notes])
 
 
@@ -164,6 +163,7 @@ def _difference(row: Mapping[Any, Any], reference: str, digits: int = 4) -> str:
     return "reference" if row["method"] == reference else difference(row, digits=digits)
 
 
+@check.named_options()
 @recorded
 def compare_runs(
     runs: Runs | Mapping[str, Runs], *, reference: str | None = None, rule: str | None = None, level: float = 0.95

@@ -9,10 +9,12 @@ from typing import Any
 
 from fedstat import store
 from fedstat._utils import guard
+from fedstat._utils.check import named_options
 from fedstat._utils.lazy import xr
 from fedstat.data import arrays
 from fedstat.data._files import folder
 from fedstat.fl import custom
+from fedstat.fl.job import ComputeConfig
 from fedstat.fl.stored import from_stored, to_stored
 from fedstat.fl.training import train
 from fedstat.study import federation
@@ -20,6 +22,7 @@ from fedstat.study.federation import Federation, network
 from fedstat.study.run_settings import LATER, Settings
 
 
+@named_options(ComputeConfig)
 def run(
     settings: Settings,
     *,

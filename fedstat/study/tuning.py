@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstat import store
+from fedstat._utils.check import named_options
 from fedstat._utils.lazy import pd
 from fedstat.fl.algorithms import settings_of
-from fedstat.study import federation, grid, run_table
+from fedstat.fl.job import ComputeConfig
+from fedstat.study import experiment, federation, grid, run_table
 from fedstat.study.collect import OF_METHOD
 from fedstat.study.run_settings import Settings
 
@@ -61,6 +63,7 @@ def takes_of(algorithm: str) -> tuple[str, ...]:
     return (*settings_of(algorithm), *OF_METHOD)
 
 
+@named_options(grid.run_all, experiment.run, ComputeConfig)
 def tune(
     settings: Settings | Sequence[Settings],
     candidates: Mapping[str, Sequence[Any]],

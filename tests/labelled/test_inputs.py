@@ -139,6 +139,44 @@ def test_verbs_of_one_array_or_of_replicates_say_what_they_take(held: dict[str, 
         getattr(fedstat, verb)(held[form], **options)
 
 
+NO_WEIGHTS = {  # what users pass in place of weights, and the words for it
+    "a result": (lambda: fedstat.bootstrap(W, n_factors=2, n_boot=3), "a BootstrapResult. Pass the weights behind it"),
+    "results": (lambda: [fedstat.icc(W), fedstat.icc(W)], "a list of IccResult. Pass the weights behind it"),
+    "results of layers": (lambda: fedstat.icc(STATES), "a LayerResults. Pass the weights behind it"),
+    "nothing": (lambda: None, "None"),
+    "a set": (lambda: {1, 2}, "a set"),
+}
+WITH_WEIGHTS = VERBS | {
+    "layer_matrix": fedstat.layer_matrix,
+    "effective_rank": fedstat.effective_rank,
+    "knn_entropy": fedstat.knn_entropy,
+    "variance_components": fedstat.variance_components,
+    "update": lambda w: fedstat.update(fedstat.split(W, n_factors=2), w),
+}
+
+
+@pytest.mark.parametrize("verb", WITH_WEIGHTS)
+@pytest.mark.parametrize("form", NO_WEIGHTS)
+def test_objects_that_are_no_weights_are_named(form: str, verb: str) -> None:
+    make, words = NO_WEIGHTS[form]
+    with pytest.raises(ValueError, match=f"must be an array.* but got {words}"):
+        WITH_WEIGHTS[verb](make())
+
+
+def test_a_result_as_baseline_or_source_is_named_and_so_are_weights_as_the_previous_result() -> None:
+    result = fedstat.icc(W)
+    with pytest.raises(ValueError, match="baseline must be an array of numbers, but got an IccResult"):
+        fedstat.icc(W, baseline=result)
+    with pytest.raises(ValueError, match="sources must be a list, but got an IccResult"):
+        fedstat.read_weights(result)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"run must be a path, .* but got an IccResult"):
+        fedstat.report(result)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"previous must be a result .* but got an ndarray. Call update\(result, weights"
+    ):
+        fedstat.update(W, result)  # type: ignore[arg-type]
+
+
 def test_one_update_of_several_layers_names_them(held: dict[str, Any]) -> None:
     with pytest.raises(
         ValueError, match=r"update takes the weights of one layer, .* with the layers conv, fc1\. Choose"

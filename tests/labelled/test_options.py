@@ -43,9 +43,8 @@ def test_options_that_are_shown_are_those_that_are_taken() -> None:
     for verb in (fedstat.bootstrap, fedstat.jackknife, fedstat.permutation_test):
         with pytest.raises(TypeError) as refused:
             verb(weights(), nonsense=1)
-        said = str(refused.value).partition(" after the weights")[0].partition("takes ")[2].split(", ")
-        _, *shown = inspect.signature(verb).parameters
-        assert sorted(said) == sorted(shown)
+        _, _, said = str(refused.value).partition("It takes ")
+        assert said.removesuffix(".").split(", ") == [*inspect.signature(verb).parameters]
 
 
 @pytest.mark.parametrize("verb", [fedstat.fa, fedstat.split, fedstat.bootstrap, fedstat.permutation_test])
@@ -69,7 +68,7 @@ def test_verbs_carry_the_types_of_their_options(verb: object, kind: type) -> Non
 
 
 def test_wrong_options_are_refused_as_ever() -> None:
-    with pytest.raises(TypeError, match=r"got unexpected arguments \['n_factor'\].* Did you mean 'n_factors'\?"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'n_factor'. Did you mean 'n_factors'\?"):
         fedstat.split(weights(), n_factor=2)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unexpected keyword argument 'tie'"):
         fedstat.knn_entropy(np.ones((9, 2)), tie="atoms")  # type: ignore[call-arg]

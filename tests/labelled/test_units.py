@@ -221,7 +221,7 @@ def test_modules_are_sources_of_every_verb() -> None:
     np.testing.assert_allclose(changed, by_hand, atol=1e-7)
     with pytest.raises(ValueError, match="layer '0' has different layouts of units in baseline and weights"):
         fedstat.split(models, layer="0", baseline=start.state_dict(), n_factors=1)
-    with pytest.raises(ValueError, match=r"got one Sequential. Pass one module per client"):
+    with pytest.raises(ValueError, match=r"got a Sequential. Pass one file, state_dict or module per client"):
         read_weights(start)
 
 

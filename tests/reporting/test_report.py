@@ -45,7 +45,7 @@ def page(made):
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("one") / "fedfac.zarr"
     settings = {"layers": ["conv1"], "kappa": 0.85, "tau": "0.5", "estimator": "pa"}
-    return write(path, algorithm="fedfac-dynamic", weights=True, **settings)
+    return write(path, algorithm="fedfac-dynamic", weights=True, algorithm_settings=settings)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,12 @@ def test_a_run_is_reported_with_its_numbers(run, reported):
         half = z * np.sqrt(p * (1 - p) / n_test + z**2 / (4 * n_test**2))
         low, high = ((p + z**2 / (2 * n_test) + end) / (1 + z**2 / n_test) for end in (-half, half))
         assert f"{share:.3f} [{low:.3f}, {high:.3f}]" in text
-    assert "FedFac dynamic (Wang et al., 2023) shares units of high ν, or agreement, in the layers Λ" in text
+    assert (
+        "FedFac dynamic (Wang et al., 2023) shares units of high communality ν in the layers Λ, anew in every round; "
+        "each client keeps the other units of Λ. Λ: conv1. Communality comes from principal axis factor analysis "
+        "(Harman, 1976) of the clients' stacked weights, with κ = 0.85, the proportion of the eigenvalue sum that the "
+        "factors reach, and threshold τ = 0.5." in text
+    )
     assert "@misc{wang2023," in text
     assert "@techreport{krizhevsky2009," in text  # the data set
     assert "liang2020" not in text
@@ -78,8 +83,8 @@ def test_a_run_is_reported_with_its_numbers(run, reported):
 def test_one_run_claims_nothing_over_seeds(reported):
     text = page(reported).text
     assert "One seed" in [one.title for one in reported.cautions]
-    assert "a single run, of seed 0: no interval over seeds can be given" in text
-    assert "interval over seeds" not in text.replace("no interval over seeds can be given", "")
+    assert "One seed: a single run, of seed 0, has no interval over seeds." in text
+    assert "interval over seeds" not in text.replace("no interval over seeds", "")
 
 
 def test_analyses_that_failed_come_first(tmp_path):
@@ -92,18 +97,68 @@ def test_analyses_that_failed_come_first(tmp_path):
     text = {one.title: one.text for one in made.cautions}
     assert text["Factor analysis not converged"].startswith("layer conv1: in 1 of 24 rounds")
     assert text["Heywood cases"].startswith("layer conv1: communalities above 1 in 3 of 24 rounds (up to 1 of 8 units)")
-    assert text["Dead units"].startswith("layer conv1: 1 of 8 units")
+    assert text["Constant units"].startswith("layer conv1: 1 of 8 units")
     assert text["Diverged"] == "the test loss of 1 client is not finite, first in round 21"
     assert made.cautions[0].title == "Diverged"
     places = [made.html.index(text) for text in ("Heywood cases", "What was run", "What was found", "Learning curves")]
     assert places == sorted(places)
 
 
-def test_a_clean_run_has_no_warning_of_its_numbers(tmp_path):
+@pytest.mark.parametrize(("revision", "version"), [("abc", "revision abc"), ("", "digest 0123")])
+def test_a_clean_run_has_no_warning_of_its_numbers_nor_of_an_installed_package(tmp_path, revision, version):
     tree = fedstat.open_run(write(tmp_path / "run.zarr", algorithm="fedavg", clients=40)).load()
-    tree.attrs["revision"] = "abc"
-    found = {one.title for one in fedstat.report(tree).cautions}
-    assert found == {"One seed"}
+    tree.attrs |= {"revision": revision, "code": "0123"}
+    made = fedstat.report(tree)
+    assert {one.title for one in made.cautions} == {"One seed"}
+    assert f"{tree.attrs['source']}, {version}" in page(made).text
+    assert "shares everything. Clients trained" in made.parts[0].methods, "nothing of splits"
+
+
+FEDFAC = {
+    "communality": ({"estimator": "minres"}, "shares units of high communality ν in", "from minimum residual factor"),
+    "agreement": (
+        {"estimator": "icc", "on": "updates"},
+        "shares units on which clients agree in",
+        "of the clients' upd",
+    ),
+    "test": (
+        {"estimator": "icc", "tau": "test", "fdr": 0.1},
+        "shares units without evidence of",
+        "(false discovery rate 0.1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", FEDFAC)
+def test_methods_name_the_rule_by_which_the_run_split_its_units(tmp_path, rule):
+    settings, shares, statistic = FEDFAC[rule]
+    (part,) = fedstat.report(
+        write(tmp_path / "run.zarr", algorithm="fedfac-static", weights=True, algorithm_settings=settings)
+    ).parts
+    assert shares in part.methods
+    assert statistic in part.methods
+    assert "or agreement" not in part.methods
+    assert ("harman1976" in part.cites, "shrout1979" in part.cites) == (rule == "communality", rule == "agreement")
+
+
+def test_runs_of_two_rules_have_both_and_seeds_that_only_one_method_has_are_not_common(tmp_path):
+    rules = ({"estimator": "icc"}, {"estimator": "pa"})
+    runs = [
+        write(tmp_path / f"{i}.zarr", algorithm="fedfac-static", algorithm_settings=rule)
+        for i, rule in enumerate(rules)
+    ]
+    runs.append(write(tmp_path / "fedavg.zarr", algorithm="fedavg", seed=1))
+    (part,) = fedstat.report(runs).parts
+    assert "shares units on which clients agree or, with other settings, units of high communality ν" in part.methods
+    assert {"harman1976", "shrout1979"} <= {*part.cites}
+    assert "2 seeds (0, 1), not all of them for each method." in part.methods
+    assert [row[1:] for row in part.ran.rows] == [["FedAvg", "1", "1", "seed 1"], ["FedFac static", "2", "2", "seed 0"]]
+
+
+def test_warnings_of_a_page_are_sentences(tmp_path):
+    made = fedstat.report(write(tmp_path / "run.zarr", finish=False))
+    listed = re.findall(r"<li( class=\"severe\")?><strong>[A-Z][a-z ]+:</strong> [^<]+\.</li>", made.html)
+    assert len(listed) == len(made.cautions) > 1
 
 
 def test_an_unfinished_run_is_reported_as_far_as_it_got(tmp_path):
@@ -136,7 +191,7 @@ def test_damage_is_named_and_the_rest_is_reported(tmp_path):
     assert found["Damaged files"].severe
     assert "metrics/accuracy" in found["Damaged files"].text
     assert "accuracy by client" in found["Not in this report"].text
-    assert "which units are shared" in page(made).text  # what is sound is there
+    assert "shared units (dark) in each round" in page(made).text  # what is sound is there
     (path / "zarr.json").write_text("{")
     assert "zarr.json" in fedstat.report(path).cautions[0].text
 
@@ -207,7 +262,7 @@ def one_seed(tmp_path_factory):
 def test_a_grid_of_one_seed_claims_no_interval(one_seed):
     made = fedstat.report(one_seed)
     text = page(made).text
-    assert "One seed. one seed: differences between methods have no interval, and may be chance" in text
+    assert "One seed: differences between methods of one seed have no interval, and may be chance." in text
     assert "(too few seeds)" in text
     assert not re.search(r"fedper .*[+-]0\.\d+ \[", made.parts[0].summary)
 
@@ -318,6 +373,6 @@ def test_the_command_writes_once_and_replaces_only_reports(tmp_path, capsys):
 def test_a_store_of_another_program_says_so(tmp_path):
     tree = xr.DataTree(xr.Dataset({"x": ("i", [1.0])}))
     store.save(tmp_path / "x.zarr", tree, store.provenance("mine", {"a": 1}, command="other"))
-    assert "fedstat has no more to say of stores that other makes" in page(fedstat.report(tmp_path / "x.zarr")).text
+    assert "fedstat has no report for stores of other." in page(fedstat.report(tmp_path / "x.zarr")).text
     with pytest.raises(ValueError, match="at least one run"):
         fedstat.report([])

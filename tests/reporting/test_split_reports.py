@@ -43,7 +43,7 @@ def test_clients_are_counted_and_not_the_paths_that_hold_them(
     text = fedstat.report(out).html
     assert f"of {n} clients, from {given / weights}" in text
     assert f"Hidden units of {n} clients&#39; networks were split" in text
-    assert "started from had been subtracted" not in text
+    assert "were subtracted first" not in text
 
 
 def test_a_common_start_that_was_subtracted_is_said(given: Path, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_common_start_that_was_subtracted_is_said(given: Path, tmp_path: Path)
     assert decompose.main([str(given / "clients"), *options]) == 0
     text = fedstat.report(out).html
     assert f"{start}, subtracted from every client&#39;s weights" in text
-    assert "The weights that all clients started from had been subtracted." in text
+    assert "The common initial parameters of the clients were subtracted first." in text
     assert "pa, 2 factors, τ = 0.5" in text
 
 

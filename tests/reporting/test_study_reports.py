@@ -92,7 +92,7 @@ def test_recovery_is_reported_with_a_figure_for_every_setting(tmp_path: Path) ->
     assert cautions(made)["One replicate"] == "1 replicate: there is no standard error and no interval"
     share = 100 * (1 - float(run["converged"].astype(float).mean()))
     assert ("Factor analysis not converged" in cautions(made)) == (share > 0)
-    assert "were drawn 1 times for 3 clients" in made.html
+    assert "were drawn in 1 replicate for 3 clients" in made.html
 
 
 def test_an_attack_is_reported(tmp_path: Path) -> None:
@@ -119,5 +119,5 @@ def test_a_setting_that_fedstat_does_not_write_costs_one_section_of_a_report(tmp
     lost = next(one for one in made.cautions if one.title == "Not in this report")
     assert lost.severe
     assert "what was found" in lost.text
-    assert lost.text.startswith("settings or values that fedstat" if opened else "the damage to the files")
+    assert lost.text.startswith(f"because of {'settings or values' if opened else 'damaged files'}")
     assert "Learning curves" in made.html

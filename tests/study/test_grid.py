@@ -327,8 +327,8 @@ def test_the_command_tunes_the_methods_that_take_what_is_tuned(grid_file, tuned,
 
 def test_learning_rates_of_all_methods_are_tuned_over_all_data_sets_together(rates):
     folder, said = rates
-    headings = [line for line in said.splitlines() if line.endswith("seeds 0")]
-    assert headings == [f"all data sets, {method}: lr, seeds 0" for method in ("fedavg", "fedfac-dynamic")]
+    headings = [line for line in said.splitlines() if line.endswith("lr, seed 0")]
+    assert headings == [f"all data sets, {method}: lr, seed 0" for method in ("fedavg", "fedfac-dynamic")]
     rows = [run_table.row(store.open_run(path)) for path in sorted(folder.iterdir())]
     assert len(rows) == 2 * (2 + 1)
     for method in ("fedavg", "fedfac-dynamic"):

@@ -19,7 +19,9 @@ from fedstat.stats import factor, icc, variance_components
 from fedstat.stats import split as splitting
 from fedstat.stats.moments import Moments, correlation, moments
 
-STATIC = About("FedFac static", ("wang2023",), "units of high ν, or agreement, in the layers Λ", "the other units of Λ")
+ANY_RULE = "units of high ν, or agreement,"
+"""Shared units, whatever the settings; reports replace it by the rule of the run."""
+STATIC = About("FedFac static", ("wang2023",), f"{ANY_RULE} in the layers Λ", "the other units of Λ")
 DYNAMIC = STATIC._replace(title="FedFac dynamic", shared=f"{STATIC.shared}, anew in every round")
 
 Threshold = splitting.Tau | Literal["mean", "test"]

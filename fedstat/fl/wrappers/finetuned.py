@@ -257,7 +257,7 @@ def personal_head(algorithm: Algorithm) -> Algorithm:
         on_download=on_download if algorithm.on_download else None,
         about=algorithm.about.citing("jeong2022")._replace(
             title=f"{algorithm.about.title or algorithm.name}, personal head",
-            personal="; ".join(filter(None, (algorithm.about.personal, "the output layer"))),
+            personal="; ".join(filter(None, (algorithm.about.personal.removeprefix("nothing"), "the output layer"))),
             new_clients=("local_train", "ensemble"),
         ),
     )

@@ -144,6 +144,7 @@ def require_agreement(model: Model8) -> None:
 GRID = (*(k / 100 for k in range(3, 100, 3)), 0.85, 0.95, 0.97, 0.98, 0.995, 1.0)
 
 
+@check.named_options()
 def spectrum(
     *,
     p: float | Sequence[float] = 0.5,
@@ -290,6 +291,7 @@ DEFAULT = ("pa", "pc", "leverage", ICC)
 DIMS = ("p", "alpha", "kappa", "estimator", "replicate")
 
 
+@check.named_options()
 def recover(
     *,
     p: float | Sequence[float] = (0.2, 0.5, 0.8),
