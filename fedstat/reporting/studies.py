@@ -13,9 +13,8 @@ from fedstat import attack, ntk
 from fedstat.motivation import findings as motivation
 from fedstat.motivation.experiment import COMMAND as MOTIVATION
 from fedstat.ntk import ConvergenceResult, GeneralizationResult
-from fedstat.plot import accuracy as draw_accuracy
-from fedstat.plot import convergence, freezing, generalization, leakage_grid, motivation_grid, recovery, study_dataset
-from fedstat.plot import stability as draw_stability
+from fedstat.plot import convergence, freezing, generalization, leakage_grid, papers
+from fedstat.plot.simulation import study_dataset
 from fedstat.reporting import document, prose, training
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, Block, Part, Section, Table, Text, listed, shown
@@ -191,7 +190,7 @@ def _ran(stored: Stored, positional: tuple[str, ...]) -> Table:
 
 
 def of_motivation(stored: Stored) -> Part:
-    """Neurons' outputs over clients."""
+    """Report of the outputs of units over clients."""
 
     def checks(run: xr.DataTree) -> Iterator[Caution]:
         outputs = run["outputs"].to_dataset()
@@ -203,14 +202,14 @@ def of_motivation(stored: Stored) -> Part:
             yield Caution("Factor analysis not converged", text)
 
     def drawn(run: xr.DataTree) -> Iterator[Block]:
-        caption = "Outputs of neurons over clients, their entropies and communalities, by case."
-        yield document.image(motivation_grid(run), caption, wide=True)
+        caption = "Outputs of units over clients, their entropies and communalities, by case."
+        yield document.image(papers.motivation_grid(run), caption, wide=True)
 
     c = stored.config
     methods = (
         f"For each of {c.get('clients')} clients a network with {c.get('hidden')} hidden units was trained on "
         f"{shown(c.get('data'))} for {c.get('local_epochs')} epochs, as in the motivating study of "
-        f"{prose.cited('wang2023')}. Entropies of neurons' mean outputs over clients are nearest-neighbour estimates "
+        f"{prose.cited('wang2023')}. Entropies of units' mean outputs over clients are nearest-neighbor estimates "
         f"({prose.cited('kozachenko1987')}); whether they have one peak was tested by Silverman's test "
         f"({prose.cited('silverman1981')})."
     )
@@ -281,14 +280,14 @@ def of_recovery(stored: Stored) -> Part:
         data = result(run)
         for i, j in np.ndindex(data.sizes["alpha"], data.sizes["p"]):
             cell = data.isel(alpha=[i], p=[j])
-            caption = "Area under the ROC curve against κ by estimator; bars: one standard error over draws."
-            yield document.figure(partial(recovery, cell), caption)
+            caption = "Area under the ROC curve against κ by method; bars: one standard error over draws."
+            yield document.figure(partial(papers.recovery, cell), caption)
 
     c = stored.config
     methods = (
         f"True weights of model (8) of {prose.cited('wang2023')} were drawn {c.get('replicates')} times for "
         f"{c.get('clients')} clients; the area under the ROC curve says how well communalities order shared above "
-        "personal neurons."
+        "personal units."
     )
     return _study(stored, lambda run: print_recovery(result(run)), drawn, checks, (methods, ["wang2023"]))
 
@@ -327,14 +326,19 @@ def _ran_simulation(stored: Stored) -> Table:
     rows = {
         "command": stores.command_line("fedstat.sim", c),
         "clients": f"{c.get('clients')}, {c.get('n_train')} training and {c.get('n_test')} test samples each",
-        "model": f"(8) of FedFac: {c.get('d')} covariates, {c.get('m')} hidden neurons",
-        "shared shares": f"of the neurons p = {_listing(c.get('p'))}; of the covariates α = {_listing(c.get('alpha'))}",
-        "ways to split": _listing(c.get("methods")),
+        "model": f"(8) of FedFac: {c.get('d')} covariates, {c.get('m')} hidden units",
+        "shared fractions": f"of units p = {_listing(c.get('p'))}; of covariates α = {_listing(c.get('alpha'))}",
+        "splitting rules": _rules(c),
         "rounds": str(c.get("rounds")),
         "local training": prose.local_training({**c, "optimizer": "sgd"}),
         "replicates": f"{c.get('replicates')}, seeds from {c.get('seed')} on",
     } | stores.origin(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
+
+
+def _rules(config: Mapping[str, Any]) -> str:
+    """Return the names of the splitting rules of a study."""
+    return "; ".join(printing.TITLES.get(name, str(name)) for name in config.get("methods") or ())
 
 
 def _listing(values: Any) -> str:
@@ -346,8 +350,8 @@ def _cautions(stored: Stored, run: xr.DataTree) -> Iterator[Caution]:
     missing = int((done < rounds).sum())
     if missing or not stored.finished:
         text = (
-            f"{missing} of {done.size} runs (a way to split on one replicate) are not done, and are left out of means "
-            "and intervals. --resume goes on"
+            f"{missing} of {done.size} runs (a splitting rule on one replicate) are not done, and are left out of "
+            "means and intervals. --resume goes on"
         )
         yield Caution("Not finished", text, severe=True)
     yield from few(done.sizes["replicate"], "replicate")
@@ -368,20 +372,20 @@ def _figures(run: xr.DataTree) -> Section | None:
     if not bool(np.isfinite(result["accuracy"]).any()):
         return None
     rows = [result] if result.sizes["p"] == 1 else [result.isel(alpha=[i]) for i in range(result.sizes["alpha"])]
-    bars = "Points: means over replicates; bars: Student's 95 % intervals."
+    bars = "Points: means over replicates; bars: 95% t intervals."
     blocks: list[Block] = []
     for panel in rows:
-        blocks.append(document.figure(partial(draw_accuracy, panel), f"Test accuracy. {bars}", size=(6, 4)))
+        blocks.append(document.figure(partial(papers.accuracy, panel), f"Test accuracy. {bars}", size=(6, 4)))
         if _REFERENCE in panel["method"].values:
-            draw = partial(draw_accuracy, panel, relative_to=_REFERENCE)
+            draw = partial(papers.accuracy, panel, relative_to=_REFERENCE)
             caption = f"Difference from the true split within replicates. {bars}"
             blocks.append(document.figure(draw, caption, size=(6, 4)))
         if "prop_unchanged" in panel:
             caption = (
-                "Share of neurons that keep their state, dynamic FedFac. Lines: means over replicates; bands: "
-                "Student's 95 % intervals."
+                "Proportion of units in the same group as one round before. Lines: means over replicates; bands: 95% t "
+                "intervals, cut off at 0 and 1."
             )
-            blocks.append(document.figure(partial(draw_stability, panel), caption, size=(6, 4)))
+            blocks.append(document.figure(partial(papers.stability, panel), caption, size=(6, 4)))
     return Section("Figures", blocks)
 
 
@@ -389,14 +393,14 @@ def _methods(stored: Stored) -> tuple[str, list[str]]:
     c = stored.config
     text = (
         f"Data were drawn from model (8) of {prose.cited('wang2023')}, for {c.get('clients')} clients with "
-        f"{c.get('n_train')} training samples of {c.get('d')} covariates each, with {c.get('m')} hidden neurons of "
-        f"which a share p is common to all clients (p = {_listing(c.get('p'))}; α = {_listing(c.get('alpha'))}). "
+        f"{c.get('n_train')} training samples of {c.get('d')} covariates each, with {c.get('m')} hidden units, a "
+        f"fraction p of which is common to all clients (p = {_listing(c.get('p'))}; α = {_listing(c.get('alpha'))}). "
         f"Clients trained for {c.get('rounds')} rounds, each for {prose.local_training({**c, 'optimizer': 'sgd'})}. "
-        f"Neurons were split in the ways {_listing(c.get('methods'))}; where by factor analysis "
+        f"Splitting rules were: {_rules(c)}; where by factor analysis "
         f"({prose.cited('harman1976')}), communalities were estimated by {prose.estimator(c.get('method'))} with κ "
         f"= {c.get('kappa')}. Each of the {c.get('replicates')} replicates draws data, start and batches anew, the "
-        "same for all ways to split; differences are paired within replicates, with Student's t intervals. Recovery of "
-        "the true split is given by the area under the ROC curve and the adjusted Rand index "
+        "same for all splitting rules; differences are paired within replicates, with Student's t intervals. Recovery "
+        "of the true split is given by the area under the ROC curve and the adjusted Rand index "
         f"({prose.cited('hubert1985')})."
     )
     return f"{text} {prose.software([stored])}", ["wang2023", "harman1976", "hubert1985"]
