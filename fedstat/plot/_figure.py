@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -45,7 +46,7 @@ ResultPath = str | PathLike[str]
 Prepared = TypeVar("Prepared")
 
 _LONGEST = 28
-_SMALLEST, _SMALLEST_LEVEL = 6.0, 8.0  # sizes of text, in points
+_SMALLEST = 6.0  # size of text, in points
 
 
 def get_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
@@ -70,6 +71,13 @@ def gray(level: float) -> tuple[float, float, float]:
     text, page = to_rgb(plt.rcParams["text.color"]), to_rgb("white" if page == "none" else page)
     red, green, blue = ((1 - level) * a + level * b for a, b in zip(text, page, strict=True))
     return red, green, blue
+
+
+def sequential_colors(palette: str, n: int) -> list[tuple[float, float, float]]:
+    """Return n colors of a sequential palette, without the end that is hard to see on the page of the style."""
+    colors = sns.color_palette(palette, n + 1)
+    is_dark, is_rising = np.mean(gray(1)) < 0.5, sum(colors[-1]) > sum(colors[0])
+    return colors[1:] if is_dark == is_rising else colors[:-1]
 
 
 class _Legible(Locator):
@@ -110,7 +118,7 @@ def name_ticks(axis: Axis, positions: Sequence[float], names: Iterable[object]) 
     """
     shown = dict(zip(map(float, positions), map(plain, names), strict=True))
     level = _Legible(axis, list(shown), 0.7 + 0.65 * max(map(len, shown.values()), default=0))
-    is_turned = axis is axis.axes.xaxis and level.fitting() < _SMALLEST_LEVEL
+    is_turned = axis is axis.axes.xaxis and level.fitting() < 1.3 * plt.rcParams["font.size"]
     locator = _Legible(axis, list(shown), 1.25) if is_turned or axis is axis.axes.yaxis else level
     axis.set_major_locator(locator)
     axis.set_major_formatter(FuncFormatter(lambda position, _: shown.get(float(position), "")))
@@ -196,10 +204,23 @@ def one_legend(figure: Figure, axes: Iterable[Axes]) -> None:
             handles |= {name: h for name, h in zip(names, legend.legend_handles, strict=True) if name not in handles}
             legend.remove()
     if handles:
-        width = 0.75 * _LETTERS * figure.get_figwidth()
-        is_one_row = sum(len(name) + 6 for name in handles) <= width
-        columns = len(handles) if is_one_row else max(1, int(width / (max(map(len, handles)) + 6)))
+        columns = columns_of_legend(handles, figure.get_figwidth())
         figure.legend(handles.values(), handles, loc="outside upper center", ncols=columns, frameon=False)
+
+
+def columns_of_legend(names: Collection[str], width: float) -> int:
+    """Return the number of columns of a legend of this width in inches."""
+    letters = 0.75 * _LETTERS * width
+    is_one_row = sum(len(name) + 6 for name in names) <= letters
+    return len(names) if is_one_row else max(1, int(letters / (max(map(len, names)) + 6)))
+
+
+def legend_above(ax: Axes, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Draw a legend above the axes, where it hides nothing, in as many columns as fit their width."""
+    ax.legend(
+        handles, names, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), borderaxespad=0.2, columnspacing=1,
+        ncols=columns_of_legend(names, ax.bbox.width / ax.figure.dpi),
+    )  # fmt: skip
 
 
 def panel_grid(lengths: Sequence[int], size: tuple[float, float], **share: Any) -> tuple[Figure, list[Axes]]:

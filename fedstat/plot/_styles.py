@@ -10,7 +10,10 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from fedstat.plot._figure import literal
+import numpy as np
+from matplotlib.colors import to_hex, to_rgb
+
+from fedstat.plot._figure import gray, literal
 from fedstat.sim import experiment
 from fedstat.study import collect
 
@@ -100,7 +103,8 @@ def title_of(method: str) -> str:
 def style_of(method: str) -> Style:
     """Return the plotting style of a method.
 
-    The style is equal in all figures, unless a figure shows two methods outside the table that would look alike.
+    The style is equal in all figures, unless a figure shows two methods outside the table that would look alike. On a
+    dark page, dark colors are lighter, and black is the color of text.
 
     Parameters
     ----------
@@ -124,7 +128,17 @@ def style_of(method: str) -> Style:
     >>> style_of("fedprox, mu=0.1").colour == style_of("fedprox").colour
     True
     """
-    return next(_candidates(method))
+    return _on_page(next(_candidates(method)))
+
+
+def _on_page(style: Style) -> Style:
+    """Return the style with a color that is visible on a dark page: black as the color of text, dark colors lighter."""
+    color = np.array(to_rgb(style.colour))
+    lacking = 0.35 - color @ (0.2126, 0.7152, 0.0722)
+    if np.mean(gray(1)) > 0.5 or lacking <= 0:
+        return style
+    visible = color + lacking * (1 - color) if color.any() else gray(0)
+    return style._replace(colour=to_hex(visible))
 
 
 def styles_of(methods: Iterable[str]) -> dict[str, Style]:
@@ -155,8 +169,8 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
         lines = {(style.colour, style.dashes) for style in styles.values()}
         free = [style for style in _candidates(name) if (style.colour, style.marker) not in points]
         distinct = (style for style in free if (style.colour, style.dashes) not in lines)
-        styles[name] = next(distinct, free[0] if free else style_of(name))
-    return {name: styles[name] for name in names}
+        styles[name] = next(distinct, free[0] if free else next(_candidates(name)))
+    return {name: _on_page(styles[name]) for name in names}
 
 
 def _candidates(method: str) -> Iterator[Style]:

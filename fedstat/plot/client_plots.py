@@ -23,8 +23,10 @@ from fedstat._utils.labels import classes as classes_of
 from fedstat.labelled.arrays import group_blocks, labels, numpy_of
 from fedstat.labelled.inputs import layers_of, open_if_run
 from fedstat.plot._figure import (
+    fill,
     get_axes,
     gray,
+    legend_above,
     literal,
     measure_of_run,
     name_ticks,
@@ -32,6 +34,7 @@ from fedstat.plot._figure import (
     panel_grid,
     plain,
     refusal,
+    sequential_colors,
     sole,
     wrap_panels,
 )
@@ -75,7 +78,7 @@ def client_similarity(result: ClientClustersResult, *, vmax: float | None = None
         ax.add_patch(Rectangle((low - 0.5, low - 0.5), high - low, high - low, fill=False, color=frame, lw=1.5))
     name_ticks(ax.xaxis, range(n), result.clients[order])
     ax.set_yticks([])
-    ax.set(xlabel="client, in the order of the tree; frames: clusters", xlim=(-0.5, n - 0.5))
+    ax.set(xlabel=fill("client, in the order of the tree; frames: clusters", ax), xlim=(-0.5, n - 0.5))
     if result.groups is not None:
         _draw_groups(ax, result.groups[order])
     return ax
@@ -93,10 +96,7 @@ def _draw_groups(ax: Axes, groups: NDArray[Any]) -> None:
     strip.set_xticks([])
     strip.set_yticks([])
     strip.set_ylabel("known group")
-    ax.legend(
-        handles=[Patch(color=c, label=plain(name)) for c, name in zip(colours, names, strict=True)], frameon=False,
-        loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(len(names), 6), columnspacing=1, handlelength=1,
-    )  # fmt: skip
+    legend_above(ax, [Patch(color=colour) for colour in colours], [plain(name) for name in names])
 
 
 def color_scale(values: ArrayLike, vmax: float | None = None) -> dict[str, Any]:
@@ -342,7 +342,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
     ax = get_axes(ax)
     table = table.dropna(subset="reliability")
     layers = list(dict.fromkeys(table["layer"]))
-    colours = sns.color_palette("crest", len(layers))
+    colours = sequential_colors("crest", len(layers))
     over_rounds = table["round"].nunique() > 1
     step = 0.0 if not over_rounds else 0.12 * table["round"].drop_duplicates().sort_values().diff().min()
     for i, (layer, colour) in enumerate(zip(layers, colours, strict=True)):
@@ -358,7 +358,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
     if over_rounds:
         ax.set_xlabel("round")
         ax.set_xticks(rounds) if len(rounds := sorted(table["round"].unique())) <= 12 else None
-        ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(len(layers), 6))
+        legend_above(ax, *ax.get_legend_handles_labels())
     else:
         ax.set_xticks(range(len(layers)), [literal(layer) for layer in layers])
         ax.set_xlabel("layer")

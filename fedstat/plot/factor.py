@@ -24,6 +24,7 @@ from fedstat.plot._figure import (
     fill,
     get_axes,
     gray,
+    legend_above,
     name_ticks,
     opened,
     plain,
@@ -177,11 +178,8 @@ def _draw_histogram(prepared: tuple[object, _Units], ax: Axes | None, *, bins: i
         expected = np.histogram(null, edges)[0] * len(table) / len(null)
         handles.append(ax.stairs(expected, edges, color=gray(0), linewidth=1.2))
         names.append("units permuted within clients")
-    if handles:  # above the axes, where it hides neither bars nor intervals
-        ax.legend(
-            handles, names, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=3,
-            columnspacing=1,
-        )  # fmt: skip
+    if handles:
+        legend_above(ax, handles, names)
     if np.isfinite(units.threshold):
         ax.axvline(units.threshold, color=gray(0), linestyle="--", linewidth=1)
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -451,5 +449,5 @@ def sensitivity(result: SensitivityResult, *, ax: Axes | None = None) -> Axes:
     ax.set(xlabel=f"similarity to the reference split\n{reference}{note}", xlim=(low - 0.05, 1.05))
     ax.set_ylim(y[-1] + 0.8, -0.8)
     name_ticks(ax.yaxis, y.tolist(), names)
-    ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
+    legend_above(ax, *ax.get_legend_handles_labels())
     return ax

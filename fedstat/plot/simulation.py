@@ -25,7 +25,16 @@ from numpy.typing import ArrayLike
 from fedstat._utils import check
 from fedstat.plot._figure import PERSONAL as _PERSONAL
 from fedstat.plot._figure import SHARED as _SHARED
-from fedstat.plot._figure import RunOrPath, get_axes, gray, interval, interval_of_proportion, opened, refusal
+from fedstat.plot._figure import (
+    RunOrPath,
+    get_axes,
+    gray,
+    interval,
+    interval_of_proportion,
+    opened,
+    refusal,
+    sequential_colors,
+)
 from fedstat.plot._styles import ordered, style_of, styles_of, title_of
 from fedstat.sim import experiment
 from fedstat.stats import resampling
@@ -67,8 +76,8 @@ def recovery(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes:
     if names:
         sns.lineplot(
             data, x="kappa", y="auc", hue="estimator", style="estimator", hue_order=names, style_order=names, ax=ax,
-            palette=_palette(len(names)), markers=_markers(len(names)), errorbar=_within_one_se, err_style="bars",
-            markersize=5, err_kws={"capsize": 2, "elinewidth": 1},
+            palette=sequential_colors("viridis", len(names)), markers=_markers(len(names)), markersize=5,
+            errorbar=_within_one_se, err_style="bars", err_kws={"capsize": 2, "elinewidth": 1},
         )  # fmt: skip
     if _AGREEMENT in result["estimator"].values:
         auc = result["auc"].sel(estimator=_AGREEMENT).isel(kappa=0).to_numpy().ravel()
@@ -202,7 +211,7 @@ def stability(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes
     ax.axhline(1, **_REFERENCE)
     sns.lineplot(
         data, x="round", y="prop_unchanged", hue="setting", style="setting", hue_order=names, style_order=names,
-        palette=[style_of("dynamic").colour] if len(names) == 1 else sns.color_palette("plasma", len(names) + 1)[:-1],
+        palette=[style_of("dynamic").colour] if len(names) == 1 else sequential_colors("plasma", len(names)),
         errorbar=interval_of_proportion, ax=ax,
         legend="full" if varying else False, err_kws={"alpha": 0.15, "linewidth": 0},
     )  # fmt: skip
@@ -259,11 +268,6 @@ def require(result: object, figure: str, name: str, source: str) -> xr.Dataset:
 
 def _long(values: xr.DataArray) -> pd.DataFrame:
     return values.to_dataframe().reset_index()
-
-
-def _palette(n: int) -> Any:
-    """Return n colors that color-blind readers can tell apart, of falling lightness for grayscale."""
-    return sns.color_palette("viridis", n + 1)[:n]
 
 
 def _markers(n: int) -> list[str]:

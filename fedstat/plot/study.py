@@ -310,11 +310,7 @@ def method_courses(
             low, high = np.array([interval_of_proportion(values) for _, values in rounds["accuracy"]]).T
             ax.fill_between(cost[shown], low[shown], high[shown], color=style.colour, alpha=0.15, linewidth=0)
     if x != "round":
-        ax.set_xscale("log")
-        low, high = ax.get_xlim()
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.xaxis.set_minor_formatter(NullFormatter())
+        scale_cost(ax)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel=_COSTS[x], ylabel="test accuracy")
@@ -351,7 +347,6 @@ def trade_off(
     cost = mean[x] / (1e6 if x == "bytes" else 1)
     if x != "worst":
         cost = cost.where(cost > 0, cost[cost > 0].min() / 3)
-        ax.set_xscale("log")
     sign = 1 if x == "worst" else -1
     front = [
         str(name)
@@ -364,6 +359,8 @@ def trade_off(
         ax.plot(cost[name], mean.loc[name, "accuracy"], styles[name].marker, color=colour, markersize=6)
     label = "10% quantile of accuracy over clients" if x == "worst" else _COSTS[x]
     ax.set(xlabel=label, ylabel="test accuracy")
+    if x != "worst":
+        scale_cost(ax)
     _name_points(ax, {name: (float(cost[name]), float(mean.loc[name, "accuracy"])) for name in named}, styles)
     return ax
 
@@ -400,6 +397,16 @@ def _require_columns(figure: str, data: Any, *columns: str) -> None:
         raise refusal(figure, f"a table with the columns {', '.join(columns)}", data)
     for name in columns:
         check.choice("a column of data", name, [str(c) for c in data.columns])
+
+
+def scale_cost(ax: Axes) -> None:
+    """Make the x axis of costs logarithmic, with plain numbers at few ticks."""
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    subs = (1, 2, 5) if high < 100 * low else (1,)
+    ax.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]) if high < 6 * low else LogLocator(subs=subs))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _name_ends(ax: Axes, ends: dict[str, tuple[float, float]], styles: Mapping[str, Style]) -> None:

@@ -27,9 +27,11 @@ from fedstat.plot._figure import (
     gray,
     interval,
     interval_of_proportion,
+    legend_above,
     literal,
     opened,
     refusal,
+    sequential_colors,
     split_of_run,
 )
 from fedstat.plot._styles import ordered, styles_of, title_of
@@ -276,7 +278,7 @@ def differences(
     ax.axhline(0, color=gray(0.4), linewidth=0.8)
     _name_scenarios(ax, scenarios)
     ax.set_ylabel("difference in test accuracy")
-    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(drawn), columnspacing=1)
+    legend_above(ax, *ax.get_legend_handles_labels())
     return ax
 
 
@@ -302,14 +304,13 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
                       "Draw a single run with plot.profile.")  # fmt: skip
     _require_columns(data, "scenario", "layer", "place", "reliability", "low", "high")
     ax = get_axes(ax)
-    scenarios, shades = list(dict.fromkeys(data["scenario"])), sns.color_palette("crest", as_cmap=True)
+    scenarios = list(dict.fromkeys(data["scenario"]))
     for number, scenario in enumerate(scenarios):
         layers = data[data["scenario"] == scenario].sort_values("place")
         layers["low"] = layers["low"].clip(lower=layers["reliability"].clip(upper=0))
         layers["high"] = layers["high"].clip(upper=layers["reliability"].clip(lower=1))
-        for i, name in enumerate(layers["layer"]):
+        for i, (name, colour) in enumerate(zip(layers["layer"], sequential_colors("crest", len(layers)), strict=True)):
             x, row = number + 0.86 * ((i + 0.5) / len(layers) - 0.5), layers.iloc[[i]]
-            colour = shades(i / max(1, len(layers) - 1))
             _draw_points(row, pd.Series([x], index=row.index), "reliability", ax, color=colour, marker="o")
             ax.text(x, 1.03, literal(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=gray(0.25))
     ax.axhline(0.5, color=gray(0.4), linewidth=0.8, linestyle="--", zorder=0)

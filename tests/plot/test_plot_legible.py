@@ -65,6 +65,33 @@ def test_names_of_rows_and_columns_do_not_overlap_after_the_layout(
     assert min(text.get_fontsize() for text in ax.get_yticklabels() + ax.get_xticklabels()) >= 6
 
 
+@pytest.mark.parametrize("width", [4.5, 6.4, 12])
+def test_a_legend_above_the_axes_keeps_to_the_figure(width: float) -> None:
+    names = [*METHODS][:9]
+    data = pd.DataFrame([{"scenario": "a", "method": m, "difference": 0.1, "low": 0, "high": 0.2} for m in names])
+    figure, ax = plt.subplots(figsize=(width, 4), layout="constrained")
+    legend = plot.differences(data, ax=ax).get_legend()
+    figure.draw_without_rendering()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [METHODS[name] for name in names]
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("span", [1.5, 2.7, 5, 9, 30, 90, 300, 1e4])
+@pytest.mark.parametrize("draw", [plot.method_courses, plot.trade_off])
+def test_numbers_of_a_cost_do_not_overlap(draw: Callable[..., Axes], span: float) -> None:
+    data = table(["fedavg", "fedper"])
+    data["bytes"] = 23e3 * np.geomspace(1, span, len(data))
+    for width in (3.0, 6.4):
+        ax = draw(data, x="bytes", ax=plt.subplots(figsize=(width, 3), layout="constrained")[1])
+        ax.figure.draw_without_rendering()
+        assert overlaps(ax.xaxis) == []
+        low, high = ax.get_xlim()
+        assert sum(low <= tick <= high for tick in ax.get_xticks()) >= 2
+
+
 def clusters(vectors: Any, **options: Any) -> Any:
     return fedstat.client_clusters(vectors, n_clusters=2, n_permutations=9, n_subsamples=2, **options)
 
