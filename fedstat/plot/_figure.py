@@ -139,12 +139,11 @@ def literal(name: object) -> str:
 
 def fill(text: str, ax: Axes) -> str:
     """Wrap each line of a label below the axes to their width."""
-    width = int(_LETTERS_OF_LABEL * ax.bbox.width / ax.figure.dpi)
+    width = int(_LETTERS * ax.bbox.width / ax.figure.dpi)
     return "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
 
 
-_LETTERS = 17  # letters of a caption per inch
-_LETTERS_OF_LABEL = 15
+_LETTERS = 17  # letters of a caption per inch; a label, in larger text, may be wider than its axes
 
 
 def caption(figure: Figure, *notes: str) -> None:
@@ -219,7 +218,7 @@ def legend_above(ax: Axes, handles: Sequence[Any], names: Sequence[str]) -> None
     """Draw a legend above the axes, where it hides nothing, in as many columns as fit their width."""
     ax.legend(
         handles, names, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), borderaxespad=0.2, columnspacing=1,
-        ncols=columns_of_legend(names, ax.bbox.width / ax.figure.dpi),
+        ncols=columns_of_legend(names, 1.2 * ax.bbox.width / ax.figure.dpi),
     )  # fmt: skip
 
 
