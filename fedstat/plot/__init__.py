@@ -1,4 +1,4 @@
-"""Figures: pure functions (result, run or table, ax=None) -> Axes; those of the papers' studies are in ``papers``."""
+"""Figures: pure functions (result, run or table, ax=None) -> Axes; ``papers`` has the figures of FedFac's studies."""
 
 from fedstat.plot import papers
 from fedstat.plot.client_plots import (

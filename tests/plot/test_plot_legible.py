@@ -23,8 +23,8 @@ import fedstat
 from fedstat import plot, sim
 from fedstat.plot import papers
 from fedstat.plot._figure import caption, panel_grid, wrap_panels
-from fedstat.plot._styles import title_of
-from fedstat.results import LayerResults
+from fedstat.plot._styles import style_of, title_of
+from fedstat.results import LayerResults, LeakageResult
 from fedstat.study.collect import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -255,8 +255,9 @@ def noisy(names: list[str]) -> pd.DataFrame:
 
 
 def texts(canvas: Any) -> str:
-    canvas.figure.draw_without_rendering()
-    return "\n".join(text.get_text() for text in canvas.figure.findobj(Text))
+    figure = canvas if isinstance(canvas, Figure) else canvas.figure
+    figure.draw_without_rendering()
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
 @pytest.mark.parametrize("figure", OF_METHODS)
@@ -282,10 +283,14 @@ def test_splits_of_the_simulation_have_the_titles_of_its_print() -> None:
 
 
 def test_runs_of_an_attack_have_the_titles_and_colors_of_their_methods() -> None:
-    result = made("LeakageResult")
-    runs = [str(run) for run in result.data["run"].values]
-    names = [text.get_text() for text in plot.leakage(result).get_legend().get_texts()]
-    assert names[1:] == [title_of(run) for run in runs]
+    data = made("LeakageResult").to_dataset().assign_coords(run=["fedavg", "fedfac-static, seed 1"])
+    result = LeakageResult(data)
+    ax = plot.leakage(result)
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names[-2:] == ["FedAvg", "FedFac static, seed 1"]
+    colors = [container.lines[0].get_color() for container in ax.containers]
+    assert colors == [style_of(run).colour for run in data["run"].values]
+    assert {"FedAvg", "FedFac static, seed 1"} <= set(texts(plot.leakage_grid(result)).splitlines())
 
 
 def words_of(path: Path) -> Iterator[str]:
@@ -344,7 +349,8 @@ def test_several_layers_have_a_panel_each_below_their_names_with_one_axis(figure
 
 
 def test_labels_below_panels_keep_to_their_width() -> None:
-    result = LayerResults({layer: made("BootstrapResult") for layer in ("fc1", "fc2", "fc3")})
+    of_layer = fedstat.bootstrap(MANY[:, :6], n_factors=2, method="pc", n_boot=9)
+    result = LayerResults(dict.fromkeys(("fc1", "fc2", "fc3"), of_layer))
     for draw in (plot.forest, plot.communality):
         figure = draw(result).figure
         figure.draw_without_rendering()
@@ -358,6 +364,4 @@ def test_tab_offers_what_draws_and_no_helper() -> None:
         kinds = [getattr(place, name).__annotations__["return"] for name in dir(place) if name != "papers"]
         assert {*kinds} <= {"Axes", "Figure"}
     assert len(dir(plot)) < 30
-    assert isinstance(papers.fig1, type(plot.forest))
     assert not {"caption", "one_legend", "style_of", "study_dataset", "origins"} & {*dir(plot), *dir(papers)}
-    assert Figure.__name__ == "Figure"
