@@ -34,7 +34,7 @@ import pandas as pd
 import torch
 
 import fedstat as fs
-from fedstat.plot import factor as plot
+from fedstat import plot
 from fedstat.results import AgreementWarning, ConvergenceWarning
 from fedstat.sim import generate
 from fedstat.stats import split as splitting

@@ -38,9 +38,9 @@ from matplotlib import pyplot as plt
 from tqdm import tqdm
 
 import fedstat as fs
+from fedstat import plot
 from fedstat.data import load, partition, to_float
 from fedstat.fl import algorithms, client_weights, nets
-from fedstat.plot import client_plots as plot
 
 sns.set_theme(style="ticks")
 SEEDS = range(4)
@@ -63,7 +63,7 @@ def clients(seed):
     return partition.train_test(fed, seed=seed)
 
 
-fs.plot.partition(clients(0), ax=plt.subplots(figsize=(3.6, 4))[1])
+plot.partition(clients(0), ax=plt.subplots(figsize=(3.6, 4))[1])
 plt.show()
 
 # %% [markdown]
@@ -207,7 +207,7 @@ print(alike["Factorized-FL α: v", 0], alike["FedDecomp: BA", 0], sep="\n\n")
 shown = ["FedFac: personal units", "Factorized-FL α: v", "FedDecomp: BA", "FedCP: policy"]
 figure, axes = plt.subplots(2, 2, figsize=(11, 11), layout="constrained")
 for ax, name in zip(axes.flat, shown, strict=True):
-    plot.client_similarity(alike[name, 0], ax=ax)
+    plot.client_similarity(alike[name, 0], vmax=1, ax=ax)
     ax.set_title(name, pad=28)
 plt.show()
 

@@ -25,8 +25,7 @@
 #
 # The notebook reads a study that `make figures-motivation` has stored, of MNIST (with `DATA_DIR=FOLDER`) or of the
 # digits. Without a finished one, it makes the study here, with scikit-learn's small 8 × 8 digits and 100 units. The
-# first lines that it prints say which study the outputs show. The text below describes MNIST; numbers of the digits
-# differ.
+# caption of Fig. 1 names the study. The text below describes MNIST; numbers of the digits differ.
 
 # %%
 import warnings
@@ -37,19 +36,19 @@ import pandas as pd
 
 import fedstat
 from fedstat import motivation, plot
+from fedstat.plot import papers
 
 paths = [p for name in ("mnist", "digits") if (p := Path(f"../runs/motivation-{name}.zarr")).exists()]
 finished = [study for study in map(fedstat.open_run, paths) if "ended" in study.attrs]
 run = finished[0] if finished else motivation.study(data="digits", hidden=100, replicates=50)
-print(*plot.motivation_origin(run).split("; "), sep="\n")
 
 # %% [markdown]
 # ## Fig. 1: outputs of every unit in every client
 #
-# The output of a unit in a client is its mean activation over the client's training samples.
+# The output of a unit is its mean activation.
 
 # %%
-plot.fig1(run)
+papers.fig1(run)
 plt.show()
 
 # %% [markdown]
@@ -112,9 +111,10 @@ related["rank correlation"] = [
 related.pivot(index=["case", "on"], columns="estimator", values="rank correlation")[["pa", "pc", "leverage"]]
 
 # %%
-figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), sharey=True, layout="constrained")
-for ax, case in zip(axes, ("iid", "one-class"), strict=True):
-    plot.relation(run, case=case, on="weights", ax=ax)
+figure, axes = plt.subplots(2, 3, figsize=(11, 7), sharey=True, layout="constrained")
+for row, case in zip(axes, ("iid", "one-class"), strict=True):
+    for ax, method in zip(row, ("pa", "pc", "leverage"), strict=True):
+        papers.relation(run, case=case, method=method, ax=ax)
 plt.show()
 
 # %% [markdown]

@@ -28,8 +28,8 @@ import seaborn as sns
 from matplotlib import pyplot as plt
 
 import fedstat.ntk
+from fedstat import plot
 from fedstat.ntk.descent import digits
-from fedstat.plot import fedfac as plot
 
 sns.set_theme(style="ticks")
 data = digits(clients=10, n=20, n_test=50)

@@ -44,7 +44,7 @@ def feature_maps(net: Net, params: Params, layer: str, x: Tensor) -> NDArray[np.
     Notes
     -----
     The network runs as it is, and the output of the convolution with this layer's weights is recorded, so that
-    everything before it (normalisation, pooling, shortcuts) is included.
+    everything before it (normalization, pooling, shortcuts) is included.
     """
     check.choice("layer", layer, list(nets.layers(net)))
     with torch.no_grad(), _Watch(params[f"{layer}.weight"]) as watch:
@@ -124,7 +124,7 @@ def feature_grid(
     -------
     matplotlib Figure
         Four rows: personal filters of FedFac, the same filters in FedAvg, shared filters of FedFac, the same in
-        FedAvg. Every map has a grey scale of its own.
+        FedAvg. Every map has its own gray scale.
 
     Raises
     ------

@@ -15,7 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import fedstat
-from fedstat import _cli, plot
+from fedstat import _cli
+from fedstat.plot._figure import caption
+from fedstat.plot._styles import style_of
 from fedstat.study import collect
 from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.grid import of_study
@@ -52,7 +54,7 @@ def figure(
         out = figure_path(args.out, f"{name}-{scale}")
         grid = of_study(collect.collect(args.runs), SIMULATIONS / f"{paper}.toml", study)
         drawn, note = draw(grid)
-        plot.caption(drawn, note, *collect.caption(grid, 10_000))
+        caption(drawn, note, *collect.caption(grid, 10_000))
         _cli.save_figure(drawn, out, dpi=110)
 
     return _cli.run(cli, work, argv)
@@ -74,11 +76,11 @@ def of_runs(grid: Grid, read: Callable[[xr.DataTree], pd.DataFrame]) -> pd.DataF
 
 
 def method_lines(data: pd.DataFrame, names: Sequence[str], x: str, y: str, ax: Axes, *, legend: bool) -> None:
-    """One line for each of the named methods, in the colour and line style that each has in all figures."""
-    colours = {name: plot.style_of(name).colour for name in names}
-    dashes = {name: plot.style_of(name).dashes or "" for name in names}
+    """One line for each of the named methods, in the color and line style that each has in all figures."""
+    colors = {name: style_of(name).colour for name in names}
+    dashes = {name: style_of(name).dashes or "" for name in names}
     sns.lineplot(
-        data, x=x, y=y, hue="method", style="method", palette=colours, hue_order=names, style_order=names,
+        data, x=x, y=y, hue="method", style="method", palette=colors, hue_order=names, style_order=names,
         dashes=dashes, legend=legend, ax=ax,
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import xarray as xr
@@ -48,3 +48,11 @@ def origin(tree: xr.DataTree) -> str:
     sizes = ", ".join(f"{name} = {', '.join(map(str, made[key]))}" for key, name in each.items())
     runs = f"{made['rounds']} rounds, {made['replicates']} replicates, seed {made['seed']}"
     return f"{sizes}; {runs}; {tree.attrs['source']} {tree.attrs['revision']}".strip()
+
+
+def notes(origins: Mapping[str, str]) -> list[str]:
+    """Origins of the panels, by title; panels of equal origin have one note, without a title if it holds for all."""
+    titles: dict[str, list[str]] = {}
+    for title, origin in origins.items():
+        titles.setdefault(origin, []).append(title)
+    return [*titles] if len(titles) == 1 else [f"{'; '.join(names)}: {origin}" for origin, names in titles.items()]

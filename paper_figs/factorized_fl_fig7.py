@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 import fedstat
+from fedstat.plot.client_plots import color_scale, draw_matrix, off_diagonal
 from fedstat.study.collect import Grid, title_of
 
 WHAT = {"similarity_u": "u", "similarity": "v"}
@@ -32,27 +33,23 @@ def draw(grid: Grid) -> tuple[Figure, str]:
     axes = [[drawn.add_subplot(places[row, column]) for column in range(len(rounds))] for row in range(2)]
     domain = run["clients/domain"].to_numpy()
     ends = np.flatnonzero(domain[1:] != domain[:-1]) + 0.5
-    for row, (name, symbol) in zip(axes, WHAT.items(), strict=True):
-        similarity = run[f"measures/{name}"].to_numpy()
-        own = np.eye(similarity.shape[1], dtype=bool)
-        # The colours of a row span its own similarities, those of a client with itself left out.
-        low, high = similarity[rounds][:, ~own].min(), similarity[rounds][:, ~own].max()
-        for ax, at in zip(row, rounds, strict=True):
-            image = ax.imshow(np.where(own, np.nan, similarity[at]), vmin=low, vmax=high, cmap="magma_r")
+    matrices = [[off_diagonal(run[f"measures/{name}"].to_numpy()[at]) for at in rounds] for name in WHAT]
+    for row, symbol, of_symbol in zip(axes, WHAT.values(), matrices, strict=True):
+        for ax, at, matrix in zip(row, rounds, of_symbol, strict=True):
+            image = draw_matrix(ax, matrix, color_scale(matrices))
             ax.set_title(f"{symbol}, round {at + 1}", fontsize="medium")
             _of_clients(ax, ends)
-        drawn.colorbar(image, ax=row, label="cosine similarity", shrink=0.9)
+    drawn.colorbar(image, ax=axes[0] + axes[1], label="cosine similarity", shrink=0.6)
     weight = run["mixing/weight"].to_numpy()
-    times = np.where(np.eye(weight.shape[1], dtype=bool), np.nan, (weight > 0).sum(axis=0))
     ax = drawn.add_subplot(places[:, -1])
-    image = ax.imshow(times, vmin=0, vmax=len(weight), cmap="magma_r")
+    image = draw_matrix(ax, off_diagonal((weight > 0).sum(axis=0)), {"cmap": "viridis", "vmin": 0, "vmax": len(weight)})
     ax.set(title="who averages whom", xlabel="client that is averaged", ylabel="client that averages")
     ax.title.set_fontsize("medium")
     _of_clients(ax, ends)
     drawn.colorbar(image, ax=ax, label=f"rounds of {len(weight)}", shrink=0.6)
     title = f"{title_of(first['method'])}, {first['scenario']}, seed {first['seed']}"
     names = ", ".join(dict.fromkeys(map(str, domain)))
-    return drawn, f"{title}; layer before the classifier; lines part the domains: {names}"
+    return drawn, f"{title}; layer before the classifier; lines separate the domains: {names}"
 
 
 def _of_clients(ax: Axes, ends: NDArray[np.floating[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""FedCP Fig. 5: personalisation identification ratio of every client over rounds.
+"""FedCP Fig. 5: personalization identification ratio of every client over rounds.
 
 Reads the runs of `python -m fedstat.fl --config simulations/fedcp.toml --scale quick --study fig5`.
 """
@@ -21,7 +21,7 @@ from fedstat.study.collect import Grid
 
 
 def ratio(run: xr.DataTree) -> pd.DataFrame:
-    """Ratio (round, client), without clients that were not active."""
+    """Ratio (round, client) of the selected clients."""
     return run["measures/personalisation"].rename("ratio").to_dataframe().reset_index().dropna()
 
 
@@ -39,8 +39,8 @@ def draw(grid: Grid) -> tuple[Figure, str]:
         ax.set(title=scenario, ylabel="mean policy s")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return drawn, (
-        f"seed {seed}; grey: clients; black: their mean; mean policy s of a client's training samples, as downloaded; "
-        "dashed: both heads alike"
+        f"seed {seed}; gray: clients; black: their mean; mean policy s of a client's training samples, as downloaded; "
+        "dashed: both heads weigh equally"
     )
 
 

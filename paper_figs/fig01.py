@@ -1,4 +1,4 @@
-"""FedFac Fig. 1: outputs of every hidden neuron for every client, IID and non-IID.
+"""FedFac Fig. 1: outputs of every hidden unit for every client, IID and non-IID.
 
 Reads the store that `make figures-motivation` keeps under runs/.
 """
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from _motivation import add_options, read
 
-from fedstat import _cli, plot
+from fedstat import _cli
+from fedstat.plot import papers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def work(args: argparse.Namespace) -> None:
     run, out = read(args, "fig01")
-    _cli.save_figure(plot.fig1(run), out, dpi=110)
+    _cli.save_figure(papers.fig1(run), out, dpi=110)
 
 
 if __name__ == "__main__":

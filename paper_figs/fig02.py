@@ -1,7 +1,7 @@
-"""FedFac Fig. 2: entropy over clients of every hidden neuron's outputs, IID and non-IID.
+"""FedFac Fig. 2: entropy over clients of every hidden unit's outputs, IID and non-IID.
 
-Left as in the paper, a neuron's output being its mean over the client's own samples; right over a common evaluation
-set. Reads the store that `make figures-motivation` keeps under runs/.
+Left, as in the paper, a unit's output is its mean over the client's samples; right, over a common evaluation set.
+Reads the store that `make figures-motivation` keeps under runs/.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from _motivation import add_options, read
 
-from fedstat import _cli, plot
+from fedstat import _cli
+from fedstat.plot import papers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def work(args: argparse.Namespace) -> None:
     run, out = read(args, "fig02")
-    _cli.save_figure(plot.fig2(run), out, dpi=110)
+    _cli.save_figure(papers.fig2(run), out, dpi=110)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""FedFac Fig. 7: share of neurons that keep their state between rounds under dynamic FedFac, as p and as α vary.
+"""FedFac Fig. 7: proportion of units in the same group one round later, under dynamic FedFac, as p and as α vary.
 
 Reads the stores that `make figures` keeps under runs/, or any others of `python -m fedstat.sim`.
 """
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from _simulation import add_options, read
 
-from fedstat import _cli, plot
+from fedstat import _cli
+from fedstat.plot import papers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def work(args: argparse.Namespace) -> None:
     runs, out = read(args, "fig07")
-    _cli.save_figure(plot.stability_grid(*runs), out, dpi=110)
+    _cli.save_figure(papers.stability_grid(*runs), out, dpi=110)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from _stores import RUNS, figure_path
 
 import fedstat
 from fedstat import _cli, plot
+from fedstat.plot._figure import caption, panel_grid, wrap_panels
 from fedstat.study import collect, run_table
 
 
@@ -36,26 +36,15 @@ def work(args: argparse.Namespace) -> None:
         )
         for r in grid.table.to_dict("records")
     )
-    columns = min(3, len(scenarios))
-    rows = -(-len(scenarios) // columns)
-    high = 0.21 * grid.table["method"].nunique() + 0.7
-    figure, axes = plt.subplots(
-        rows,
-        columns,
-        figsize=(3.1 * columns + 1.2, high * rows + 1.2),
-        squeeze=False,
-        sharey=True,
-        layout="constrained",
-    )
-    for ax in axes.flat[len(scenarios) :]:
-        ax.remove()
-    for ax, scenario in zip(axes.flat, scenarios, strict=False):
+    size = 3.5, 0.21 * grid.table["method"].nunique() + 1.3
+    figure, axes = panel_grid(wrap_panels(len(scenarios), 3), size, sharey=True)
+    for ax, scenario in zip(axes, scenarios, strict=True):
         plot.client_boxplot(clients[clients["scenario"] == scenario], ax=ax).set_title(scenario)
-    plot.caption(
+    caption(
         figure,
-        "Clients of all seeds; accuracy: mean over the last 10 rounds (with fewer rounds: after the last). "
-        "Box: quartiles and median; whiskers: to 1.5 times the box's length; points: clients beyond.",
-        "White: mean over clients, with Student's 95 % interval over seeds, cut off at the axes.",
+        "Clients of all seeds; accuracy: mean over the last 10 rounds. Box: quartiles and median; whiskers: to 1.5 "
+        "times the box's length; points: clients beyond.",
+        "White: mean over clients, with its 95% t interval over seeds, cut off at the axes.",
         *collect.caption(grid, 10_000),
     )
     _cli.save_figure(figure, out, dpi=110)

@@ -1,4 +1,4 @@
-"""FedFac Fig. 9: training loss of FedFac and FedAvg over rounds, and test accuracy, with 95 % intervals over seeds.
+"""FedFac Fig. 9: training loss of FedFac and FedAvg over rounds, and test accuracy, with 95% t intervals over seeds.
 
 Reads a grid of runs, as `python -m fedstat.fl --config simulations/fedfac.toml` makes it.
 """
@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 import fedstat
 from fedstat import _cli, plot
+from fedstat.plot._figure import caption, one_legend
 from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid
 
@@ -40,11 +41,11 @@ def work(args: argparse.Namespace) -> None:
     scenarios = collect.scenarios(grid)
     loss, accuracy = (of_runs(grid, name) for name in ("train_loss", "accuracy"))
     figure = draw(scenarios, loss, accuracy)
-    plot.caption(
+    caption(
         figure,
-        "Training loss: of the active clients' batches, weighted by their samples. Test accuracy: mean over clients, "
+        "Training loss: of the selected clients' batches, weighted by their samples. Test accuracy: mean over clients, "
         "weighted by their test samples, in the rounds that were evaluated.",
-        "Thick: mean over seeds; thin: each seed; bands: Student's 95 % intervals over seeds, cut off at the axes.",
+        "Thick: mean over seeds; thin: each seed; bands: 95% t intervals over seeds, cut off at the axes.",
         *collect.caption(grid, 10_000),
     )
     _cli.save_figure(figure, out, dpi=110)
@@ -61,7 +62,7 @@ def of_runs(grid: Grid, name: str) -> pd.DataFrame:
 
 
 def draw(scenarios: Sequence[str], loss: pd.DataFrame, accuracy: pd.DataFrame) -> Figure:
-    """Loss above accuracy, three settings beside one another, one legend."""
+    """Loss above accuracy, three scenarios beside one another, one legend."""
     columns = min(3, len(scenarios))
     blocks = -(-len(scenarios) // columns)
     figure = plt.figure(figsize=(3.1 * columns + 0.4, 4.4 * blocks + 1.2), layout="constrained")
@@ -78,7 +79,7 @@ def draw(scenarios: Sequence[str], loss: pd.DataFrame, accuracy: pd.DataFrame) -
         if column:
             top.set_ylabel("")
             bottom.set_ylabel("")
-    plot.one_legend(figure, panels)
+    one_legend(figure, panels)
     return figure
 
 

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import fedstat
-from fedstat import _cli, plot
+from fedstat import _cli
 from fedstat.data import to_float
 from fedstat.fl import nets
 from fedstat.fl.nets import Net
+from fedstat.plot._figure import caption
 from fedstat.study import collect, experiment, run_settings, run_table
 
 
@@ -116,11 +117,11 @@ def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Na
     figure = features.feature_grid((x - x.min()) / (x.max() - x.min()), *maps, shared)
     attrs = fedfac.attrs
     filters = f"{int(shared.sum())} of {len(shared)} filters are shared"
-    plot.caption(
+    caption(
         figure,
         f"{settings['scenario']}, {layer}: {filters}; client {args.client}, its test image {args.image}",
         f"{collect.scale(settings)}; seed {settings['seed']}; commit {attrs['revision'] or 'not known'}",
-        "image as the clients get it, standardised by their training images; every map has its own grey scale",
+        "image as the clients get it, standardized by their training images; every map has its own gray scale",
     )
     return figure
 

@@ -16,6 +16,7 @@ from _stores import ROOT, RUNS, figure_path
 from matplotlib.figure import Figure
 
 from fedstat import _cli, plot
+from fedstat.plot._figure import caption, panel_grid, wrap_panels
 from fedstat.study import collect, grid, leaderboard
 
 FILE = ROOT / "simulations/all.toml"
@@ -42,36 +43,35 @@ def work(args: argparse.Namespace) -> None:
         drawn["ranks"] = (
             plot.critical_difference(wide).figure,
             (
-                "large: mean rank, small: rank in each setting; a bar on the right spans methods that are not shown to "
-                "differ (Nemenyi, all pairs at 95 %)"
+                "large: mean rank; small: rank in each scenario; a bar on the right spans methods without evidence of "
+                "a difference (Nemenyi, all pairs at 95%)"
             ),
         )
     for x in ("round", "bytes", "elapsed"):
-        said = "means over seeds; coloured methods are named, grey lines are the others"
-        said += "; bands: Student's 95 % interval over seeds" if found["seed"].nunique() > 2 else ""
-        said += "; dotted: sends nothing" if x == "bytes" else ""
-        drawn[x if x != "elapsed" else "seconds"] = plot.by_setting(courses, plot.method_courses, x=x), said
+        note = "means over seeds; colored methods are named, gray lines are the others"
+        note += "; bands: 95% t intervals over seeds" if found["seed"].nunique() > 2 else ""
+        note += "; dotted: no communication" if x == "bytes" else ""
+        drawn[x if x != "elapsed" else "seconds"] = plot.by_setting(courses, plot.method_courses, x=x), note
     drawn["fairness"] = (
         plot.by_setting(found, plot.trade_off, x="worst"),
-        ("named: methods named in every panel, and those that no other beats in both"),
+        "named: methods named in every panel, and methods that no other beats in both",
     )
     drawn["clients"] = (
         spread(found),
         (
-            "each client's accuracy in the round that is best on validation samples, all seeds; boxes: quartiles; "
-            "white: mean, with Student's "
-            "95 % interval over seeds"
+            "accuracy of each client in the round that is best on validation samples, all seeds; boxes: quartiles; "
+            "white: mean, with its 95% t interval over seeds"
         ),
     )
-    for name, (figure, said) in drawn.items():
+    for name, (figure, note) in drawn.items():
         out = figure_path(Path(f"{args.out}-{name}.png") if args.out else None, f"leaderboard-{scale}-{name}")
-        plot.caption(figure, said, *(n for n in collect.caption(runs, 10_000) if not n.startswith("fewer than")))
+        caption(figure, note, *(n for n in collect.caption(runs, 10_000) if not n.startswith("fewer than")))
         _cli.save_figure(figure, out, dpi=110)
         plt.close(figure)
 
 
 def spread(found: pd.DataFrame) -> Figure:
-    """Boxes of the clients' accuracies, a panel for each setting."""
+    """Boxes of the clients' accuracies, a panel for each scenario."""
     parts = [
         leaderboard.of_clients(run["path"], run["chosen_round"]).assign(
             **{name: run[name] for name in ("scenario", "method", "seed")}
@@ -80,16 +80,9 @@ def spread(found: pd.DataFrame) -> Figure:
     ]
     data = pd.concat(parts, ignore_index=True)
     scenarios = list(dict.fromkeys(data["scenario"]))
-    columns = min(2, len(scenarios))
-    rows = -(-len(scenarios) // columns)
-    height = 1.2 + 0.2 * data["method"].nunique()
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(6.4 * columns, height * rows), squeeze=False, layout="constrained"
-    )  # fmt: skip
-    for ax, scenario in zip(axes.flat, scenarios, strict=False):
+    figure, axes = panel_grid(wrap_panels(len(scenarios), 2), (6.4, 1.2 + 0.2 * data["method"].nunique()))
+    for ax, scenario in zip(axes, scenarios, strict=True):
         plot.client_boxplot(data[data["scenario"] == scenario], ax=ax).set_title(scenario, fontsize="medium")
-    for ax in axes.flat[len(scenarios) :]:
-        ax.remove()
     return figure
 
 

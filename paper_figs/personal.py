@@ -15,6 +15,7 @@ import pandas as pd
 from _stores import ROOT, RUNS, figure_path
 
 from fedstat import _cli, plot
+from fedstat.plot._figure import caption
 from fedstat.stats import resampling
 from fedstat.study import collect, leaderboard
 from fedstat.study.leaderboard import Planned, planned
@@ -42,18 +43,18 @@ def work(args: argparse.Namespace) -> None:
     figure = plt.figure(figsize=(14, 6.6), layout="constrained")
     grid_spec = figure.add_gridspec(2, 2)
     top = figure.add_subplot(grid_spec[0, 0])
-    plot.differences(gains(outcomes, plan, "fedavg"), ax=top).set_ylabel("accuracy less FedAvg's")
+    plot.differences(gains(outcomes, plan, "fedavg"), ax=top).set_ylabel("accuracy minus FedAvg's")
     top.tick_params(labelbottom=False)
     bottom = figure.add_subplot(grid_spec[1, 0])
     plot.differences(gains(outcomes, plan, "fedavg+"), methods=list(METHODS.values()), margin=MARGIN, ax=bottom)
-    bottom.set_ylabel("accuracy less FedAvg+'s")
+    bottom.set_ylabel("accuracy minus FedAvg+'s")
     bottom.legend().remove()
     plot.shares(over_seeds(shares, plan), ax=figure.add_subplot(grid_spec[:, 1]))
     seeds = f"{len(plan.seeds)} seeds"
-    together = f"95 % intervals of a method hold together over the settings (Bonferroni), {seeds}; band: ±{MARGIN:g}"
-    what = "share of what clients differ by, beyond noise, in FedAvg probed by halves, last ten rounds"
-    lines = [f"left: after the last round; {together}", f"right: {what}; mean and 95 % interval over {seeds}"]
-    plot.caption(figure, *lines, *plan.notes[1:], *collect.caption(grid, 10_000))
+    together = f"95% CIs of a method, simultaneous over the scenarios (Bonferroni), {seeds}; band: ±{MARGIN:g}"
+    reliability = "reliability of client differences under FedAvg, by split-half training, last ten rounds"
+    lines = [f"left: after the last round; {together}", f"right: {reliability}; mean and 95% t interval over {seeds}"]
+    caption(figure, *lines, *plan.notes[1:], *collect.caption(grid, 10_000))
     _cli.save_figure(figure, out, dpi=110)
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fedstat import _cli, plot
 from fedstat.ntk import ConvergenceResult
-from fedstat.plot import fedfac
+from fedstat.plot._figure import caption
 
 SCALES = {
     "quick": ["--widths", "64", "256", "--rounds", "60", "--replicates", "3", "--clients", "5", "--n", "10"],
@@ -40,19 +40,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def work(args: argparse.Namespace) -> None:
-    figure, sizes = Figure(figsize=(5 * len(DATA), 9), layout="constrained"), []
+    figure, panels = Figure(figsize=(5 * len(DATA), 9), layout="constrained"), {}
     for name, (top, bottom) in zip(DATA, figure.subplots(2, len(DATA)).T, strict=True):
         tree = _cli.open_store(store(name, args), "fedstat.ntk")
         result = ConvergenceResult.from_datatree(tree)
-        fedfac.convergence(result, ax=top).set_title(name)
-        fedfac.freezing(result, ax=bottom)
+        plot.convergence(result, ax=top).set_title(name)
+        plot.freezing(result, ax=bottom)
         print(result.summary(), end="\n\n")
-        sizes.append(f"{name}: {_theory.origin(tree)}")
-    plot.caption(
+        panels[name] = _theory.origin(tree)
+    caption(
         figure,
         "Above, lines: means over replicates at the largest width. Dashed: Theorem 1's bound of the same color, where "
         "the theorem has one. Below: FedSplit, means over replicates; not joined where only two widths were run.",
-        *sizes,
+        *_theory.notes(panels),
     )
     _cli.save_figure(figure, args.out, dpi=150)
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fedstat import _cli, plot
 from fedstat.ntk import GeneralizationResult
-from fedstat.plot import fedfac
+from fedstat.plot._figure import caption
 
 SCALES = {
     "quick": ["--widths", "128", "--rounds", "60", "--replicates", "2"],
@@ -26,7 +26,7 @@ PANELS = {
     "clients": [*DIGITS, "--clients", "1", "2", "5", "10", "20", "--n", "30"],
     "n": [*DIGITS, "--clients", "4", "--n", "20", "50", "100", "200", "400"],
 }
-TITLES = {"clients": "digits, 600 samples cut into C clients", "n": "digits, 4 clients of n samples"}
+TITLES = {"clients": "digits, 600 samples divided among C clients", "n": "digits, 4 clients of n samples"}
 
 
 def store(x: str, args: argparse.Namespace) -> Path:
@@ -41,18 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def work(args: argparse.Namespace) -> None:
-    figure, sizes = Figure(figsize=(10, 4.8), layout="constrained"), []
+    figure, panels = Figure(figsize=(10, 4.8), layout="constrained"), {}
     for x, ax in zip(PANELS, figure.subplots(1, len(PANELS)), strict=True):
         tree = _cli.open_store(store(x, args), "fedstat.ntk")
         result = GeneralizationResult.from_datatree(tree)
-        fedfac.generalization(result, x=x, ax=ax).set_title(TITLES[x])
+        plot.generalization(result, x=x, ax=ax).set_title(TITLES[x])
         print(result.summary(), end="\n\n")
-        sizes.append(f"{TITLES[x]}: {_theory.origin(tree)}")
-    plot.caption(
+        panels[TITLES[x]] = _theory.origin(tree)
+    caption(
         figure,
         "The bound holds if the test loss lies below it, and says nothing in the gray area, as no loss exceeds 1; its "
-        "complexity term is nearly all of it. Bars on the network's loss: Student's 95% CIs over replicates.",
-        *sizes,
+        "complexity term is nearly all of it. Bars on the network's loss: 95% t intervals over replicates.",
+        *_theory.notes(panels),
     )
     _cli.save_figure(figure, args.out, dpi=150)
 

@@ -70,7 +70,8 @@ def test_layers_of_results_are_offered(complete: Callable[[str], set[str]]) -> N
 
 
 @pytest.mark.parametrize(
-    "package", ["fedstat.fl", "fedstat.data", "fedstat.plot", "fedstat.fl.nets", "fedstat.results"]
+    "package",
+    ["fedstat.fl", "fedstat.data", "fedstat.plot", "fedstat.plot.papers", "fedstat.fl.nets", "fedstat.results"],
 )
 def test_public_names_are_offered(complete: Callable[[str], set[str]], package: str) -> None:
     assert complete(f"{package}.") == set(import_module(package).__all__)

@@ -27,7 +27,7 @@ from sphinx.util.parallel import make_chunks
 from fedstat import plot
 from fedstat.fl.algorithms import ALGORITHMS
 
-PLOT = re.compile(r"\bplot\.(\w+)\(")
+PLOT = re.compile(r"\b(?:plot|papers)\.(\w+)\(")
 ROLE = re.compile(r"(?::\w+:)?`+(.+?)`+")
 STAR = re.compile(r"``.*?``|(?<=, )\*(?=shape\b|,)")
 
@@ -147,8 +147,9 @@ def _shown(image: nodes.image) -> str:
         node = node.parent
         if "cell" in node.get("classes", ()):
             code = "\n".join(block.astext() for block in node.findall(nodes.literal_block))
-            names = [name for name in dict.fromkeys(PLOT.findall(code)) if hasattr(plot, name)]
-            summaries = [ROLE.sub(r"\1", str(inspect.getdoc(getattr(plot, name))).split("\n")[0]) for name in names]
+            plots = vars(plot) | vars(plot.papers)
+            names = [name for name in dict.fromkeys(PLOT.findall(code)) if name in plots]
+            summaries = [ROLE.sub(r"\1", str(inspect.getdoc(plots[name])).split("\n")[0]) for name in names]
             draws = [summary.removeprefix("Draw ") for summary in summaries if summary.startswith("Draw ")]
             if draws:
                 return " ".join(text[0].upper() + text[1:] for text in draws)

@@ -19,6 +19,7 @@ PACKAGES = {
     "fedstat": "From weights to a split, and its uncertainty",
     "fedstat.results": "Classes of results",
     "fedstat.plot": "Figures of results and runs",
+    "fedstat.plot.papers": "Figures of the studies of FedFac",
     "fedstat.data": "Published data sets",
     "fedstat.data.partition": "Partitions of data among clients",
     "fedstat.sim": "The simulation study on model (8)",

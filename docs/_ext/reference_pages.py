@@ -16,7 +16,8 @@ TASKS = {
     "Add an algorithm": ["fedstat.fl.algorithm", "fedstat.fl.masks", "fedstat.fl.wrappers.composed"],
     "Train with separate organizations": ["fedstat.flower"],
     "Reproduce papers": [
-        "fedstat.sim", "fedstat.sim.recovery", "fedstat.motivation", "fedstat.ntk", "fedstat.attack"
+        "fedstat.sim", "fedstat.sim.recovery", "fedstat.motivation", "fedstat.ntk", "fedstat.attack",
+        "fedstat.plot.papers",
     ],
 }  # fmt: skip
 """Packages of the reference by task."""

@@ -1,25 +1,25 @@
-"""Axes, labels, colors, captions and inputs that all plots share.
-
-Most hues are Okabe and Ito's (2008), which color-blind readers can tell apart, and some are Tol's (2021). Methods of
-later papers have hues far from these in CIELAB. Markers and line styles distinguish methods with similar hues.
-"""
+"""Axes, labels, captions and inputs that all plots share."""
 
 from __future__ import annotations
 
+import math
 import textwrap
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, Locator
 from numpy.typing import ArrayLike
 
 from fedstat._utils import check
@@ -34,7 +34,6 @@ from fedstat.results import (
 from fedstat.stats import resampling
 from fedstat.store import is_store, open_run, results
 from fedstat.study import run_table
-from fedstat.study.collect import METHODS
 
 SHARED, PERSONAL, DEAD = "#1f4e8c", "#f0a43a", "#d9d9d9"
 """Dark and light, so that they differ in grayscale, too."""
@@ -44,8 +43,10 @@ RunOrPath = xr.DataTree | str | PathLike[str]
 ResultPath = str | PathLike[str]
 """Path of a saved result, or of the store of a study."""
 
+Prepared = TypeVar("Prepared")
+
 _LONGEST = 28
-_LEGIBLE = 5.0  # points
+_SMALLEST = 6.0  # size of text, in points
 
 
 def get_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
@@ -72,24 +73,56 @@ def gray(level: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def name_rows(ax: Axes, positions: Sequence[float], names: Iterable[object], *, height: float) -> None:
-    """Name the rows on the left; where rows are too narrow for legible text, name every k-th row.
+def sequential_colors(palette: str, n: int) -> list[tuple[float, float, float]]:
+    """Return n colors of a sequential palette, without the end that is hard to see on the page of the style."""
+    colors = sns.color_palette(palette, n + 1)
+    is_dark, is_rising = np.mean(gray(1)) < 0.5, sum(colors[-1]) > sum(colors[0])
+    return colors[1:] if is_dark == is_rising else colors[:-1]
+
+
+class _Legible(Locator):
+    """Positions of names on an axis; every k-th, where they would overlap after the layout.
+
+    ``extent`` is the length of a name along the axis, in sizes of its text. The text has the size that fits when the
+    names are set, but is legible and not larger than other text.
+    """
+
+    def __init__(self, axis: Axis, positions: Sequence[float], extent: float) -> None:
+        self._ax, self._index, self._extent = axis.axes, int(axis is axis.axes.yaxis), extent
+        self._positions = np.asarray(positions, dtype=float)
+        fitting = self.fitting()
+        self.size = min(fitting * max(1, math.ceil(_SMALLEST / fitting)), plt.rcParams["font.size"])
+
+    def __call__(self) -> Any:
+        """Return the positions of the names that are shown."""
+        return self._positions[:: max(1, math.ceil(self.size / self.fitting() - 0.01))]
+
+    def fitting(self) -> float:
+        """Return the size of text in points that fits between all names; infinity if there is one name."""
+        pixels = self._ax.transData.transform(np.column_stack([self._positions] * 2))[:, self._index]
+        return 72 * float(np.abs(np.diff(pixels)).min(initial=np.inf)) / self._ax.figure.dpi / self._extent
+
+
+def name_ticks(axis: Axis, positions: Sequence[float], names: Iterable[object]) -> None:
+    """Name rows or columns in text that fits between them; where that would be too small, name every k-th.
 
     Parameters
     ----------
-    ax : matplotlib Axes
+    axis : matplotlib Axis
+        ``ax.yaxis`` for rows; ``ax.xaxis`` for columns, whose names are turned if they are wider than the columns. Its
+        limits must be set.
     positions : sequence of float
-        Position of each row on the y axis.
+        Position of each row or column on the axis.
     names : iterable
-        Name of each row; long names end in an ellipsis.
-    height : float
-        Height of all rows together, in the units of ``positions``.
+        Name of each; long names end in an ellipsis.
     """
-    points = 72 * ax.bbox.height / ax.figure.dpi / height
-    step = int(np.ceil(_LEGIBLE / max(points, 1e-9)))
-    shown = [plain(name) for name in names]
-    size = float(np.clip(0.8 * points * step, _LEGIBLE, plt.rcParams["font.size"]))
-    ax.set_yticks(list(positions)[::step], shown[::step], fontsize=size)
+    shown = dict(zip(map(float, positions), map(plain, names), strict=True))
+    level = _Legible(axis, list(shown), 0.7 + 0.65 * max(map(len, shown.values()), default=0))
+    is_turned = axis is axis.axes.xaxis and level.fitting() < 1.3 * plt.rcParams["font.size"]
+    locator = _Legible(axis, list(shown), 1.25) if is_turned or axis is axis.axes.yaxis else level
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(FuncFormatter(lambda position, _: shown.get(float(position), "")))
+    axis.set_tick_params(labelsize=locator.size, labelrotation=90 * is_turned)
 
 
 def plain(name: object) -> str:
@@ -104,7 +137,13 @@ def literal(name: object) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-_LETTERS = 17  # letters of a caption per inch
+def fill(text: str, ax: Axes) -> str:
+    """Wrap each line of a label below the axes to their width."""
+    width = int(_LETTERS * ax.bbox.width / ax.figure.dpi)
+    return "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
+
+
+_LETTERS = 17  # letters of a caption per inch; a label, in larger text, may be wider than its axes
 
 
 def caption(figure: Figure, *notes: str) -> None:
@@ -133,19 +172,26 @@ def caption(figure: Figure, *notes: str) -> None:
     figure.supxlabel("\n".join(lines), fontsize="x-small", color=gray(0.35), linespacing=1.3)
 
 
-def interval(values: ArrayLike) -> tuple[float, float]:
+def interval(values: ArrayLike, *, lowest: float = -np.inf, highest: float = np.inf) -> tuple[float, float]:
     """Return the 95% t interval of the mean, in the form of seaborn's ``errorbar``.
 
-    The limits are NaN if there is one value, or if all values are equal.
+    The limits are cut off at the lowest and the highest possible value, and NaN if there is one value, or if all values
+    are equal.
 
     Examples
     --------
     >>> [round(x, 3) for x in interval([1.0, 2.0, 3.0, np.nan])]
     [-0.484, 4.484]
+    >>> [round(x, 3) for x in interval_of_proportion([0.9, 1.0])]
+    [0.315, 1.0]
     """
     x = np.asarray(values, dtype=np.float64)
     estimate = resampling.mean(x[np.isfinite(x)])
-    return estimate.low, estimate.high
+    low, high = np.clip([estimate.low, estimate.high], lowest, highest)
+    return float(low), float(high)
+
+
+interval_of_proportion = partial(interval, lowest=0.0, highest=1.0)
 
 
 def one_legend(figure: Figure, axes: Iterable[Axes]) -> None:
@@ -157,10 +203,93 @@ def one_legend(figure: Figure, axes: Iterable[Axes]) -> None:
             handles |= {name: h for name, h in zip(names, legend.legend_handles, strict=True) if name not in handles}
             legend.remove()
     if handles:
-        width = 0.75 * _LETTERS * figure.get_figwidth()
-        is_one_row = sum(len(name) + 6 for name in handles) <= width
-        columns = len(handles) if is_one_row else max(1, int(width / (max(map(len, handles)) + 6)))
+        columns = columns_of_legend(handles, figure.get_figwidth())
         figure.legend(handles.values(), handles, loc="outside upper center", ncols=columns, frameon=False)
+
+
+def columns_of_legend(names: Collection[str], width: float) -> int:
+    """Return the number of columns of a legend of this width in inches."""
+    letters = 0.75 * _LETTERS * width
+    is_one_row = sum(len(name) + 6 for name in names) <= letters
+    return len(names) if is_one_row else max(1, int(letters / (max(map(len, names)) + 6)))
+
+
+def legend_above(ax: Axes, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Draw a legend above the axes, where it hides nothing, in as many columns as fit their width."""
+    ax.legend(
+        handles, names, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), borderaxespad=0.2, columnspacing=1,
+        ncols=columns_of_legend(names, 1.2 * ax.bbox.width / ax.figure.dpi),
+    )  # fmt: skip
+
+
+def panel_grid(lengths: Sequence[int], size: tuple[float, float], **share: Any) -> tuple[Figure, list[Axes]]:
+    """Create rows of panels, each of this width and height in inches, and return them row by row.
+
+    Shared x axes have ticks and label below the last panel of each column, where a row below is shorter, too.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        Number of panels in each row.
+    size : tuple of float
+        Width and height of a panel in inches.
+    **share
+        ``sharex``, ``sharey`` of :func:`matplotlib.pyplot.subplots`.
+
+    Returns
+    -------
+    matplotlib Figure
+    list of matplotlib Axes
+    """
+    shape = len(lengths), max(lengths)
+    figure, axes = plt.subplots(
+        *shape, figsize=(size[0] * shape[1], size[1] * shape[0]), squeeze=False, layout="constrained", **share
+    )
+    is_used = np.arange(shape[1]) < np.reshape(lengths, (-1, 1))
+    has_panel_below = np.vstack([is_used[1:], np.zeros(shape[1], bool)])
+    for ax in axes[~is_used]:
+        ax.remove()
+    if share.get("sharex"):
+        for ax in axes[is_used & has_panel_below]:
+            ax.xaxis.label.set_visible(False)
+        for ax in axes[is_used & ~has_panel_below]:
+            ax.tick_params(labelbottom=True)
+    return figure, list(axes[is_used])
+
+
+def wrap_panels(n: int, columns: int) -> list[int]:
+    """Return the lengths of the rows of n panels, at most so many side by side.
+
+    Examples
+    --------
+    >>> wrap_panels(5, 3), wrap_panels(2, 3)
+    ([3, 2], [2])
+    """
+    return [min(columns, n - start) for start in range(0, n, columns)]
+
+
+def draw_layers(
+    figure: str,
+    result: Any,
+    prepare: Callable[[Any], Prepared],
+    draw: Callable[[Prepared, Axes | None], Axes],
+    height: Callable[[Prepared], float],
+    ax: Axes | None,
+) -> Axes:
+    """Draw a result; of several layers each in a panel below its name, with one x axis. Return the first panel."""
+    if not isinstance(result, LayerResults):
+        return draw(prepare(result), ax)
+    if ax is not None:
+        choice = f"Remove ax, or choose a layer, as plot.{figure}(result[{next(iter(result))!r}], ax=ax)."
+        raise ValueError(f"ax must be None for several layers, each of which has a panel, but got one. {choice}")
+    layers = {layer: prepare(of_layer) for layer, of_layer in result.items()}
+    size = (4.8, max(map(height, layers.values())))
+    canvas, panels = panel_grid(wrap_panels(len(layers), 3), size, sharex=True)
+    for panel, (layer, prepared) in zip(panels, layers.items(), strict=True):
+        draw(prepared, panel)
+        panel.set_title("\n".join([literal(layer), panel.get_title()]).strip())
+    one_legend(canvas, panels)
+    return panels[0]
 
 
 def refusal(figure: str, takes: str, got: object, hint: str = "") -> TypeError:
@@ -247,184 +376,3 @@ def concat_runs(data: Any, table: Callable[[xr.DataTree], pd.DataFrame]) -> pd.D
         method = name or str(config.get("algorithm", run.attrs.get("title", "run")))
         parts.append(table(run).assign(method=method, seed=config.get("seed", run.attrs.get("seed", 0))))
     return pd.concat(parts, ignore_index=True)
-
-
-class Style(NamedTuple):
-    """Color, marker and dashes of a method.
-
-    Attributes
-    ----------
-    colour : str
-        Hexadecimal color.
-    marker : str
-        Filled marker of Matplotlib.
-    dashes : tuple of float
-        Lengths of dash and gap, in line widths; empty for a solid line.
-    """
-
-    colour: str
-    marker: str
-    dashes: tuple[float, ...] = ()
-
-    @property
-    def linestyle(self) -> Any:
-        """Line style for Matplotlib."""
-        return (0, self.dashes) if self.dashes else "-"
-
-
-_DASHED, _DOTTED, _DASHDOT, _LONG = (4.0, 1.5), (1.0, 1.0), (3.0, 1.25, 1.5, 1.25), (7.0, 2.0)
-
-STYLES = {
-    "local": Style("#707070", "<", _DOTTED),
-    "fedavg": Style("#0072b2", "X"),
-    "fedavg-matched": Style("#56b4e9", "P", _DASHDOT),
-    "fedavg+": Style("#00426b", "P", _DASHED),
-    "fedavg-shrunken": Style("#6fa8dc", "h", _DASHDOT),
-    "fedprox": Style("#44aa99", "v"),
-    "fedprox+": Style("#1b5e53", "^", _DASHED),
-    "per-fedavg": Style("#2e5305", "d", _DASHED),
-    "per-fedavg-hf": Style("#8a9f6a", "d", _DOTTED),
-    "pfedme": Style("#389632", "p"),
-    "ditto": Style("#ed5d51", "D", _DASHED),
-    "fedper": Style("#882255", "p", _LONG),
-    "lg-fedavg": Style("#aa4499", ">", _DASHDOT),
-    "fedbn": Style("#c1966e", "<"),
-    "fedrep": Style("#cc6677", "h", _DASHED),
-    "fedrod": Style("#ae0e3d", ">"),
-    "fedphp": Style("#de468f", "H"),
-    "pfedsd": Style("#a12c0d", "h"),
-    "fedem": Style("#999933", "*"),
-    "clustered-fl": Style("#108ea3", "8"),
-    "fedamp": Style("#0896fe", "*", _DASHED),
-    "fedfomo": Style("#7f6998", "X", _DASHED),
-    "fedcac": Style("#d682eb", "s"),
-    "pfedgate": Style("#58441a", "v", _DASHED),
-    "pfedpara": Style("#e89048", "p", _DASHDOT),
-    "fedsplit": Style("#000000", "o"),
-    "oracle": Style("#56b4e9", "s", _DASHED),
-    "random": Style("#009e73", "v", _DASHDOT),
-    "random-redrawn": Style("#cc79a7", "P", _DOTTED),
-    "fedfac-static": Style("#d55e00", "^", _DASHED),
-    "fedfac-dynamic": Style("#e69f00", "D"),
-    "factorized-fl-alpha": Style("#332288", "d"),
-    "factorized-fl-beta": Style("#7766cc", "H", _DASHED),
-    "feddecomp": Style("#8c510a", "8", _DASHDOT),
-    "fedcp": Style("#661100", "s", _LONG),
-}
-"""Style of every method; legends and axes of all figures follow the order of this table."""
-
-_SPLITS = {"true": "fedsplit", "static": "fedfac-static", "dynamic": "fedfac-dynamic"}
-_NAMES = {title: name for name, title in METHODS.items()} | _SPLITS
-_OTHERS = ("#b2182b", "#e7298a", "#4d9221", "#762a83")
-_MARKERS, _DASHES = "os^DvPX<>phHd8*", ((), _DASHED, _DOTTED, _DASHDOT, _LONG)
-
-
-def style_of(method: str) -> Style:
-    """Return the plotting style of a method.
-
-    The style is equal in all figures, unless a figure shows two methods outside the table that would look alike.
-
-    Parameters
-    ----------
-    method : str
-        Name of a method of :mod:`fedstat.fl.algorithms`, its title in tables, or a splitting rule of
-        :func:`fedstat.sim.study`, whose ``true`` is FedSplit. A variant (``"fedprox, mu=0.1"``, ``"fedavg-low-rank"``)
-        has the color of its method, but another marker and line style. The style of any other name follows from a
-        checksum of its letters.
-
-    Returns
-    -------
-    Style
-        ``colour``, ``marker``, ``dashes`` (lengths in line widths), ``linestyle``.
-
-    Examples
-    --------
-    >>> style_of("fedfac-dynamic")
-    Style(colour='#e69f00', marker='D', dashes=())
-    >>> style_of("FedFac dynamic") == style_of("dynamic")
-    True
-    >>> style_of("fedprox, mu=0.1").colour == style_of("fedprox").colour
-    True
-    """
-    return next(_candidates(method))
-
-
-def styles_of(methods: Iterable[str]) -> dict[str, Style]:
-    """Return styles of a figure's methods: no two share color and marker, nor, if possible, color and line.
-
-    Parameters
-    ----------
-    methods : iterable of str
-        Methods of the figure; their order does not change the styles.
-
-    Returns
-    -------
-    dict from str to Style
-        The styles of :func:`style_of`. Of two names outside the table that would look alike, the second in the
-        alphabet gets another style.
-
-    Examples
-    --------
-    >>> style_of("ours")[:2] == style_of("gpfl")[:2]
-    True
-    >>> len({style[:2] for style in styles_of(["ours", "gpfl"]).values()})
-    2
-    """
-    names = list(dict.fromkeys(methods))
-    styles: dict[str, Style] = {}
-    for name in sorted(names, key=lambda name: (_NAMES.get(name, name) not in STYLES, name)):
-        points = {(style.colour, style.marker) for style in styles.values()}
-        lines = {(style.colour, style.dashes) for style in styles.values()}
-        free = [style for style in _candidates(name) if (style.colour, style.marker) not in points]
-        distinct = (style for style in free if (style.colour, style.dashes) not in lines)
-        styles[name] = next(distinct, free[0] if free else style_of(name))
-    return {name: styles[name] for name in names}
-
-
-def _candidates(method: str) -> Iterator[Style]:
-    """Iterate over the styles that a method may have, the preferred one first; methods of the table have only one."""
-    base = _base(method)
-    if base and base == _NAMES.get(method, method):
-        yield STYLES[base]
-        return
-    code = zlib.crc32(method.encode())
-    colours = (STYLES[base].colour,) if base else _OTHERS
-    for i in range(len(colours) * len(_MARKERS)):
-        marker, dashes = _MARKERS[(code // 7 + i) % len(_MARKERS)], _DASHES[(code // 131 + i) % len(_DASHES)]
-        yield Style(colours[(code + i) % len(colours)], marker, dashes)
-
-
-def ordered(methods: Iterable[str]) -> list[str]:
-    """Return the methods in the order of all figures: by the table of styles, variants after their method, others last.
-
-    Parameters
-    ----------
-    methods : iterable of str
-
-    Returns
-    -------
-    list of str
-
-    Examples
-    --------
-    >>> ordered(["mine", "dynamic", "true", "fedavg, lr=0.1", "fedavg", "local"])
-    ['local', 'fedavg', 'fedavg, lr=0.1', 'true', 'dynamic', 'mine']
-    """
-    table = list(STYLES)
-
-    def index(method: str) -> int:
-        base = _base(method)
-        return table.index(base) if base else len(table)
-
-    names = list(dict.fromkeys(methods))
-    return sorted(names, key=lambda m: (index(m), m not in STYLES and m not in _NAMES))
-
-
-def _base(method: str) -> str:
-    """Return the method of the table whose name or variant this is; an empty string if there is none."""
-    name = _NAMES.get(method, method)
-    if name in STYLES:
-        return name
-    bases = {**{n: n for n in STYLES}, **_NAMES}
-    prefixes = [n for n in bases if name.startswith(n) and name[len(n)] in "-+, "]
-    return bases[max(prefixes, key=len)] if prefixes else ""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -14,55 +12,73 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedstat import fl
 from fedstat._utils import check
 from fedstat._utils.labels import classes as classes_of
 from fedstat.labelled.arrays import group_blocks, labels, numpy_of
 from fedstat.labelled.inputs import layers_of, open_if_run
-from fedstat.plot._figure import get_axes, gray, literal, measure_of_run, name_rows, opened, plain, refusal, sole
+from fedstat.plot._figure import (
+    fill,
+    get_axes,
+    gray,
+    legend_above,
+    literal,
+    measure_of_run,
+    name_ticks,
+    opened,
+    panel_grid,
+    plain,
+    refusal,
+    sequential_colors,
+    sole,
+    wrap_panels,
+)
 from fedstat.results import ComponentsResult, LayerResults
 from fedstat.results.base import Result
 from fedstat.results.between_clients import ClientClustersResult
 
-_MAP = "viridis"
-_NAMED = 40  # most clients whose names fit an axis
+_SEQUENTIAL, _DIVERGING = "viridis", "vlag"
 
 
-def client_similarity(result: ClientClustersResult, *, ax: Axes | None = None) -> Axes:
+def client_similarity(result: ClientClustersResult, *, vmax: float | None = None, ax: Axes | None = None) -> Axes:
     """Draw a heat map of the similarity of clients in the order of the tree, with clusters and known groups.
 
     Parameters
     ----------
     result : ClientClustersResult
         Result of :func:`fedstat.client_clusters`.
+    vmax : float, optional
+        Similarity of the darkest red, for figures that share a scale of colors from -vmax to vmax. By default the
+        largest absolute similarity of different clients; if no similarity is negative, the colors instead span the
+        similarities.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Frames mark the clusters, a strip on the left the known groups. The colors span the similarities of different
-        clients; the diagonal, which is 1, is white.
+        Frames mark the clusters, a strip on the left the known groups. The diagonal, which is 1, is gray.
     """
     if not isinstance(result := sole(opened(result)), ClientClustersResult):
         raise refusal("client_similarity", "the result of client_clusters", result)
     ax, order = get_axes(ax), result.order
     n = len(order)
-    picture = ax.imshow(_off_diagonal(result.similarity[np.ix_(order, order)]), cmap=_MAP, interpolation="nearest")
+    matrix = off_diagonal(result.similarity[np.ix_(order, order)])
+    scale = color_scale(matrix, vmax)
+    picture = draw_matrix(ax, matrix, scale)
     ax.figure.colorbar(picture, ax=ax, label="cosine similarity", pad=0.02, shrink=0.85)
     edges = np.flatnonzero(np.diff(result.cluster[order])) + 1
+    frame = "black" if scale["cmap"] == _DIVERGING else "white"
     for low, high in zip([0, *edges], [*edges, n], strict=True):
-        ax.add_patch(Rectangle((low - 0.5, low - 0.5), high - low, high - low, fill=False, color="white", lw=1.5))
-    if n <= _NAMED:
-        ax.set_xticks(range(n), [plain(c) for c in result.clients[order]], rotation=90, fontsize="small")
-    else:
-        ax.set_xticks([])
+        ax.add_patch(Rectangle((low - 0.5, low - 0.5), high - low, high - low, fill=False, color=frame, lw=1.5))
+    name_ticks(ax.xaxis, range(n), result.clients[order])
     ax.set_yticks([])
-    ax.set(xlabel="client, in the order of the tree; frames: clusters", xlim=(-0.5, n - 0.5))
+    ax.set(xlabel=fill("client, in the order of the tree; frames: clusters", ax), xlim=(-0.5, n - 0.5))
     if result.groups is not None:
         _draw_groups(ax, result.groups[order])
     return ax
@@ -71,7 +87,7 @@ def client_similarity(result: ClientClustersResult, *, ax: Axes | None = None) -
 def _draw_groups(ax: Axes, groups: NDArray[Any]) -> None:
     """Draw the group of each row as a strip on the left, with a legend above."""
     names, codes = np.unique(groups, return_inverse=True)
-    colours = sns.color_palette("tab10" if len(names) <= 10 else "husl", len(names))
+    colours = sns.color_palette("colorblind" if len(names) <= 10 else "viridis", len(names))
     strip = ax.inset_axes((-0.06, 0, 0.04, 1), sharey=ax)
     strip.imshow(
         codes[:, None], cmap=ListedColormap(colours), vmin=-0.5, vmax=len(names) - 0.5, aspect="auto",
@@ -80,16 +96,31 @@ def _draw_groups(ax: Axes, groups: NDArray[Any]) -> None:
     strip.set_xticks([])
     strip.set_yticks([])
     strip.set_ylabel("known group")
-    ax.legend(
-        handles=[Patch(color=c, label=plain(name)) for c, name in zip(colours, names, strict=True)], frameon=False,
-        loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(len(names), 6), columnspacing=1, handlelength=1,
-    )  # fmt: skip
+    legend_above(ax, [Patch(color=colour) for colour in colours], [plain(name) for name in names])
+
+
+def color_scale(values: ArrayLike, vmax: float | None = None) -> dict[str, Any]:
+    """Return colors for ``imshow``: diverging and symmetric about 0, if a value is negative or the maximum is given.
+
+    Other values have sequential colors from the smallest to the largest.
+    """
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    if vmax is None and low >= 0:
+        return {"cmap": _SEQUENTIAL, "vmin": low, "vmax": high}
+    limit = max(-low, high) if vmax is None else vmax
+    return {"cmap": _DIVERGING, "vmin": -limit, "vmax": limit}
+
+
+def draw_matrix(ax: Axes, matrix: NDArray[Any], scale: Mapping[str, Any]) -> AxesImage:
+    """Draw a matrix of clients with a gray diagonal, gray where values are missing."""
+    ax.set_facecolor(gray(0.75))
+    return ax.imshow(matrix, interpolation="nearest", **scale)
 
 
 def similarity_over_rounds(
     similarity: xr.DataArray | xr.DataTree, *, rounds: Sequence[int] | None = None, order: Sequence[int] | None = None
 ) -> Figure:
-    """Draw the similarity matrices of clients at several rounds side by side, with one color scale.
+    """Draw the similarity matrices of clients at several rounds side by side, with one scale of colors.
 
     Parameters
     ----------
@@ -104,7 +135,8 @@ def similarity_over_rounds(
     Returns
     -------
     matplotlib Figure
-        Missing values are white, and so are the diagonals, which would hide the differences between clients.
+        If a value is negative, colors are symmetric about 0. Missing values are gray, and so are the diagonals,
+        which would hide the differences between clients.
 
     Raises
     ------
@@ -129,22 +161,14 @@ def similarity_over_rounds(
     positions = np.asarray(order)
     if sorted(positions.tolist()) != list(range(x.sizes["client"])):
         raise ValueError(f"order must hold each of the {x.sizes['client']} positions of clients once, but got {order}")
-    matrices = [_off_diagonal(x.sel(round=r).to_numpy()[np.ix_(positions, positions)]) for r in rounds]
-    low, high = np.nanmin(matrices), np.nanmax(matrices)
-    columns = min(len(rounds), 3 if len(rounds) > 4 else 4)
-    n_rows = math.ceil(len(rounds) / columns)
-    figure, axes = plt.subplots(
-        n_rows, columns, figsize=(2.6 * columns + 0.8, 2.7 * n_rows), squeeze=False, layout="constrained"
-    )
-    for ax in axes.flat[len(rounds) :]:
-        ax.set_visible(False)
-    for ax, number, matrix in zip(axes.flat, rounds, matrices, strict=False):
-        picture = ax.imshow(matrix, cmap=_MAP, vmin=low, vmax=high, interpolation="nearest")
+    matrices = [off_diagonal(x.sel(round=r).to_numpy()[np.ix_(positions, positions)]) for r in rounds]
+    figure, axes = panel_grid(wrap_panels(len(rounds), 3 if len(rounds) > 4 else 4), (2.8, 2.7))
+    for ax, number, matrix in zip(axes, rounds, matrices, strict=True):
+        picture = draw_matrix(ax, matrix, color_scale(matrices))
         ax.set_title(f"round {number}", fontsize="medium")
-        ax.set_xticks([])
-        ax.set_yticks([])
-    axes[0, 0].set_ylabel("client")
-    axes[-1, 0].set_xlabel("other client")
+        ax.set(xticks=[], yticks=[])
+    axes[0].set_ylabel("client")
+    axes[-1].set_xlabel("other client")
     figure.colorbar(picture, ax=axes, label=_label(similarity), shrink=0.85)
     return figure
 
@@ -200,7 +224,7 @@ def client_lines(measure: xr.DataArray | xr.DataTree, *, ax: Axes | None = None)
     return ax
 
 
-def _off_diagonal(matrix: NDArray[Any]) -> NDArray[np.float64]:
+def off_diagonal(matrix: NDArray[Any]) -> NDArray[np.float64]:
     """Set the diagonal to NaN, unless the matrix has one row."""
     return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix) if len(matrix) > 1 else matrix
 
@@ -241,8 +265,8 @@ def weights(
     Returns
     -------
     matplotlib Axes
-        Clients are rows and units columns, in their order. Clients without weights, as those that were not selected,
-        are white.
+        Clients are rows and units columns, in their order. Rows of clients without weights, as those that were not
+        selected, are empty.
 
     Raises
     ------
@@ -269,12 +293,11 @@ def weights(
     size = np.concatenate([np.sqrt(np.square(numpy_of(block) - mean).mean(axis=2)) for _, block in group_blocks(w)])
     width, height = (float(np.clip(1.6 + 0.16 * n, 3.2, 13.0)) for n in (len(units) + 8, len(clients)))
     ax = get_axes(ax, (width, height))
-    picture = ax.imshow(size, cmap=_MAP, vmin=0, aspect="auto", interpolation="nearest")
+    picture = ax.imshow(size, cmap=_SEQUENTIAL, vmin=0, aspect="auto", interpolation="nearest")
     label = "distance from the mean over clients" if baseline else "size of the weights"
     ax.figure.colorbar(picture, ax=ax, label=f"{label} (root mean square)", pad=0.02)
-    if len(units) <= _NAMED:
-        ax.set_xticks(range(len(units)), [plain(unit) for unit in units], rotation=90, fontsize="small")
-    name_rows(ax, range(len(clients)), clients, height=len(clients))
+    name_ticks(ax.xaxis, range(len(units)), units)
+    name_ticks(ax.yaxis, range(len(clients)), clients)
     ax.set(xlabel="unit", ylabel="client", title=literal(next(iter(layers))))
     return ax
 
@@ -319,7 +342,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
     ax = get_axes(ax)
     table = table.dropna(subset="reliability")
     layers = list(dict.fromkeys(table["layer"]))
-    colours = sns.color_palette("crest", len(layers))
+    colours = sequential_colors("crest", len(layers))
     over_rounds = table["round"].nunique() > 1
     step = 0.0 if not over_rounds else 0.12 * table["round"].drop_duplicates().sort_values().diff().min()
     for i, (layer, colour) in enumerate(zip(layers, colours, strict=True)):
@@ -335,7 +358,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
     if over_rounds:
         ax.set_xlabel("round")
         ax.set_xticks(rounds) if len(rounds := sorted(table["round"].unique())) <= 12 else None
-        ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(len(layers), 6))
+        legend_above(ax, *ax.get_legend_handles_labels())
     else:
         ax.set_xticks(range(len(layers)), [literal(layer) for layer in layers])
         ax.set_xlabel("layer")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +15,17 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedstat._utils import labels
 from fedstat.labelled import split_map as _split_map
 from fedstat.plot._figure import (
     DEAD,
     PERSONAL,
     SHARED,
+    draw_layers,
+    fill,
     get_axes,
     gray,
-    name_rows,
+    legend_above,
+    name_ticks,
     opened,
     plain,
     refusal,
@@ -44,7 +46,6 @@ from fedstat.results import (
     StoredSplitResult,
 )
 from fedstat.results.base import Result
-from fedstat.stats import split as _split
 
 _COLOURS = {"shared": SHARED, "inconclusive": "0.75", "personal": PERSONAL, "units": "0.5"}
 _LABELS = {
@@ -52,7 +53,6 @@ _LABELS = {
     "ICC2": "agreement of clients, ICC2",
     "reliability": "reliability of client differences",
 }
-_LABEL = 48  # letters in a line below an axis of 4 inches
 
 
 def scree(result: Any, *, ax: Axes | None = None, most: int = 60) -> Axes:
@@ -81,7 +81,7 @@ def scree(result: Any, *, ax: Axes | None = None, most: int = 60) -> Axes:
         If the split is by agreement, which has no eigenvalues.
     """
     if isinstance(result := sole(opened(result)), NFactorsResult):
-        values, marks = result.curves["eigenvalues"], result.numbers
+        values, marks = result.curves["eigenvalues"], result.numbers_by_name()
     else:
         fit = _factors(result, "scree", "NFactorsResult, ")
         values, marks = fit.eigenvalues, {_rule(fit): fit.n_factors}
@@ -100,9 +100,10 @@ def scree(result: Any, *, ax: Axes | None = None, most: int = 60) -> Axes:
     for i, (g, rules) in enumerate(sorted(by_number.items())):
         style = ("-", ":", "-.", "--")[i % 4]
         colour = sns.color_palette("colorblind")[i % 10]
-        ax.axvline(g + 0.5, color=colour, linestyle=style, linewidth=1.2, label=f"{', '.join(rules)}: {g}")
+        ax.axvline(g + 0.5, color=colour, linestyle=style, linewidth=1.2, label=f"{'; '.join(rules)}: {g}")
     ax.set(xlabel="rank of the eigenvalue", ylabel="eigenvalue of R")
-    ax.legend(frameon=False, fontsize="small", title="number of factors by rule" if has_rules else "number of factors")
+    title = "number of factors by rule" if has_rules else "number of factors"
+    ax.legend(fontsize="small", title=title, edgecolor="none", framealpha=0.9)  # hides the lines behind it
     return ax
 
 
@@ -126,9 +127,10 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
         IccResult, or a run
         A bootstrap adds the interval of each unit above, a jackknife one standard error either side; a permutation
         test adds the histogram expected under H0, scaled to the number of units. A run, or its node
-        ``run["split/fc1"]``, stands for its last round with a split; a StoredSplitResult for its round.
+        ``run["split/fc1"]``, stands for its last round with a split; a StoredSplitResult for its round. Results of
+        several layers are drawn side by side on one scale.
     ax : matplotlib Axes, optional
-        Axes to draw on; by default those of a new figure.
+        Axes to draw on; by default those of a new figure. None for several layers.
     bins : int
         Number of bins; a threshold between two edges may add one.
     layer : str, optional
@@ -137,16 +139,27 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
     Returns
     -------
     matplotlib Axes
+        Of several layers the first, whose ``.figure.axes`` are all.
 
     Raises
     ------
     TypeError
         If ``result`` is of another type.
     ValueError
-        If a run has no split, or has several split layers and ``layer`` is None.
+        If a run has no split, or has several split layers and ``layer`` is None; or if ``ax`` is given for several
+        layers.
     """
-    result = sole(opened(result))
-    units = _units(result, layer)
+
+    def prepare(of_layer: object) -> tuple[object, _Units]:
+        return of_layer, _units(of_layer, layer)
+
+    draw = partial(_draw_histogram, bins=bins)
+    return draw_layers("communality", sole(opened(result)), prepare, draw, lambda _: 4.0, ax)
+
+
+def _draw_histogram(prepared: tuple[object, _Units], ax: Axes | None, *, bins: int) -> Axes:
+    """Draw the histogram of one layer, and above it what its result says of each unit."""
+    result, units = prepared
     ax = get_axes(ax)
     table = units.table.dropna(subset="value")
     groups = [g for g in _COLOURS if (table["group"] == g).any()]
@@ -165,18 +178,15 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
         expected = np.histogram(null, edges)[0] * len(table) / len(null)
         handles.append(ax.stairs(expected, edges, color=gray(0), linewidth=1.2))
         names.append("units permuted within clients")
-    if handles:  # above the axes, where it hides neither bars nor intervals
-        ax.legend(
-            handles, names, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=3,
-            columnspacing=1,
-        )  # fmt: skip
+    if handles:
+        legend_above(ax, handles, names)
     if np.isfinite(units.threshold):
         ax.axvline(units.threshold, color=gray(0), linestyle="--", linewidth=1)
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     label = units.label
     if isinstance(result, BootstrapResult):
         _draw_above(ax, result.tidy())
-        label += f"\n{textwrap.fill(result.interval_label, _LABEL)}"
+        label += f"\n{result.interval_label}"
     if isinstance(result, JackknifeResult):
         table = result.tidy()
         limits = {
@@ -184,7 +194,7 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
             "conf_high": table["estimate"] + table["std_error"],
         }
         _draw_above(ax, table.assign(**limits))
-        label += f"\n{textwrap.fill('lines: one standard error either side (jackknife over clients)', _LABEL)}"
+        label += "\nlines: one standard error either side (jackknife over clients)"
     if np.isfinite(units.threshold):
         low, high = ax.get_xlim()
         is_left = units.threshold < 0.75 * low + 0.25 * high  # the name, else left of the line, would cross the frame
@@ -192,7 +202,7 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
             "threshold", (units.threshold, 0.99), (4 if is_left else -4, 0), xycoords=("data", "axes fraction"),
             textcoords="offset points", ha="left" if is_left else "right", va="top", annotation_clip=False,
         )  # fmt: skip
-    ax.set(xlabel=label, ylabel="units")
+    ax.set(xlabel=fill(label, ax), ylabel="units")
     return ax
 
 
@@ -303,68 +313,14 @@ def loadings(result: Any, *, ax: Axes | None = None, units: int = 60, factors: i
     limit = float(np.abs(table.to_numpy()).max())
     ax = get_axes(ax, (min(2.8 + 0.3 * g, 9.0), float(np.clip(1.2 + 0.16 * len(table), 3.0, 12.0))))
     sns.heatmap(
-        table, ax=ax, cmap="vlag", vmin=-limit, vmax=limit, cbar_kws={"label": "loading"}, yticklabels=False
+        table, ax=ax, cmap="vlag", vmin=-limit, vmax=limit, cbar_kws={"label": "loading"}, xticklabels=False,
+        yticklabels=False,
     )  # fmt: skip
-    name_rows(ax, (np.arange(len(table)) + 0.5).tolist(), table.index, height=len(table))
+    name_ticks(ax.xaxis, (np.arange(g) + 0.5).tolist(), table.columns)
+    name_ticks(ax.yaxis, (np.arange(len(table)) + 0.5).tolist(), table.index)
     factor_note = f"; first {g} of {fit.n_factors} factors" if g < fit.n_factors else ""
     ax.set(xlabel="factor", ylabel="unit, by descending communality", title=(note + factor_note).lstrip("; "))
     return ax
-
-
-def rounds(shared: Any, *, ax: Axes | None = None, layer: str | None = None) -> Axes:
-    """Draw the similarity of each round's split to the previous split (FedFac Fig. 7) and to the last split.
-
-    Parameters
-    ----------
-    shared : bool array or DataFrame (round, unit), DataArray with these dims, or a run
-        True where a unit is shared; or the node ``run["split/fc1"]`` of a run.
-    ax : matplotlib Axes, optional
-        Axes to draw on; by default those of a new figure.
-    layer : str, optional
-        Layer of a run; required if the run splits several layers.
-
-    Returns
-    -------
-    matplotlib Axes
-
-    Raises
-    ------
-    ValueError
-        If there are fewer than 2 rounds.
-    """
-    splits, numbers = _splits_by_round(shared, layer)
-    ax = get_axes(ax)
-    unchanged = _split.prop_unchanged(splits[1:], splits[:-1])
-    ari = _split.adjusted_rand(splits[1:], np.broadcast_to(splits[-1], splits[1:].shape))
-    ax.plot(numbers[1:], unchanged, color=gray(0.2), marker=".", label="proportion of units in the same group")
-    ax.plot(
-        numbers[1:], ari, color=gray(0.5), linestyle="--", marker="^", markersize=3,
-        label="adjusted Rand index with the last split",
-    )  # fmt: skip
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set(xlabel="round", ylabel="similarity of splits", ylim=(min(0.0, float(ari.min())) - 0.03, 1.03))
-    ax.legend(frameon=False)
-    return ax
-
-
-def _splits_by_round(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-    """Return splits (round, unit) and the numbers of the rounds."""
-    if isinstance(shared, Result | LayerResults):
-        raise refusal("rounds", "splits (round, unit) of bool, or a run with such splits", shared)
-    shared = labels.labelled(opened(shared), ("round", "unit"))
-    if isinstance(shared, xr.DataTree):
-        shared = split_of_run(shared, layer)
-    if isinstance(shared, xr.Dataset) and "shared" in shared:
-        shared = shared["shared"]
-    numbers = None
-    if isinstance(shared, xr.DataArray):
-        if set(shared.dims) == {"round", "unit"}:
-            shared = shared.transpose("round", "unit")
-        numbers = shared["round"].to_numpy() if "round" in shared.coords else None
-    splits = np.asarray(shared)
-    if splits.ndim != 2 or len(splits) < 2:
-        raise ValueError(f"shared must have shape (round, unit) with at least 2 rounds, but got {splits.shape}")
-    return splits.astype(bool), np.arange(1, len(splits) + 1) if numbers is None else numbers
 
 
 def _factors(result: object, figure: str, also: str = "") -> FactorResult:
@@ -427,7 +383,7 @@ def split_map(result: Any, *, ax: Axes | None = None, **options: Any) -> Axes:
     table = result.analyses
     star = np.where(table["converged"], "", "*")
     ticks = [f"{k:g}{s}" if np.isfinite(k) else "–" for k, s in zip(table["kappa"], star, strict=True)]
-    ax.set_xticks(range(n), ticks, rotation=90 if n > 8 else 0, fontsize="small")
+    name_ticks(ax.xaxis, range(n), ticks)
     ends = np.flatnonzero((table["method"] != table["method"].shift()).to_numpy())
     for start, end in zip(ends, [*ends[1:], n], strict=True):
         if start:
@@ -438,7 +394,7 @@ def split_map(result: Any, *, ax: Axes | None = None, **options: Any) -> Axes:
         )  # fmt: skip
     for edge in range(1, n_units if n_units <= 60 else 0):
         ax.axhline(edge - 0.5, color="white", linewidth=0.6)
-    name_rows(ax, range(n_units), result.units[order], height=n_units)
+    name_ticks(ax.yaxis, range(n_units), result.units[order])
     names = [(2, "shared"), (1, "personal"), (0, "constant")]
     ax.legend(
         handles=[Patch(color=colours[i], label=name) for i, name in names if (group == i).any()], frameon=False,
@@ -492,6 +448,6 @@ def sensitivity(result: SensitivityResult, *, ax: Axes | None = None) -> Axes:
     note = "" if table["converged"].all() else "; * not converged"
     ax.set(xlabel=f"similarity to the reference split\n{reference}{note}", xlim=(low - 0.05, 1.05))
     ax.set_ylim(y[-1] + 0.8, -0.8)
-    name_rows(ax, list(y), names, height=y[-1] + 1.6)
-    ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
+    name_ticks(ax.yaxis, y.tolist(), names)
+    legend_above(ax, *ax.get_legend_handles_labels())
     return ax

@@ -25,19 +25,16 @@ from fedstat.plot._figure import (
     caption,
     get_axes,
     gray,
-    interval,
+    interval_of_proportion,
     one_legend,
     opened,
-    ordered,
     refusal,
-    styles_of,
 )
+from fedstat.plot._styles import ordered, styles_of, title_of
 from fedstat.results import EntropyResult
-from fedstat.study.collect import title_of
 
 CASE = {"iid": "IID", "one-class": "non-IID (one class per client)"}
 _COLOUR = {"iid": "#0072b2", "one-class": "#d55e00"}
-_ESTIMATOR = {"pa": "#0072b2", "pc": "#e69f00", "leverage": "#009e73"}
 
 
 def unit_order(outputs: xr.DataArray) -> tuple[np.ndarray, int]:
@@ -89,9 +86,8 @@ def heatmap(
         A white line with an arrow at either end separates the clusters.
     """
     if not isinstance(outputs, xr.DataArray):
-        raise refusal(
-            "heatmap", "a DataArray (client, unit)", outputs, "Draw a run of fedstat.motivation with plot.fig1."
-        )
+        hint = "Draw a run of fedstat.motivation with plot.papers.fig1."
+        raise refusal("papers.heatmap", "a DataArray (client, unit)", outputs, hint)
     ax = get_axes(ax)
     order, first = unit_order(outputs)
     x = outputs.transpose("unit", "client").to_numpy()[order]
@@ -180,8 +176,10 @@ def _entropies(entropy: object, outputs: str) -> pd.DataFrame:
     return entropy[["entropy", "std_error"]].to_dataframe().reset_index()
 
 
-def relation(run: RunOrPath, *, case: str, outputs: str = "own", on: str = "weights", ax: Axes | None = None) -> Axes:
-    """Draw the rank of each unit's communality against its entropy, one color per method, with Spearman correlations.
+def relation(
+    run: RunOrPath, *, case: str, method: str = "pa", outputs: str = "own", on: str = "weights", ax: Axes | None = None
+) -> Axes:
+    """Draw the rank of each unit's communality against its entropy, with their Spearman correlation.
 
     Parameters
     ----------
@@ -189,6 +187,8 @@ def relation(run: RunOrPath, *, case: str, outputs: str = "own", on: str = "weig
         Run of :func:`fedstat.motivation.study`.
     case : str
         Partition of the data.
+    method : str
+        Factoring method of the communality, one of the run's.
     outputs : {"own", "common"}
         Outputs over the samples of each client, or over samples that all clients share.
     on : {"weights", "updates"}
@@ -200,25 +200,22 @@ def relation(run: RunOrPath, *, case: str, outputs: str = "own", on: str = "weig
     -------
     matplotlib Axes
     """
-    run = _study(run, "relation")
+    run = _study(run, "papers.relation")
     entropy, nu, rho = (run[name].to_dataset() for name in ("dispersion", "split", "relation"))
     check.choice("case", case, entropy["case"].to_numpy().tolist())
+    check.choice("method", method, nu["estimator"].to_numpy().tolist())
     check.choice("outputs", outputs, entropy["outputs"].to_numpy().tolist())
     check.choice("on", on, nu["on"].to_numpy().tolist())
-    ax = get_axes(ax)
-    selection = {"case": case, "on": on}
-    data = nu["communality"].sel(selection).to_dataframe().reset_index()
-    data["rank"] = data.groupby("estimator")["communality"].rank(pct=True)
-    data["entropy"] = entropy["entropy"].sel(case=case, outputs=outputs).to_numpy()[data["unit"]]
-    correlations = rho["spearman"].sel({**selection, "outputs": outputs}).to_series()
-    names = {e: f"{e}, Spearman correlation {value:+.2f}" for e, value in correlations.items()}
-    data["estimator"] = data["estimator"].map(names)
-    sns.scatterplot(
-        data.dropna(), x="entropy", y="rank", hue="estimator", style="estimator", s=18, linewidth=0, alpha=0.7,
-        palette={name: _ESTIMATOR.get(str(e), gray(0.4)) for e, name in names.items()}, ax=ax,
+    ax, selection = get_axes(ax), {"case": case, "on": on, "estimator": method}
+    rank = nu["communality"].sel(selection).to_series().rank(pct=True)
+    ax.scatter(
+        entropy["entropy"].sel(case=case, outputs=outputs), rank, s=18, linewidth=0, alpha=0.7,
+        color=_COLOUR.get(case, gray(0.4)),
     )  # fmt: skip
-    ax.set(xlabel="entropy over clients (nats)", ylabel=rf"rank of communality $\nu$ of the {on}", title=CASE[case])
-    ax.legend(frameon=False, fontsize="small", title=None, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    correlation = float(rho["spearman"].sel(selection).sel(outputs=outputs))
+    title = f"{CASE.get(case, case)}\n{method}: Spearman correlation {correlation:+.2f}"
+    ax.set(xlabel="entropy over clients (nats)", ylabel=f"rank of communality $\\nu$\nof the {on}")
+    ax.set_title(title, fontsize="medium")
     return ax
 
 
@@ -236,7 +233,7 @@ def fig1(run: RunOrPath, *, outputs: str = "own") -> Figure:
     -------
     matplotlib Figure
     """
-    run = _study(run, "fig1")
+    run = _study(run, "papers.fig1")
     data = run["outputs"].to_dataset().sel(outputs=check.choice("outputs", outputs, ("own", "common")))
     n = data.sizes["case"]
     figure, axes = plt.subplots(1, n, figsize=(5 * n, 5), squeeze=False, layout="constrained")
@@ -269,7 +266,7 @@ def fig2(run: RunOrPath) -> Figure:
         Left, as in the paper, a unit's output is its mean over the client's samples; right, over a common evaluation
         set.
     """
-    run = _study(run, "fig2")
+    run = _study(run, "papers.fig2")
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), sharey=True, layout="constrained")
     titles = {"own": "the client's samples", "common": "a common evaluation set"}
     for ax, (outputs, title) in zip(axes, titles.items(), strict=True):
@@ -287,7 +284,7 @@ def fig2(run: RunOrPath) -> Figure:
 
 
 def motivation_grid(run: RunOrPath, *, outputs: str = "own") -> Figure:
-    """Draw heat maps, histograms of entropies, and communality against entropy in one figure.
+    """Draw heat maps, histograms of entropies, and communality by every method against entropy in one figure.
 
     Parameters
     ----------
@@ -300,20 +297,18 @@ def motivation_grid(run: RunOrPath, *, outputs: str = "own") -> Figure:
     -------
     matplotlib Figure
     """
-    run = _study(run, "motivation_grid")
+    run = _study(run, "papers.motivation_grid")
     data = run["outputs"].to_dataset().sel(outputs=check.choice("outputs", outputs, ("own", "common")))
-    cases = data["case"].values
-    figure, axes = plt.subplots(
-        3, len(cases), figsize=(5.4 * len(cases), 13), squeeze=False, layout="constrained", height_ratios=(1.3, 1, 1)
-    )
-    grid = axes[1, 0].get_gridspec()
-    for ax in axes[1]:
-        ax.remove()
+    cases, methods = data["case"].values, run["split"].to_dataset()["estimator"].values
+    figure = plt.figure(figsize=(5.4 * len(cases), 8.5 + 2.8 * len(methods)), layout="constrained")
+    grid = figure.add_gridspec(2 + len(methods), len(cases), height_ratios=(1.8, 1.3, *[1] * len(methods)))
     entropies(run["dispersion"].to_dataset().sel(outputs=outputs), ax=figure.add_subplot(grid[1, :]))
     for i, case in enumerate(cases):
         part = data.sel(case=case)
-        heatmap(part["mean_output"], label=part["label"], vmax=_vmax(data), ax=axes[0, i]).set_title(CASE[case])
-        relation(run, case=case, outputs=outputs, on="updates", ax=axes[2, i])
+        ax = figure.add_subplot(grid[0, i])
+        heatmap(part["mean_output"], label=part["label"], vmax=_vmax(data), ax=ax).set_title(CASE[case])
+        for j, method in enumerate(methods, start=2):
+            relation(run, case=case, method=method, outputs=outputs, on="updates", ax=figure.add_subplot(grid[j, i]))
     return figure
 
 
@@ -337,9 +332,6 @@ def _study(run: object, figure: str) -> xr.DataTree:
     if not isinstance(run, xr.DataTree) or not {"outputs", "dispersion"} <= set(run.children):
         raise refusal(figure, "a run of fedstat.motivation", run)
     return require_finished(run)
-
-
-_NAMES = {"fedavg-matched": "FedAvg, kernel of equal trace", "dynamic": "dynamic FedFac"}  # methods of the theory only
 
 
 def _lines(table: pd.DataFrame, names: Mapping[str, str], x: str, *, ax: Axes) -> None:
@@ -403,7 +395,7 @@ def convergence(result: ConvergenceResult | RunOrPath, *, width: int | None = No
             y="loss",
             color=color,
             errorbar=("pi", 100),
-            label=_NAMES.get(method, title_of(method)),
+            label=title_of(method),
             ax=ax,
         )
         if rows["bound"].notna().any():
@@ -484,7 +476,8 @@ def generalization(result: GeneralizationResult | RunOrPath, *, x: str = "client
     table = result.by_setting()
     _lines(table, names, x, ax=ax)
     tests = result.data["test"].transpose("setting", "replicate").to_numpy()
-    low, high = np.transpose([interval(values) if np.isfinite(values).all() else (np.nan, np.nan) for values in tests])
+    limits = [interval_of_proportion(x) if np.isfinite(x).all() else (np.nan, np.nan) for x in tests]
+    low, high = np.transpose(limits)
     ax.vlines(table[x], low, high, color=ax.get_lines()[list(names).index("test")].get_color(), linewidth=2, alpha=0.5)
     bottom, top = ax.get_ylim()
     ax.axhspan(1, top, color=gray(0.94), linewidth=0, zorder=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
+from functools import partial, singledispatch
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat.ntk.results import ExtremeEigenvalues
-from fedstat.plot._figure import get_axes, gray, literal, name_rows, opened, refusal, sole
+from fedstat.plot._figure import draw_layers, fill, get_axes, gray, name_ticks, opened, refusal, sole
+from fedstat.plot._styles import title_of
 from fedstat.results import (
     BootstrapResult,
     ComparisonResult,
@@ -26,6 +27,7 @@ from fedstat.results import (
 from fedstat.results.icc import AGREE, HEADLINE, NO_EVIDENCE, NOT_TESTED
 from fedstat.results.leakage import RECOVERED
 from fedstat.stats.icc import TYPES, Type
+from fedstat.study import collect
 
 TAKES = (
     "the result of icc, variance_components, bootstrap, compare, effective_rank, knn_entropy, attack.leakage or "
@@ -149,7 +151,7 @@ def _of_comparison(result: ComparisonResult, type: Type) -> Rows:  # noqa: A002,
     tidy = result.tidy()
     table = pd.DataFrame(
         {
-            "name": tidy["term"],
+            "name": tidy["term"].map(collect.title_of),
             "value": tidy["estimate"],
             "low": tidy["sim_conf_low"],
             "high": tidy["sim_conf_high"],
@@ -158,7 +160,7 @@ def _of_comparison(result: ComparisonResult, type: Type) -> Rows:  # noqa: A002,
     level = 1 - result.level
     return Rows(
         table.assign(filled=tidy["p_holm"] <= level + 1e-12),
-        f"difference from {literal(result.reference)}, simultaneous {_percent(result.level)} CI",
+        f"difference from {title_of(result.reference)}, simultaneous {_percent(result.level)} CI",
         (0,),
         f"p ≤ {level:.2g} (Holm)",
         "no evidence",
@@ -190,7 +192,7 @@ def _of_leakage(result: LeakageResult, type: Type) -> Rows:  # noqa: A002, ARG00
     has_modes = augmented["labels"].nunique() > 1
     table = pd.DataFrame(
         {
-            "name": augmented["run"] + (", labels " + augmented["labels"] if has_modes else ""),
+            "name": augmented["run"].map(collect.title_of) + (", labels " + augmented["labels"] if has_modes else ""),
             "value": augmented["gain"], "low": augmented["gain_low"], "high": augmented["gain_high"],
             "filled": augmented["conclusion"] == RECOVERED,
         }
@@ -233,7 +235,6 @@ def _percent(level: float) -> str:
 
 
 _ROW = 0.19  # inches
-_LINE = 60  # most characters of the key that fit one line
 
 
 def forest(
@@ -253,37 +254,52 @@ def forest(
         - the result of :func:`fedstat.icc` (with bootstrap samples, the intervals are those of the bootstrap),
           :func:`fedstat.variance_components` (reliability), :func:`fedstat.bootstrap` (communality),
           :func:`fedstat.compare` (differences with simultaneous CIs), ``effective_rank``, ``knn_entropy``,
-          ``attack.leakage`` (PSNR minus PSNR of the class-mean image) or ``ntk.extreme_eigenvalues``; of several
-          layers, choose one;
+          ``attack.leakage`` (PSNR minus PSNR of the class-mean image) or ``ntk.extreme_eigenvalues``;
         - a split by agreement or by a test;
+        - results of several layers, which are drawn side by side on one scale;
         - a table with the columns estimate, conf_low and conf_high, and a column term, unit, method, layer, scenario,
           run or client for the names.
     type : {"ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k"}
         Coefficient of an IccResult.
     units : int
-        Largest number of rows. Of more units, the highest and the lowest are drawn. Constant units have no estimate;
-        the title counts them.
+        Largest number of rows of a layer. Of more units, the highest and the lowest are drawn. Constant units have no
+        estimate; the title counts them.
     ax : matplotlib Axes, optional
-        Axes to draw on; by default those of a new figure, high enough for the names.
+        Axes to draw on; by default those of a new figure, high enough for the names. None for several layers.
 
     Returns
     -------
     matplotlib Axes
-        Units stand from high to low, and the estimate of the layer below them; methods, layers and runs keep the order
-        of the result. The label of the axis explains filled and empty points. A unit that an IccResult does not count
-        as ``estimated`` has an empty point without a bar. Above the line at 0.5, a client's weights estimate its true
-        weights with lower expected squared error than the average over clients does. Reliability below -1 is cut off.
+        Of several layers the first, whose ``.figure.axes`` are all. Units stand from high to low, and the estimate of
+        the layer below them; methods, layers and runs keep the order of the result. The label of the axis explains
+        filled and empty points. A unit that an IccResult does not count as ``estimated`` has an empty point without a
+        bar. Above the line at 0.5, a client's weights estimate its true weights with lower expected squared error than
+        the average over clients does. Reliability below -1 is cut off.
 
     Raises
     ------
     TypeError
         If the result has no intervals, such as a split by factor analysis.
+    ValueError
+        If ``ax`` is given for several layers.
     """
-    forest_rows = rows(sole(opened(result)), check.choice("type", type, TYPES))
+    check.choice("type", type, TYPES)
     check.integer("units", units)
-    table, y, notes = _select_rows(forest_rows, units)
+    draw = partial(_draw_rows, most=units)
+    return draw_layers("forest", sole(opened(result)), partial(rows, type=type), draw, partial(_height, most=units), ax)
+
+
+def _height(forest_rows: Rows, most: int) -> float:
+    """Return the height in inches of axes with legible names."""
+    n = int(np.isfinite(forest_rows.table["value"]).sum())
+    return 1.3 + _ROW * (min(n, most + 1) + 2.1)
+
+
+def _draw_rows(forest_rows: Rows, ax: Axes | None, *, most: int) -> Axes:
+    """Draw the rows of one result."""
+    table, y, notes = _select_rows(forest_rows, most)
     bottom = (y[-1] if len(y) else 0.0) + 1.5
-    ax = get_axes(ax, (6.4, 1.3 + _ROW * (bottom + 1.6)))
+    ax = get_axes(ax, (6.4, _height(forest_rows, most)))
     for x in forest_rows.lines:
         ax.axvline(x, color=gray(0.7), linewidth=0.8, zorder=0)
     ax.hlines(y, table["low"], table["high"], color=gray(0.5), linewidth=1)
@@ -298,13 +314,14 @@ def forest(
         bottom -= 1.5
     if len(gaps := np.flatnonzero(np.diff(y) > 1.5)):
         ax.axhline(y[gaps[0]] + 1, color=gray(0.8), linewidth=0.8, linestyle=":")
-    gap = "\n" if len(forest_rows.filled + forest_rows.empty) > _LINE else "   "
-    key = f"\n● {forest_rows.filled}{gap}○ {forest_rows.empty}" if forest_rows.filled else ""
-    ax.set(xlabel=forest_rows.label + key, ylabel=forest_rows.kind, ylim=(bottom + 0.8, -0.8))
+    key = f"● {forest_rows.filled}   ○ {forest_rows.empty}"
+    key = key if fill(key, ax) == key else key.replace("   ", "\n")
+    label = f"{forest_rows.label}\n{key}" if forest_rows.filled else forest_rows.label
+    ax.set(xlabel=fill(label, ax), ylabel=forest_rows.kind, ylim=(bottom + 0.8, -0.8))
     ax.set_title("; ".join(notes), fontsize="medium")
     if forest_rows.log:
         ax.set_xscale("log")
-    name_rows(ax, positions, names, height=bottom + 1.6)
+    name_ticks(ax.yaxis, positions, names)
     return ax
 
 

@@ -20,12 +20,24 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from fedstat._utils import check
 from fedstat.plot._figure import PERSONAL as _PERSONAL
 from fedstat.plot._figure import SHARED as _SHARED
-from fedstat.plot._figure import RunOrPath, get_axes, gray, interval, opened, ordered, refusal, style_of, styles_of
+from fedstat.plot._figure import (
+    RunOrPath,
+    get_axes,
+    gray,
+    interval,
+    interval_of_proportion,
+    opened,
+    refusal,
+    sequential_colors,
+)
+from fedstat.plot._styles import ordered, style_of, styles_of, title_of
 from fedstat.sim import experiment
+from fedstat.stats import resampling
 
 SYMBOL = {"p": "$p$", "alpha": r"$\alpha$", "kappa": r"$\kappa$"}
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
@@ -37,7 +49,7 @@ def recovery(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes:
     """Draw the AUC of communality for shared units against κ, one line per method.
 
     Agreement of clients (``"icc"``), which has no κ, is a horizontal line. Bars and the band are ± one standard error
-    over replicates.
+    over replicates, cut off at 0 and 1.
 
     Parameters
     ----------
@@ -64,20 +76,27 @@ def recovery(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes:
     if names:
         sns.lineplot(
             data, x="kappa", y="auc", hue="estimator", style="estimator", hue_order=names, style_order=names, ax=ax,
-            palette=_palette(len(names)), markers=_markers(len(names)), errorbar="se", err_style="bars", markersize=5,
-            err_kws={"capsize": 2, "elinewidth": 1},
+            palette=sequential_colors("viridis", len(names)), markers=_markers(len(names)), markersize=5,
+            errorbar=_within_one_se, err_style="bars", err_kws={"capsize": 2, "elinewidth": 1},
         )  # fmt: skip
     if _AGREEMENT in result["estimator"].values:
-        auc = result["auc"].sel(estimator=_AGREEMENT).isel(kappa=0)
-        mean, n = float(auc.mean()), auc.size
-        se = float(auc.std(ddof=1)) / n**0.5 if n > 1 else 0.0
-        ax.axhspan(mean - se, mean + se, color=gray(0.85), linewidth=0, zorder=0)
+        auc = result["auc"].sel(estimator=_AGREEMENT).isel(kappa=0).to_numpy().ravel()
+        if np.isfinite(band := _within_one_se(auc)).all():
+            ax.axhspan(*band, color=gray(0.85), linewidth=0, zorder=0)
         ax.axhline(
-            mean, color=gray(0.1), linestyle=(0, (7, 2, 1, 2)), linewidth=1.2, zorder=1, label=r"icc (no $\kappa$)"
-        )
+            auc.mean(), color=gray(0.1), linestyle=(0, (7, 2, 1, 2)), linewidth=1.2, zorder=1,
+            label=r"icc (no $\kappa$)",
+        )  # fmt: skip
     ax.set(xlabel=SYMBOL["kappa"], ylabel="AUC for shared units", title=setting, xlim=(0, 1.02), ylim=(-0.03, 1.03))
-    ax.legend(title="estimator", frameon=False)
+    ax.legend(title="method", frameon=False)
     return ax
+
+
+def _within_one_se(auc: ArrayLike) -> tuple[float, float]:
+    """Return the mean minus and plus one standard error, cut off at 0 and 1; NaN if the values are equal."""
+    estimate = resampling.mean(auc)
+    low, high = np.clip(estimate.mean + estimate.std_error * np.array([-1, 1]), 0, 1)
+    return float(low), float(high)
 
 
 def recovery_grid(result: xr.Dataset | RunOrPath) -> Figure:
@@ -103,7 +122,7 @@ def recovery_grid(result: xr.Dataset | RunOrPath) -> Figure:
             recovery(result.isel(alpha=[i], p=[j]), ax=axes[i, j]).label_outer()
             axes[i, j].get_legend().remove()
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, title="estimator", frameon=False, loc="outside right center")
+    figure.legend(handles, labels, title="method", frameon=False, loc="outside right center")
     return figure
 
 
@@ -124,7 +143,8 @@ def accuracy(result: xr.Dataset | RunOrPath, *, relative_to: str | None = None, 
     Returns
     -------
     matplotlib Axes
-        Points are means over replicates, bars 95% t intervals of the mean; methods keep the order of all figures.
+        Points are means over replicates, bars 95% t intervals of the mean, cut off at 0 and 1 unless they are of
+        differences; methods keep the order of all figures.
 
     Raises
     ------
@@ -139,10 +159,11 @@ def accuracy(result: xr.Dataset | RunOrPath, *, relative_to: str | None = None, 
         check.choice("relative_to", relative_to, names)
         # A dict, because the keyword ``method`` of sel names an interpolation, not a dimension.
         values = values - values.sel({"method": relative_to}, drop=True)
-        label = f"difference from “{relative_to}”"
+        label = f"difference from {title_of(relative_to)}"
     ax, styles = get_axes(ax), [*styles_of(names).values()]
     sns.pointplot(
-        _long(values.rename("accuracy")), x=x, y="accuracy", hue="method", hue_order=names, errorbar=interval,
+        _long(values.rename("accuracy")), x=x, y="accuracy", hue="method", hue_order=names,
+        errorbar=interval_of_proportion if relative_to is None else interval,
         palette=[style.colour for style in styles], markers=[style.marker for style in styles], linestyle="none",
         markersize=5, dodge=0.8 * (1 - 1 / max(len(names), 2)), err_kws={"linewidth": 1.1}, ax=ax,
     )  # fmt: skip
@@ -151,7 +172,9 @@ def accuracy(result: xr.Dataset | RunOrPath, *, relative_to: str | None = None, 
     if relative_to is not None:
         ax.axhline(0, **_REFERENCE)
     ax.set(xlabel=SYMBOL[x], ylabel=label, title=setting)
-    ax.legend(title="split", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    handles, _ = ax.get_legend_handles_labels()
+    titles = [title_of(name) for name in names]
+    ax.legend(handles, titles, title="split", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
 
 
@@ -168,33 +191,36 @@ def stability(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes
     Returns
     -------
     matplotlib Axes
-        Lines are means over replicates, bands 95% t intervals of the mean, cut off at 1.
+        Lines are means over replicates, bands 95% t intervals of the mean, cut off at 0 and 1. Rounds in which all
+        replicates are equal have no band.
 
     Raises
     ------
     ValueError
-        If the study has no ``prop_unchanged``, because dynamic FedFac was not run.
+        If the study has no ``prop_unchanged``, because dynamic FedFac was not run, or no second round.
     """
     result = _of_study(result, "stability", "prop_unchanged")
+    data = _long(result["prop_unchanged"]).dropna(subset="prop_unchanged")
+    if data.empty:
+        raise ValueError("stability compares rounds, but the study has no second round. Run it with more rounds.")
     ax = get_axes(ax)
     varying = [name for name in ("p", "alpha") if result.sizes.get(name, 1) > 1]
     fixed = [name for name in ("p", "alpha") if name not in varying]
-    data = _long(result["prop_unchanged"])
     data["setting"] = [", ".join(f"{SYMBOL[n]} = {row[n]:g}" for n in varying) for row in data.to_dict("records")]
     names = list(dict.fromkeys(data["setting"]))
     ax.axhline(1, **_REFERENCE)
     sns.lineplot(
         data, x="round", y="prop_unchanged", hue="setting", style="setting", hue_order=names, style_order=names,
-        palette=[style_of("dynamic").colour] if len(names) == 1 else sns.color_palette("plasma", len(names) + 1)[:-1],
-        errorbar=interval, ax=ax,
+        palette=[style_of("dynamic").colour] if len(names) == 1 else sequential_colors("plasma", len(names)),
+        errorbar=interval_of_proportion, ax=ax,
         legend="full" if varying else False, err_kws={"alpha": 0.15, "linewidth": 0},
     )  # fmt: skip
-    ax.set_ylim(None, 1 + 0.03 * (1 - ax.get_ylim()[0]))
+    ax.set_ylim(None, 1 + 0.06 * (1 - ax.get_ylim()[0]))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(
         xlabel="round",
         ylabel="proportion of units in the same group",
-        title=f"dynamic FedFac, {one_setting(result, *fixed)}".rstrip(", "),
+        title=f"{title_of('dynamic')}, {one_setting(result, *fixed)}".rstrip(", "),
     )
     if varying:
         ax.legend(frameon=False, loc="lower right")
@@ -219,8 +245,8 @@ def _of_study(result: object, figure: str, name: str) -> xr.Dataset:
     if not isinstance(result, xr.Dataset):
         takes = "a run of fedstat.sim.study"
         hint = "Draw a run of fedstat.fl with plot.rounds, plot.client_boxplot or plot.client_lines."
-        raise refusal(figure, takes, result, hint)
-    return require(result, figure, name, "plot.study_dataset")
+        raise refusal(f"papers.{figure}", takes, result, hint)
+    return require(result, figure, name, "fedstat.plot.simulation.study_dataset")
 
 
 def is_study(run: object) -> bool:
@@ -234,20 +260,15 @@ def require(result: object, figure: str, name: str, source: str) -> xr.Dataset:
     if isinstance(result, xr.DataTree) and name in result.data_vars:
         result = result.to_dataset()
     if not isinstance(result, xr.Dataset):
-        raise refusal(figure, f"the result of {source}", result)
+        raise refusal(f"papers.{figure}", f"the result of {source}", result)
     if name not in result:
         got = list(map(str, result))
-        raise ValueError(f"plot.{figure} needs the variable {name!r} of {source}, but the Dataset has {got}.")
+        raise ValueError(f"plot.papers.{figure} needs the variable {name!r} of {source}, but the Dataset has {got}.")
     return result
 
 
 def _long(values: xr.DataArray) -> pd.DataFrame:
     return values.to_dataframe().reset_index()
-
-
-def _palette(n: int) -> Any:
-    """Return n colors that color-blind readers can tell apart, of falling lightness for grayscale."""
-    return sns.color_palette("viridis", n + 1)[:n]
 
 
 def _markers(n: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -18,24 +19,23 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from fedstat._utils import check
 from fedstat.plot._figure import (
     RunOrPath,
-    Style,
     caption,
     get_axes,
     gray,
-    interval,
+    interval_of_proportion,
     literal,
     one_legend,
     opened,
-    ordered,
+    panel_grid,
     refusal,
-    styles_of,
+    wrap_panels,
 )
+from fedstat.plot._styles import Style, ordered, styles_of, title_of
 from fedstat.plot.simulation import accuracy, is_study, one_setting, stability, study_dataset
 from fedstat.stats import ranking
-from fedstat.study.collect import title_of
 
 _REFERENCE = "true"
-_BARS = "Bars and bands: 95% t intervals of the mean over replicates"
+_BARS = "Bars and bands: 95% t intervals of the mean over replicates; those of proportions are cut off at 0 and 1."
 _DIFFERENCES = (
     "Right: differences in accuracy within replicates, because accuracy varies more between replicates than between "
     "splitting rules; methods far from the others stand below, on another scale."
@@ -43,7 +43,7 @@ _DIFFERENCES = (
 
 
 def accuracy_grid(*runs: RunOrPath) -> Figure:
-    """Draw the accuracy and the paired differences from ``true`` of every run, as FedFac Fig. 6 does.
+    """Draw the accuracy and the paired differences from the true split of every run, as FedFac Fig. 6 does.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def accuracy_grid(*runs: RunOrPath) -> Figure:
 
 
 def study_grid(run: RunOrPath) -> Figure:
-    """Draw the accuracy, the paired differences from ``true`` and the stability of dynamic FedFac, one row per α.
+    """Draw accuracy, paired differences from the true split and stability of dynamic FedFac, one row per α.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def study_grid(run: RunOrPath) -> Figure:
 
 
 def stability_grid(*runs: RunOrPath) -> Figure:
-    """Draw the stability of dynamic FedFac, one panel for every p and α (FedFac Fig. 7).
+    """Draw the stability of dynamic FedFac, one panel for every p and α with at least two rounds (FedFac Fig. 7).
 
     Parameters
     ----------
@@ -89,46 +89,48 @@ def stability_grid(*runs: RunOrPath) -> Figure:
     Raises
     ------
     ValueError
-        If dynamic FedFac was not run.
+        If dynamic FedFac was not run, or no second round.
     """
     studies = _studies(runs, "stability_grid")
     results = [study_dataset(run) for run in studies]
     if not all("prop_unchanged" in result for result in results):
         raise ValueError("stability needs dynamic FedFac, which the study did not run: add `dynamic` to its methods.")
-    rows = [row for result in results for row in _rows(result)]
-    columns = max(row.sizes["p"] * row.sizes["alpha"] for row in rows)
-    figure, axes = plt.subplots(
-        len(rows), columns, figsize=(max(2 * columns, 5), 2.1 * len(rows) + 0.9), sharex=True, sharey=True,
-        squeeze=False, layout="constrained",
-    )  # fmt: skip
-    for line, row in zip(axes, rows, strict=True):
-        parts = [row.isel(p=[i], alpha=[j]) for i in range(row.sizes["p"]) for j in range(row.sizes["alpha"])]
-        for ax, part in zip(line, parts, strict=False):
-            stability(part, ax=ax).set_title(one_setting(part, "p", "alpha"), fontsize="medium")
-            ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-            ax.set_ylabel("proportion unchanged" if ax is line[0] else "")
-        for ax in line[len(parts) :]:
-            ax.remove()
-    lowest = min(float(ax.dataLim.y0) for ax in figure.axes if np.isfinite(ax.dataLim.y0))
-    if lowest < 1:
-        axes[0, 0].set_ylim(lowest, 1 + 0.03 * (1 - lowest))
-    caption(
-        figure,
-        *dict.fromkeys(map(origin, studies)),
-        "Unchanged: proportion of units in the same group as one round before. Bands are cut off at 1, the largest "
-        "proportion.",
-    )
+    rows = [parts for result in results for row in _rows(result) if (parts := _with_stability(row))]
+    if not rows:
+        raise ValueError("stability compares rounds, but no study has a second round. Run it with more rounds.")
+    lengths = [*map(len, rows)]
+    size = (max(2.0, 5 / max(lengths)), 2.1 + 0.9 / len(rows))  # with room for the caption
+    figure, axes = panel_grid(lengths, size, sharex=True, sharey=True)
+    for ax, part in zip(axes, itertools.chain(*rows), strict=True):
+        stability(part, ax=ax).set(ylabel="proportion unchanged")
+        ax.set_title(one_setting(part, "p", "alpha"), fontsize="medium")
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    lowest = min(0.9, *(float(ax.dataLim.y0) for ax in axes))
+    axes[0].set_ylim(lowest, 1 + 0.06 * (1 - lowest))
+    meaning = "Unchanged: proportion of units in the same group as one round before."
+    caption(figure, f"{meaning} {_BARS}", *origins(studies))
     return figure
 
 
-def origin(run: RunOrPath) -> str:
-    """Return the sizes and the origin of a study in one line, as a caption."""
-    attrs = opened(run).attrs
-    config = json.loads(attrs["config"])
-    scale = f"C = {config['clients']}, d = {config['d']}, m = {config['m']}, n = {config['n_train']} per client"
-    replicates = f"{config['replicates']} replicate" + "s" * (config["replicates"] > 1)
-    runs = f"{config['rounds']} rounds, {replicates}, seed {config['seed']}"
-    return f"{_BARS}; {scale}; {runs}; {attrs['source']} {attrs['revision']}".strip()
+def _with_stability(result: xr.Dataset) -> list[xr.Dataset]:
+    """Return the parts of a study, by p and α, in which dynamic FedFac ran for two rounds."""
+    if "prop_unchanged" not in result:
+        return []
+    parts = [result.isel(p=[i], alpha=[j]) for i in range(result.sizes["p"]) for j in range(result.sizes["alpha"])]
+    return [part for part in parts if part["prop_unchanged"].notnull().any()]
+
+
+def origins(runs: Iterable[RunOrPath]) -> list[str]:
+    """Return the sizes and the revisions of studies for a caption: one line for all studies of equal sizes."""
+    revisions: dict[str, dict[str, None]] = {}
+    for run in runs:
+        attrs = opened(run).attrs
+        config = json.loads(attrs["config"])
+        scale = f"C = {config['clients']}, d = {config['d']}, m = {config['m']}, n = {config['n_train']} per client"
+        replicates = f"{config['replicates']} replicate" + "s" * (config["replicates"] > 1)
+        size = f"{scale}; {config['rounds']} rounds, {replicates}, seed {config['seed']}; {attrs['source']}"
+        revisions.setdefault(size, {})[attrs["revision"]] = None
+    return [f"{size} {', '.join(names)}".strip() for size, names in revisions.items()]
 
 
 def _studies(runs: Iterable[RunOrPath], figure: str) -> list[xr.DataTree]:
@@ -136,7 +138,7 @@ def _studies(runs: Iterable[RunOrPath], figure: str) -> list[xr.DataTree]:
     studies = [opened(run) for run in runs]
     for study in studies:
         if not is_study(study):
-            raise refusal(figure, "runs of fedstat.sim.study", study)
+            raise refusal(f"papers.{figure}", "runs of fedstat.sim.study", study)
     return studies
 
 
@@ -145,7 +147,7 @@ def _grid(runs: Sequence[RunOrPath], *, with_stability: bool) -> Figure:
     studies = _studies(runs, "study_grid" if with_stability else "accuracy_grid")
     rows = [row for run in studies for row in _rows(study_dataset(run))]
     is_paired = any(_REFERENCE in row["method"].values for row in rows)
-    with_stability = with_stability and any("prop_unchanged" in row for row in rows)
+    with_stability = with_stability and any(map(_with_stability, rows))
     columns = 1 + is_paired + with_stability
     figure = plt.figure(figsize=(5 * columns, 3.3 * len(rows) + 1.1), layout="constrained")
     grid, panels = figure.add_gridspec(len(rows), columns), []
@@ -153,10 +155,10 @@ def _grid(runs: Sequence[RunOrPath], *, with_stability: bool) -> Figure:
         panels.append(accuracy(row, ax=figure.add_subplot(grid[i, 0])))
         if _REFERENCE in row["method"].values:
             panels += _differences(figure, grid[i, 1], row)
-        if with_stability and "prop_unchanged" in row:
+        if with_stability and _with_stability(row):
             stability(row, ax=figure.add_subplot(grid[i, columns - 1]))
     one_legend(figure, panels)
-    caption(figure, _DIFFERENCES * is_paired, *dict.fromkeys(map(origin, studies)))
+    caption(figure, _DIFFERENCES * is_paired, _BARS, *origins(studies))
     return figure
 
 
@@ -164,7 +166,9 @@ def _differences(figure: Figure, place: SubplotSpec, result: xr.Dataset) -> list
     """Draw the paired differences in one panel, or in two if a few methods would squeeze all others to a line."""
     far = _far_methods(result)
     if not far:
-        return [accuracy(result, relative_to=_REFERENCE, ax=figure.add_subplot(place))]
+        ax = accuracy(result, relative_to=_REFERENCE, ax=figure.add_subplot(place))
+        ax.set_title("")  # stands above the accuracies
+        return [ax]
     parts = place.subgridspec(2, 1, height_ratios=(2.4, 1), hspace=0.05)
     top = figure.add_subplot(parts[0])
     bottom = figure.add_subplot(parts[1], sharex=top)
@@ -172,8 +176,8 @@ def _differences(figure: Figure, place: SubplotSpec, result: xr.Dataset) -> list
     accuracy(result.where(~below), relative_to=_REFERENCE, ax=top)
     accuracy(result.where(below | (result["method"] == _REFERENCE)), relative_to=_REFERENCE, ax=bottom)
     top.tick_params(labelbottom=False)
-    top.set_xlabel("")
-    bottom.set(title="", ylabel="\n".join(far))
+    top.set(title="", xlabel="")
+    bottom.set(title="", ylabel="difference")
     return [top, bottom]
 
 
@@ -249,7 +253,7 @@ def critical_difference(
     ax.plot([1, 1 + critical], [-1.6, -1.6], color=gray(0.1), linewidth=1.6, marker="|", markersize=7)
     words = f"critical difference {critical:.1f}"
     ax.annotate(words, (1 + critical, -1.6), (5, 0), textcoords="offset points", va="center")
-    ax.set_yticks(range(k), [literal(title_of(name)) for name in names])
+    ax.set_yticks(range(k), [title_of(name) for name in names])
     for label, name in zip(ax.get_yticklabels(), names, strict=True):
         label.set_color(styles[name].colour if name in highlight else gray(0.2))
     ax.set(xlabel=f"rank by accuracy in {len(data)} scenarios, 1 is best", ylim=(k - 0.4, -2.4))
@@ -303,14 +307,10 @@ def method_courses(
         ax.plot(cost[shown], mean[shown], color=style.colour, linestyle=style.linestyle, linewidth=1.8, zorder=3)
         ends[name] = (cost[-1], mean[-1])
         if data["seed"].nunique() > 2:
-            low, high = np.array([interval(values) for _, values in rounds["accuracy"]]).T
+            low, high = np.array([interval_of_proportion(values) for _, values in rounds["accuracy"]]).T
             ax.fill_between(cost[shown], low[shown], high[shown], color=style.colour, alpha=0.15, linewidth=0)
     if x != "round":
-        ax.set_xscale("log")
-        low, high = ax.get_xlim()
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.xaxis.set_minor_formatter(NullFormatter())
+        scale_cost(ax)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel=_COSTS[x], ylabel="test accuracy")
@@ -347,7 +347,6 @@ def trade_off(
     cost = mean[x] / (1e6 if x == "bytes" else 1)
     if x != "worst":
         cost = cost.where(cost > 0, cost[cost > 0].min() / 3)
-        ax.set_xscale("log")
     sign = 1 if x == "worst" else -1
     front = [
         str(name)
@@ -360,6 +359,8 @@ def trade_off(
         ax.plot(cost[name], mean.loc[name, "accuracy"], styles[name].marker, color=colour, markersize=6)
     label = "10% quantile of accuracy over clients" if x == "worst" else _COSTS[x]
     ax.set(xlabel=label, ylabel="test accuracy")
+    if x != "worst":
+        scale_cost(ax)
     _name_points(ax, {name: (float(cost[name]), float(mean.loc[name, "accuracy"])) for name in named}, styles)
     return ax
 
@@ -384,15 +385,9 @@ def by_setting(data: pd.DataFrame, draw: Callable[..., Axes], *, columns: int = 
     """
     check.integer("columns", columns)
     scenarios = list(dict.fromkeys(data["scenario"]))
-    columns = min(columns, len(scenarios))
-    rows = -(-len(scenarios) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(5.0 * columns, 3.9 * rows), squeeze=False, layout="constrained"
-    )  # fmt: skip
-    for ax, scenario in zip(axes.flat, scenarios, strict=False):
+    figure, axes = panel_grid(wrap_panels(len(scenarios), columns), (5.0, 3.9))
+    for ax, scenario in zip(axes, scenarios, strict=True):
         draw(data[data["scenario"] == scenario], ax=ax, **options).set_title(literal(scenario), fontsize="medium")
-    for ax in axes.flat[len(scenarios) :]:
-        ax.remove()
     return figure
 
 
@@ -404,6 +399,16 @@ def _require_columns(figure: str, data: Any, *columns: str) -> None:
         check.choice("a column of data", name, [str(c) for c in data.columns])
 
 
+def scale_cost(ax: Axes) -> None:
+    """Make the x axis of costs logarithmic, with plain numbers at few ticks."""
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    subs = (1, 2, 5) if high < 100 * low else (1,)
+    ax.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]) if high < 6 * low else LogLocator(subs=subs))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
 def _name_ends(ax: Axes, ends: dict[str, tuple[float, float]], styles: Mapping[str, Style]) -> None:
     """Write names at the right edge, at the height of each line's end, moved where they would overlap."""
     low, high = ax.get_ylim()
@@ -412,7 +417,7 @@ def _name_ends(ax: Axes, ends: dict[str, tuple[float, float]], styles: Mapping[s
     heights = _spread([ends[name][1] for name in names], step)
     for name, y in zip(names, heights, strict=True):
         ax.annotate(
-            literal(title_of(name)), (1.02, y), xycoords=("axes fraction", "data"), color=styles[name].colour,
+            title_of(name), (1.02, y), xycoords=("axes fraction", "data"), color=styles[name].colour,
             fontsize="small", va="center", annotation_clip=False,
         )  # fmt: skip
 
@@ -424,7 +429,7 @@ def _name_points(ax: Axes, points: dict[str, tuple[float, float]], styles: Mappi
     heights = _spread([points[name][1] for name in names], 0.055 * (high - low))
     for name, y in zip(names, heights, strict=True):
         ax.annotate(
-            literal(title_of(name)), points[name], (1.04, y), textcoords=("axes fraction", "data"),
+            title_of(name), points[name], (1.04, y), textcoords=("axes fraction", "data"),
             color=styles[name].colour, fontsize="small", va="center", annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": styles[name].colour, "linewidth": 0.5, "alpha": 0.6},
         )  # fmt: skip

@@ -15,8 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from fedstat._utils import check
+from fedstat._utils.labels import labelled
 from fedstat.plot._figure import (
     ResultPath,
     RunOrPath,
@@ -24,17 +26,21 @@ from fedstat.plot._figure import (
     get_axes,
     gray,
     interval,
+    interval_of_proportion,
+    legend_above,
     literal,
     opened,
-    ordered,
     refusal,
-    styles_of,
+    sequential_colors,
+    split_of_run,
 )
-from fedstat.results import ComparisonResult
+from fedstat.plot._styles import ordered, styles_of, title_of
+from fedstat.results import ComparisonResult, LayerResults
+from fedstat.results.base import Result
 from fedstat.results.leakage import LeakageResult
+from fedstat.stats import split as splitting
 from fedstat.store import results
-from fedstat.study import run_table
-from fedstat.study.collect import about
+from fedstat.study import collect, run_table
 
 HIGHLIGHT = "fedfac-dynamic"
 _SHOWN = 5  # most seeds whose lines are drawn
@@ -76,13 +82,14 @@ def client_boxplot(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = N
             medianprops={"color": gray(0.1)}, whiskerprops={"color": colour}, capprops={"color": colour},
             flierprops={"marker": ".", "markersize": 3, "markerfacecolor": colour, "markeredgecolor": "none"},
         )  # fmt: skip
-        low, high = interval(rows.groupby("seed")["accuracy"].mean()) if "seed" in rows else (np.nan, np.nan)
+        by_seed = rows.groupby("seed")["accuracy"].mean() if "seed" in rows else []
+        low, high = interval_of_proportion(by_seed)
         mean = rows["accuracy"].mean()
         ax.errorbar(
             mean, y, xerr=[[mean - low], [high - mean]], color=gray(0.1), marker="o", markerfacecolor=gray(1),
             markersize=4, elinewidth=1.4, zorder=4,
         )  # fmt: skip
-    ax.set_yticks(range(len(order)), [literal(about(m).title) for m in order])
+    ax.set_yticks(range(len(order)), [title_of(m) for m in order])
     ax.set(xlabel="test accuracy of a client", ylim=(len(order) - 0.5, -0.5))
     span = data["accuracy"].agg(["min", "max"])
     ax.set_xlim(span["min"] - 0.03 * np.ptp(span), span["max"] + 0.03 * np.ptp(span))
@@ -127,12 +134,13 @@ def accuracy_curves(data: Any, *, ax: Axes | None = None) -> Axes:
         few seeds they are wide, and cut off at the axes.
     """
     return _curves(
-        _to_table(data, "accuracy_curves", partial(run_table.curve, name="accuracy")), "accuracy", "test accuracy", ax
-    )
+        _to_table(data, "accuracy_curves", partial(run_table.curve, name="accuracy")), "accuracy", "test accuracy", ax,
+        highest=1,
+    )  # fmt: skip
 
 
-def _curves(data: pd.DataFrame, name: str, label: str, ax: Axes | None) -> Axes:
-    """Draw means over seeds of one metric by round, in the color and line style of each method."""
+def _curves(data: pd.DataFrame, name: str, label: str, ax: Axes | None, *, highest: float = np.inf) -> Axes:
+    """Draw means over seeds of a metric from 0 to ``highest`` by round, in the color and line style of each method."""
     _require_columns(data, "round", name, "method", "seed")
     ax, names = get_axes(ax), ordered(data["method"])
     styles, seeds = styles_of(names), data["seed"].nunique()
@@ -142,7 +150,8 @@ def _curves(data: pd.DataFrame, name: str, label: str, ax: Axes | None) -> Axes:
         hue_order=[*shown.values()], style_order=[*shown.values()],
         palette={shown[m]: style.colour for m, style in styles.items()},
         dashes={shown[m]: style.dashes or "" for m, style in styles.items()},
-        errorbar=interval if seeds > 2 else None, err_kws={"alpha": 0.15, "linewidth": 0}, linewidth=1.8, ax=ax,
+        errorbar=partial(interval, lowest=0, highest=highest) if seeds > 2 else None,
+        err_kws={"alpha": 0.15, "linewidth": 0}, linewidth=1.8, ax=ax,
     )  # fmt: skip
     if 1 < seeds <= _SHOWN:
         for (method, _), run in data.groupby(["method", "seed"]):
@@ -154,7 +163,7 @@ def _curves(data: pd.DataFrame, name: str, label: str, ax: Axes | None) -> Axes:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if (legend := ax.get_legend()) is not None:
         handles = [handle for handle in legend.legend_handles if handle is not None]
-        ax.legend(handles, [literal(about(m).title) for m in names], frameon=False)
+        ax.legend(handles, [title_of(m) for m in names], frameon=False)
     return ax
 
 
@@ -171,6 +180,62 @@ def _require_columns(data: pd.DataFrame, *columns: str) -> None:
     for column in columns:
         if column not in data.columns:
             check.choice("a column of data", column, [str(c) for c in data.columns])
+
+
+def rounds(shared: Any, *, ax: Axes | None = None, layer: str | None = None) -> Axes:
+    """Draw the similarity of each round's split to the previous split (FedFac Fig. 7) and to the last split.
+
+    Parameters
+    ----------
+    shared : bool array or DataFrame (round, unit), DataArray with these dims, or a run
+        True where a unit is shared; or the node ``run["split/fc1"]`` of a run.
+    ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
+    layer : str, optional
+        Layer of a run; required if the run splits several layers.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than 2 rounds.
+    """
+    splits, numbers = _splits_by_round(shared, layer)
+    ax = get_axes(ax)
+    unchanged = splitting.prop_unchanged(splits[1:], splits[:-1])
+    ari = splitting.adjusted_rand(splits[1:], np.broadcast_to(splits[-1], splits[1:].shape))
+    ax.plot(numbers[1:], unchanged, color=gray(0.2), marker=".", label="proportion of units in the same group")
+    ax.plot(
+        numbers[1:], ari, color=gray(0.5), linestyle="--", marker="^", markersize=3,
+        label="adjusted Rand index with the last split",
+    )  # fmt: skip
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="round", ylabel="similarity of splits", ylim=(min(0.0, float(ari.min())) - 0.03, 1.03))
+    ax.legend(frameon=False)
+    return ax
+
+
+def _splits_by_round(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+    """Return splits (round, unit) and the numbers of the rounds."""
+    if isinstance(shared, Result | LayerResults):
+        raise refusal("rounds", "splits (round, unit) of bool, or a run with such splits", shared)
+    shared = labelled(opened(shared), ("round", "unit"))
+    if isinstance(shared, xr.DataTree):
+        shared = split_of_run(shared, layer)
+    if isinstance(shared, xr.Dataset) and "shared" in shared:
+        shared = shared["shared"]
+    numbers = None
+    if isinstance(shared, xr.DataArray):
+        if set(shared.dims) == {"round", "unit"}:
+            shared = shared.transpose("round", "unit")
+        numbers = shared["round"].to_numpy() if "round" in shared.coords else None
+    splits = np.asarray(shared)
+    if splits.ndim != 2 or len(splits) < 2:
+        raise ValueError(f"shared must have shape (round, unit) with at least 2 rounds, but got {splits.shape}")
+    return splits.astype(bool), np.arange(1, len(splits) + 1) if numbers is None else numbers
 
 
 def differences(
@@ -201,7 +266,7 @@ def differences(
     """
     if isinstance(data := opened(data), ComparisonResult):
         columns = {"term": "method", "estimate": "difference", "sim_conf_low": "low", "sim_conf_high": "high"}
-        data = data.tidy().rename(columns=columns).assign(scenario=f"minus {data.reference}")
+        data = data.tidy().rename(columns=columns).assign(scenario=f"minus {collect.title_of(data.reference)}")
     if not isinstance(data, pd.DataFrame):
         raise refusal("differences", "the result of compare, or a table", data)
     _require_columns(data, "scenario", "method", "difference", "low", "high")
@@ -211,14 +276,13 @@ def differences(
     for method in drawn:
         i, rows, style = names.index(method), data[data["method"] == method], styles[method]
         x = rows["scenario"].map(scenarios.index) + 0.66 * ((i + 0.5) / len(names) - 0.5)
-        title = literal(about(method).title)
-        _draw_points(rows, x, "difference", ax, label=title, color=style.colour, marker=style.marker)
+        _draw_points(rows, x, "difference", ax, label=title_of(method), color=style.colour, marker=style.marker)
     if margin:
         ax.axhspan(-margin, margin, color=gray(0.9), zorder=0)
     ax.axhline(0, color=gray(0.4), linewidth=0.8)
     _name_scenarios(ax, scenarios)
     ax.set_ylabel("difference in test accuracy")
-    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(drawn), columnspacing=1)
+    legend_above(ax, *ax.get_legend_handles_labels())
     return ax
 
 
@@ -244,14 +308,13 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
                       "Draw a single run with plot.profile.")  # fmt: skip
     _require_columns(data, "scenario", "layer", "place", "reliability", "low", "high")
     ax = get_axes(ax)
-    scenarios, shades = list(dict.fromkeys(data["scenario"])), sns.color_palette("crest", as_cmap=True)
+    scenarios = list(dict.fromkeys(data["scenario"]))
     for number, scenario in enumerate(scenarios):
         layers = data[data["scenario"] == scenario].sort_values("place")
         layers["low"] = layers["low"].clip(lower=layers["reliability"].clip(upper=0))
         layers["high"] = layers["high"].clip(upper=layers["reliability"].clip(lower=1))
-        for i, name in enumerate(layers["layer"]):
+        for i, (name, colour) in enumerate(zip(layers["layer"], sequential_colors("crest", len(layers)), strict=True)):
             x, row = number + 0.86 * ((i + 0.5) / len(layers) - 0.5), layers.iloc[[i]]
-            colour = shades(i / max(1, len(layers) - 1))
             _draw_points(row, pd.Series([x], index=row.index), "reliability", ax, color=colour, marker="o")
             ax.text(x, 1.03, literal(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=gray(0.25))
     ax.axhline(0.5, color=gray(0.4), linewidth=0.8, linestyle="--", zorder=0)
@@ -305,15 +368,17 @@ def leakage(result: LeakageResult | RunOrPath, *, labels: str | None = None, ax:
     is_common = np.allclose(
         of_mode["class_mean_psnr"], of_mode["round"].map(class_mean)
     )  # one value per round in all runs
+    styles = styles_of(runs)
     for i, run in enumerate(runs):
         rows = of_mode[of_mode["run"] == run]
         x = rows["round"] + 0.06 * step * (i - (len(runs) - 1) / 2)
         error = np.stack([rows["estimate"] - rows["conf_low"], rows["conf_high"] - rows["estimate"]])
-        line = ax.errorbar(
-            x, rows["estimate"], error, marker="o", markersize=4, capsize=2, linewidth=1.2, label=literal(run)
-        )[0]
+        ax.errorbar(
+            x, rows["estimate"], error, color=styles[run].colour, marker=styles[run].marker, markersize=5, capsize=2,
+            linewidth=1.2, label=title_of(run),
+        )  # fmt: skip
         if not is_common:
-            ax.plot(x, rows["class_mean_psnr"], color=line.get_color(), linestyle="--", linewidth=1)
+            ax.plot(x, rows["class_mean_psnr"], color=styles[run].colour, linestyle="--", linewidth=1)
     ax.plot(
         rounds if is_common else [], class_mean if is_common else [], color=gray(0.3), linestyle="--", linewidth=1,
         label="class-mean image (no gradients)",
@@ -342,7 +407,7 @@ def leakage_grid(result: LeakageResult | RunOrPath, *, labels: str | None = None
             _draw_image(pair[0], original.to_numpy(), f"{name}: original")
             recovered = case["recovered"].transpose("channel", "row", "column").to_numpy()
             _draw_image(pair[1], recovered, f"{float(case['psnr']):.1f} dB")
-        row[0].set_ylabel(literal(run))
+        row[0].set_ylabel(title_of(run))
     leakage(result, labels=mode, ax=curves.subplots())
     return figure
 

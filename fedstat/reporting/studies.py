@@ -14,9 +14,8 @@ from fedstat import attack, ntk
 from fedstat.motivation import findings as motivation
 from fedstat.motivation.experiment import COMMAND as MOTIVATION
 from fedstat.ntk import ConvergenceResult, GeneralizationResult
-from fedstat.plot import accuracy as draw_accuracy
-from fedstat.plot import convergence, freezing, generalization, leakage_grid, motivation_grid, recovery, study_dataset
-from fedstat.plot import stability as draw_stability
+from fedstat.plot import convergence, freezing, generalization, leakage_grid, papers
+from fedstat.plot.simulation import study_dataset
 from fedstat.reporting import document, prose, training
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, REFERENCES, Block, Part, Section, Table, Text, listed, shown
@@ -207,7 +206,7 @@ def _counted(config: Mapping[str, Any], name: str, noun: str) -> str:
 
 
 def of_motivation(stored: Stored) -> Part:
-    """Neurons' outputs over clients."""
+    """Report of the outputs of units over clients."""
 
     def checks(run: xr.DataTree) -> Iterator[Caution]:
         outputs = run["outputs"].to_dataset()
@@ -221,7 +220,7 @@ def of_motivation(stored: Stored) -> Part:
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         caption = "Outputs of units over clients, their entropies and communalities, by case."
         if (cases := motivation.finished_cases(run))["outputs"].sizes["case"]:
-            yield document.image(motivation_grid(cases), caption, wide=True)
+            yield document.image(papers.motivation_grid(cases), caption, wide=True)
 
     c = stored.config
     methods = (
@@ -297,7 +296,7 @@ def of_recovery(stored: Stored) -> Part:
         for i, j in np.ndindex(data.sizes["alpha"], data.sizes["p"]):
             cell = data.isel(alpha=[i], p=[j])
             caption = "Area under the ROC curve over κ by method; bars: one standard error over replicates."
-            yield document.figure(partial(recovery, cell), caption)
+            yield document.figure(partial(papers.recovery, cell), caption)
 
     c = stored.config
     methods = (
@@ -344,12 +343,17 @@ def _ran_simulation(stored: Stored) -> Table:
         "clients": f"{c.get('clients')}, {c.get('n_train')} training and {c.get('n_test')} test samples each",
         "model": f"(8) of FedFac: {c.get('d')} covariates, {c.get('m')} hidden units",
         "shared": f"proportion p = {_listing(c.get('p'))} of units, α = {_listing(c.get('alpha'))} of covariates",
-        "methods": _listing(c.get("methods")),
+        "methods": _rules(c),
         "rounds": str(c.get("rounds")),
         "local training": prose.local_training({**c, "optimizer": "sgd"}),
         "replicates": f"{c.get('replicates')}, first seed {c.get('seed')}",
     } | stores.origin(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
+
+
+def _rules(config: Mapping[str, Any]) -> str:
+    """Return the names of the splitting rules of a study."""
+    return "; ".join(printing.TITLES.get(name, str(name)) for name in config.get("methods") or ())
 
 
 def _listing(values: Any) -> str:
@@ -386,17 +390,17 @@ def _figures(run: xr.DataTree) -> Section | None:
     bars = "Points: means over replicates; bars: 95% t intervals."
     blocks: list[Block] = []
     for panel in rows:
-        blocks.append(document.figure(partial(draw_accuracy, panel), f"Test accuracy. {bars}", size=(6, 4)))
+        blocks.append(document.figure(partial(papers.accuracy, panel), f"Test accuracy. {bars}", size=(6, 4)))
         if _REFERENCE in panel["method"].values:
-            draw = partial(draw_accuracy, panel, relative_to=_REFERENCE)
+            draw = partial(papers.accuracy, panel, relative_to=_REFERENCE)
             caption = f"Difference from the true split within replicates. {bars}"
             blocks.append(document.figure(draw, caption, size=(6, 4)))
         if "prop_unchanged" in panel:
             caption = (
                 "Proportion of units in the same group one round later, dynamic FedFac. Lines: means over replicates; "
-                "bands: 95% t intervals."
+                "bands: 95% t intervals, cut off at 0 and 1."
             )
-            blocks.append(document.figure(partial(draw_stability, panel), caption, size=(6, 4)))
+            blocks.append(document.figure(partial(papers.stability, panel), caption, size=(6, 4)))
     return Section("Figures", blocks)
 
 
@@ -407,7 +411,7 @@ def _methods(stored: Stored) -> tuple[str, list[str]]:
         f"{c.get('n_train')} training samples of {c.get('d')} covariates each, with {c.get('m')} hidden units, of "
         f"which a proportion p is common to all clients (p = {_listing(c.get('p'))}; α = {_listing(c.get('alpha'))}). "
         f"Clients trained for {c.get('rounds')} rounds, each for {prose.local_training({**c, 'optimizer': 'sgd'})}. "
-        f"Units were split by the methods {_listing(c.get('methods'))}; factor analyses ({prose.cited('harman1976')}) "
+        f"Units were split by the methods {_rules(c)}; factor analyses ({prose.cited('harman1976')}) "
         f"estimated communalities by {prose.estimator(c.get('method'))} with κ = {c.get('kappa')}. Each of the "
         f"{c.get('replicates')} replicates has its own data, initial parameters and batches, equal for all methods; "
         "differences are paired within replicates, with t intervals. Recovery of "

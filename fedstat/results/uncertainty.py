@@ -427,7 +427,8 @@ class NFactorsResult(Result):
         row: dict[str, Any] = {"n_units": len(self.curves["eigenvalues"]), "n_obs": self.n_obs}
         return pd.DataFrame([row | self.numbers])
 
-    def _lines(self) -> list[str]:
+    def numbers_by_name(self) -> dict[str, int]:
+        """Return the numbers by the names of the rules in prints and figures."""
         names = {
             "kappa": f"kappa = {self.kappa:g}",
             "kaiser": "Kaiser",
@@ -435,13 +436,16 @@ class NFactorsResult(Result):
             "parallel_fa": "parallel analysis, FA",
             "map": "MAP",
         }
+        return {names.get(rule, rule): g for rule, g in self.numbers.items()}
+
+    def _lines(self) -> list[str]:
         size = f"{count(len(self.curves['eigenvalues']), 'unit')}, {self.n_obs} rows"
-        numbers, criteria = self.numbers, self.tidy()["criterion"]
-        width = max(len(names.get(rule, rule)) for rule in numbers)
+        numbers, criteria = self.numbers_by_name(), self.tidy()["criterion"]
+        width = max(map(len, numbers))
         return [
             f"Number of factors ({size}): the rules range from {min(numbers.values())} to {max(numbers.values())}",
             *(
-                f"  {names.get(rule, rule):<{width}}  {n:>4}  {criterion}"
-                for (rule, n), criterion in zip(numbers.items(), criteria, strict=True)
+                f"  {name:<{width}}  {n:>4}  {criterion}"
+                for (name, n), criterion in zip(numbers.items(), criteria, strict=True)
             ),
         ]

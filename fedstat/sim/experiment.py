@@ -164,7 +164,7 @@ def _cells_of(row: Mapping[Any, Any]) -> tuple[str, str, str, str]:
     """Return the cells of a split in the table."""
     error = f" ({row['std_error']:.3f})" if math.isfinite(row["std_error"]) else ""
     difference = "reference" if row["method"] == "true" else from_true(row, digits=3)
-    return row["method"], f"{number(row['accuracy'], 3)}{error}", difference, number(row["stable"], 3)
+    return TITLES[row["method"]], f"{number(row['accuracy'], 3)}{error}", difference, number(row["stable"], 3)
 
 
 def from_true(row: Mapping[Any, Any], *, digits: int = 4) -> str:
@@ -209,7 +209,12 @@ def _oracle(run: xr.DataTree, cell: dict[str, float]) -> dict[str, float]:
     }
 
 
-METHODS = ("true", "oracle", "static", "dynamic", "random", "random-redrawn", "fedavg", "local")
+TITLES = {"true": "true split", "oracle": "oracle split"} | {
+    name: algorithms.about(f"fedfac-{name}" if name in ("static", "dynamic") else name).title
+    for name in ("static", "dynamic", "random", "random-redrawn", "fedavg", "local")
+}
+"""Names of the splits in tables and figures, as those of the algorithms."""
+METHODS = tuple(TITLES)
 LAYER = "fc1"
 COMMAND = "fedstat.sim"
 _COMMIT_SECONDS = 0.5

@@ -19,6 +19,7 @@ import fedstat
 from fedstat import plot
 from fedstat.data import to_float
 from fedstat.fl import nets
+from fedstat.plot._styles import style_of
 from fedstat.study import experiment, run_settings
 
 DIGITS = {"clients": 6, "rounds": 1, "participation": 1.0, "net": "resnet8", "width": 0.25, "max_samples": 30}
@@ -74,7 +75,7 @@ def test_boxes_stand_in_the_order_of_all_figures_and_fedfac_is_filled():
     assert [t.get_text() for t in ax.get_yticklabels()] == ["FedAvg", "FedFac dynamic", "mine"]
     faces = [patch.get_facecolor() for patch in ax.patches]
     assert [face[3] > 0.5 for face in faces] == [False, True, False]
-    assert mpl.colors.same_color(faces[0][:3], plot.style_of("fedavg").colour)
+    assert mpl.colors.same_color(faces[0][:3], style_of("fedavg").colour)
     of_seeds = data[data["method"] == "fedavg"].groupby("seed")["accuracy"].mean()
     (line,) = ax.containers[0].lines[2][0].get_segments()
     assert_allclose(line[:, 0], stats.ttest_1samp(of_seeds, 0).confidence_interval(0.95))

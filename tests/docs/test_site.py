@@ -79,8 +79,12 @@ def test_the_reference_names_every_package_and_every_verb_by_task():
 
 
 def test_every_plot_has_a_picture_in_the_gallery():
-    drawn = set(re.findall(r"^plot\.(\w+)\(", (DOCS / "gallery.md").read_text(encoding="utf-8"), re.MULTILINE))
-    returned = {name: signature(getattr(plot, name)).return_annotation for name in plot.__all__}
+    drawn = set(
+        re.findall(r"^((?:plot|papers)\.\w+)\(", (DOCS / "gallery.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    places = {"plot": plot, "papers": plot.papers}
+    named = {f"{place}.{name}": getattr(places[place], name) for place in places for name in places[place].__all__}
+    returned = {name: signature(value).return_annotation for name, value in named.items() if callable(value)}
     plots = {name for name, kind in returned.items() if kind in ("Axes", "Figure")}
     assert len(plots) > 30
     assert drawn == plots

@@ -349,7 +349,7 @@ def test_help_runs_as_a_module():
 
 def test_figures_show_what_is_stored(run):
     part = run["outputs"].to_dataset().sel(case="one-class", outputs="own")
-    ax = plot.heatmap(part["mean_output"], label=part["label"])
+    ax = plot.papers.heatmap(part["mean_output"], label=part["label"])
     order, _ = plot.fedfac.unit_order(part["mean_output"])
     np.testing.assert_array_equal(ax.images[0].get_array(), part["mean_output"].values.T[order])
     assert [t.get_text() for t in ax.get_xticklabels()] == [str(c) for c in range(10)]
@@ -361,12 +361,12 @@ def test_figures_show_what_is_stored(run):
     assert legend.y0 >= axes.y1  # it hides neither histograms nor bars
     assert legend.width <= axes.width
     ax.figure.clear()
-    ax = plot.relation(run, case="iid", on="updates")
+    ax = plot.papers.relation(run, case="iid", on="updates")
     rho = run["relation/spearman"].sel(case="iid", outputs="own", on="updates", estimator="pa").item()
-    assert f"pa, Spearman correlation {rho:+.2f}" in [t.get_text() for t in ax.get_legend().get_texts()]
+    assert ax.get_title() == f"IID\npa: Spearman correlation {rho:+.2f}"
     ax.figure.clear()
     with pytest.raises(ValueError, match="case must be one of 'iid', 'one-class', but got 'idd'"):
-        plot.relation(run, case="idd")
+        plot.papers.relation(run, case="idd")
 
 
 def test_neurons_stand_by_cluster_and_mean():

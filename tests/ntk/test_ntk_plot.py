@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstat.ntk import convergence, descent, generalization
 from fedstat.plot import fedfac as plot
-from fedstat.plot import style_of
+from fedstat.plot._styles import style_of
 
 mpl.use("Agg")
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_convergence_draws_mean_loss_and_bound_of_the_largest_width(first):
     np.testing.assert_allclose(bound, float(first.data["contraction"][0]) ** np.arange(7))
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     explained = ["bound of Theorem 1", "range over replicates"]
-    assert labels == ["FedAvg", "FedSplit", "dynamic FedFac", *explained]
+    assert labels == ["FedAvg", "FedSplit", "FedFac dynamic", *explained]
     assert ax.get_yscale() == "log"
 
 

@@ -8,7 +8,7 @@ import xarray as xr
 
 import fedstat.labelled as fs
 from fedstat.plot import factor as plot
-from fedstat.plot import forest
+from fedstat.plot import forest, rounds
 from fedstat.sim import generate
 
 
@@ -76,9 +76,10 @@ def test_the_scree_marks_every_rule(weights: np.ndarray) -> None:
     legend = ax.get_legend()
     assert legend is not None
     text = " ".join(t.get_text() for t in legend.get_texts())
-    for rule, g in result.numbers.items():
-        assert rule in text
+    for name, g in result.numbers_by_name().items():
+        assert name in text
         assert f": {g}" in text
+    assert "parallel analysis, PC" in text
     np.testing.assert_allclose(ax.lines[0].get_ydata(), result.curves["eigenvalues"])
     assert "n_factors: 2" in [t.get_text() for t in plot.scree(fs.fa(z, n_factors=2)).get_legend().get_texts()]
 
@@ -94,11 +95,11 @@ def test_the_heat_map_is_ordered_and_truncated(weights: np.ndarray) -> None:
 
 def test_stability_over_rounds_is_the_share_of_units_that_keep_their_state() -> None:
     shared = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 1], [1, 0, 0, 1]], dtype=bool)
-    ax = plot.rounds(shared)
+    ax = rounds(shared)
     np.testing.assert_allclose(ax.lines[0].get_ydata(), [0.75, 0.75, 1])
     assert ax.lines[1].get_ydata()[-1] == 1
     with pytest.raises(ValueError, match="at least 2 rounds"):
-        plot.rounds(shared[:1])
+        rounds(shared[:1])
 
 
 def test_the_forest_names_every_unit_beside_its_interval_and_the_layer_below(weights: np.ndarray) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fedstat import plot
 from fedstat.fl.algorithms import ALGORITHMS
-from fedstat.plot._figure import style_of
+from fedstat.plot._styles import style_of
 from fedstat.plot.study import _spread
 from fedstat.stats import ranking
 from fedstat.study.collect import title_of

@@ -11,9 +11,12 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.colors import to_rgb
 
+import fedstat
+from fedstat import plot
 from fedstat.fl import algorithms
 from fedstat.ntk.descent import METHODS as NTK
-from fedstat.plot._figure import STYLES, ordered, style_of
+from fedstat.plot._figure import sequential_colors
+from fedstat.plot._styles import STYLES, ordered, style_of, styles_of
 from fedstat.plot.training import accuracy_curves
 from fedstat.sim.experiment import METHODS as SPLITS
 
@@ -42,6 +45,32 @@ def test_colours_that_share_a_figure_are_apart_for_every_reader(blind):
         for x, y in combinations(methods, 2):
             apart = np.linalg.norm(lab(style_of(x).colour, BLIND[blind]) - lab(style_of(y).colour, BLIND[blind]))
             assert apart > 10, f"{name}: {x} and {y} are {apart:.1f} apart"
+
+
+@pytest.mark.parametrize("blind", BLIND)
+def test_known_groups_of_clients_are_apart_for_every_reader(blind):
+    vectors = np.random.default_rng(0).normal(size=(20, 9))
+    for n in (2, 4, 10):
+        groups = np.arange(20) % n
+        result = fedstat.client_clusters(vectors, n_clusters=2, groups=groups, n_permutations=9, n_subsamples=2)
+        strip = plot.client_similarity(result).child_axes[0].images[0]
+        colours = [strip.cmap(strip.norm(group))[:3] for group in range(n)]
+        for x, y in combinations(colours, 2):
+            assert np.linalg.norm(lab(x, BLIND[blind]) - lab(y, BLIND[blind])) > 10
+
+
+def test_no_color_is_lost_on_a_dark_page():
+    with plt.style.context("dark_background"):
+        drawn = {name: style_of(name).colour for name in STYLES}
+        shades = {palette: sequential_colors(palette, 4) for palette in ("viridis", "plasma", "crest")}
+        assert all(style.colour == style_of(name).colour for name, style in styles_of(STYLES).items())
+    for colour in (*drawn.values(), *(shade for of_palette in shades.values() for shade in of_palette)):
+        assert lab(colour, BLIND["none"])[0] > 25, "L* of CIELAB, 0 is black"
+    assert mpl.colors.same_color(drawn["fedsplit"], "white")
+    assert drawn["fedavg-matched"] == STYLES["fedavg-matched"].colour, "light colors are kept"
+    for palette, of_dark in shades.items():
+        assert lab(sequential_colors(palette, 4)[0], BLIND["none"])[0] != lab(of_dark[0], BLIND["none"])[0]
+        assert max(lab(shade, BLIND["none"])[0] for shade in sequential_colors(palette, 4)) < 90
 
 
 def test_every_method_has_a_style_that_no_other_has():

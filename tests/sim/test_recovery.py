@@ -12,8 +12,8 @@ from sklearn.metrics import roc_auc_score
 from statsmodels.multivariate.factor import Factor
 
 import fedstat
-from fedstat.plot import accuracy, recovery_grid, stability
-from fedstat.plot import recovery as plot_recovery
+from fedstat.plot.papers import accuracy, recovery_grid, stability
+from fedstat.plot.papers import recovery as plot_recovery
 from fedstat.sim import generate, recover
 from fedstat.sim.model8 import Model8, replicate_seed
 from fedstat.sim.recovery import __main__ as command
@@ -317,5 +317,5 @@ def test_figure_of_stability_draws_the_mean_of_every_setting_over_rounds():
     np.testing.assert_allclose(drawn, values.mean(axis=2)[:, 0])
     assert len(ax.collections) == 2
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["$p$ = 0.2", "$p$ = 0.8"]
-    assert ax.get_title() == r"dynamic FedFac, $\alpha$ = 0.4"
+    assert ax.get_title() == r"FedFac dynamic, $\alpha$ = 0.4"
     mpl.pyplot.close(ax.figure)

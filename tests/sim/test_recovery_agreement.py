@@ -6,7 +6,7 @@ import pytest
 from sklearn.metrics import adjusted_rand_score, roc_auc_score
 
 import fedstat
-from fedstat.plot import recovery as plot_recovery
+from fedstat.plot.papers import recovery as plot_recovery
 from fedstat.sim import generate, recover
 from fedstat.sim.model8 import Model8, replicate_seed
 from fedstat.sim.recovery import accuracy as recovery

@@ -6,8 +6,8 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from fedstat.plot import kappa_window, spectrum_grid
-from fedstat.plot import spectrum as plot_spectrum
+from fedstat.plot.papers import kappa_window, spectrum_grid
+from fedstat.plot.papers import spectrum as plot_spectrum
 from fedstat.sim import generate, recover, spectrum
 from fedstat.sim.recovery import accuracy as recovery
 from fedstat.sim.recovery.__main__ import main

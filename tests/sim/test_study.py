@@ -23,7 +23,7 @@ from fedstat.fl import algorithms, nets, train
 from fedstat.reporting import report
 from fedstat.sim import experiment
 from fedstat.sim.__main__ import main
-from fedstat.sim.experiment import METHODS
+from fedstat.sim.experiment import METHODS, TITLES
 from fedstat.sim.model8 import replicate_seed
 
 SMALL = {"clients": 6, "d": 10, "m": 12, "n_train": 20, "n_test": 20, "rounds": 2, "replicates": 3}
@@ -144,7 +144,7 @@ def test_the_report_fits_80_columns(run):
     text = experiment.report(run)
     assert max(map(len, text.splitlines())) <= 80
     for method in METHODS:
-        assert f"\n  {method} " in text
+        assert f"\n  {TITLES[method]} " in text
 
 
 def test_the_report_is_its_golden_file():

@@ -254,7 +254,7 @@ def mean_share(difference: Tensor) -> Tensor:
 GLOBAL, CLIENT = "global", "client"
 CONTEXT, SHARE = f"{CLIENT}.context", f"{CLIENT}.share"
 PERSONALISATION = Measure(
-    lambda context: context.after[SHARE].mean(1), long_name="personalisation identification ratio"
+    lambda context: context.after[SHARE].mean(1), long_name="personalization identification ratio"
 )
 NOISE = "policy"
 Context = Literal["both", "sample", "client", "random"]
