@@ -17,6 +17,7 @@ import fedstat
 from fedstat import _cli, fl, motivation, plot, sim, store
 from fedstat.fl import algorithms
 from fedstat.motivation.findings import report
+from fedstat.plot import papers, simulation
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +50,11 @@ def outputs() -> xr.DataTree:
 MOTIVATION: dict[str, Callable[[Any], Any]] = {
     "summary": motivation.summary,
     "correlations": motivation.correlations,
-    "fig1": plot.fig1,
-    "fig2": plot.fig2,
-    "motivation_grid": plot.motivation_grid,
+    "fig1": papers.fig1,
+    "fig2": papers.fig2,
+    "motivation_grid": papers.motivation_grid,
     "entropies": plot.entropies,
-    "relation": lambda run: plot.relation(run, case="one-class"),
+    "relation": lambda run: papers.relation(run, case="one-class"),
 }
 
 
@@ -79,7 +80,7 @@ def test_a_simulation_study_without_a_finished_run_is_named() -> None:
     options = {"p": (0.5,), "methods": ("true", "fedavg"), "clients": 4, "d": 8, "m": 10, "n_train": 20}
     study = sim.study(**options, rounds=2, replicates=2, threads=1)
     nothing, part = unfinished(study, replicate=[0, 1]), unfinished(study, replicate=[1])
-    for reader in (sim.summary, plot.accuracy, plot.study_dataset, plot.study_grid):
+    for reader in (sim.summary, papers.accuracy, simulation.study_dataset, papers.study_grid):
         with pytest.raises(
             ValueError, match=r"the study is not finished: no run is done. Continue it with resume=True"
         ):

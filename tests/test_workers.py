@@ -21,7 +21,7 @@ def test_a_killed_worker_ends_make_test_and_its_test_is_named(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 1
     assert "a worker died in test_killed.py::test_this" in done.stdout

@@ -68,11 +68,11 @@ class Settings:
         "weights of a run: trained (before averaging) or aggregated (after averaging); by default trained, if the run "
         "holds them",
     )
-    baseline: str = setting(
-        AUTO,
+    baseline: str | None = setting(
+        None,
         _WEIGHTS,
-        "what is subtracted first: common (the last values that clients had in common), download or initial, of a run; "
-        "none; or a file, the state_dict of the initial parameters of all clients (auto: common for a run, else none)",
+        "what is subtracted first: of a run, common (the last values that clients had in common), download, initial or "
+        "none; or a file, the state_dict of the initial parameters of all clients (default: common for a run, else none)",
     )
     kappa: float = setting(0.85, _SPLIT, "proportion of the eigenvalue sum that factors must reach", above=0, high=1)
     n_factors: int | None = setting(None, _SPLIT, "number of factors, instead of --kappa", low=1)
@@ -205,9 +205,11 @@ def decompose(files: Sequence[str], settings: Settings) -> dict[str, LayerResult
     return results
 
 
-def _baseline(text: str) -> str | Path | None:
+def _baseline(text: str | None) -> str | Path | None:
     """Return the baseline as :func:`fedstat.split` takes it."""
-    return None if text == "none" else text if text in (AUTO, *COMMON) else Path(text)
+    if text is None:
+        return AUTO
+    return None if text == "none" else text if text in COMMON else Path(text)
 
 
 def show(args: argparse.Namespace, results: dict[str, LayerResults[Any]]) -> None:
@@ -233,6 +235,8 @@ def save(args: argparse.Namespace, settings: Settings, results: dict[str, LayerR
     tables = {
         f"/split/{layer}": to_dataset(result, bootstraps.get(layer)) for layer, result in results["split"].items()
     }
+    if sources := [result.source for result in results["split"].values() if result.source]:
+        options["weights"] = sources[0]
     tree = xr.DataTree.from_dict(tables | result_groups(results))
     attrs = store.provenance("Split of hidden units", {"files": args.files} | options, command=COMMAND)
     store.save(args.out, tree, attrs, overwrite=args.overwrite)

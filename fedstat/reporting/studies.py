@@ -159,6 +159,7 @@ def _methods_split(stored: Stored, n_clients: int | None) -> tuple[str, list[str
     few = {None: "the clients' networks", 1: "one client's network"}
     whose = few.get(n_clients, f"{n_clients} clients' networks")
     start = " The common initial parameters of the clients were subtracted first." if c.get("baseline") else ""
+    start = f" The weights were those {shown(c['weights'])}." if c.get("weights") else start
     text = (
         f"Hidden units of {whose} were split into shared and personal units ({prose.cited('wang2023')}) by "
         f"{how}; units at or above the threshold {threshold} are shared.{start}"
