@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedstat._utils import check
 from fedstat._utils.lazy import torch, xr
-from fedstat.fl import nets, record
+from fedstat.fl import checkpoints, nets
 from fedstat.fl.nets import Net, Params
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def stored(run: xr.DataTree, shapes: Mapping[str, Sequence[int]], *, client: int
         )
     params = {}
     for name, shape in shapes.items():
-        values = run[f"weights/{nets.layer_of(name)}/{record.variable(name)}"]
+        values = run[f"weights/{nets.layer_of(name)}/{checkpoints.variable(name)}"]
         params[name] = torch.from_numpy(values.isel(checkpoint=checkpoint, client=client).to_numpy()).reshape(1, *shape)
     return params
 

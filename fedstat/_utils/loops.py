@@ -291,7 +291,7 @@ def fit(label: str, total: int, unit: str, columns: int) -> tuple[str, str | Non
     >>> fit("fedavg, seed 0", 10, "round", 72)
     ('fedavg, seed 0', None)
     >>> fit("p=0.5 alpha=0.4 replicate=0 dynamic", 1000, "round", 72)
-    ('…lpha=0.4 replicate=0 dynamic', '{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]')
+    ('…pha=0.4 replicate=0 dynamic', '{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]')
     """
     most = max(1, columns - _BAR - len(f": 100%|| {total}/{total} [0:00:00<0:00:00]"))
     if len(label) <= most - len(f", 1000.00s/{unit}"):

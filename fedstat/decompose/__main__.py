@@ -72,7 +72,7 @@ class Settings:
         None,
         _WEIGHTS,
         "what is subtracted first: of a run, common (the last values that clients had in common), download, initial or "
-        "none; or a file, the state_dict of the initial parameters of all clients (default: common for a run, else none)",
+        "none; or a file, the state_dict of the common initial parameters (default: common for a run, else none)",
     )
     kappa: float = setting(0.85, _SPLIT, "proportion of the eigenvalue sum that factors must reach", above=0, high=1)
     n_factors: int | None = setting(None, _SPLIT, "number of factors, instead of --kappa", low=1)

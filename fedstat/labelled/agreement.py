@@ -73,8 +73,7 @@ def icc(
     weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
         As in :func:`fedstat.split`: at least 2 clients and 2 weights per unit.
     baseline : {"auto", "common", "download", "initial"}, array (unit, weight...), Net, state_dict, path, run or None
-        Values to subtract, as in :func:`fedstat.split`: by default, agreement of a run is that of the changes since the
-        last common values of its clients.
+        Values to subtract, as in :func:`fedstat.split`. Of a run: by default the last common values of its clients.
     inference : {"sign-flip", "permutation", "F"}
         Basis of the p values. "sign-flip" flips the signs of whole clients. "permutation" permutes units within clients
         and assumes that all units have equal covariances. "F" assumes independent, normal weights, as R's psych does.
@@ -90,9 +89,8 @@ def icc(
     Returns
     -------
     IccResult
-        Coefficients of each unit and of the layer, whose targets are all weights of all units together. A constant unit
-        is NaN. With several layers, a :class:`fedstat.results.LayerResults`; shared and personal units of a run that
-        changed over unlike numbers of rounds have separate results, "fc1, shared" and "fc1, personal".
+        Coefficients of each unit (NaN if it is constant) and of the layer: of all weights of its units together. With
+        several layers, or units that changed over unlike numbers of rounds, a :class:`fedstat.results.LayerResults`.
 
     Raises
     ------
@@ -241,8 +239,7 @@ def variance_components(
     Parameters
     ----------
     weights : DataArray with dims client, replicate, unit, weight..., in any order; or array or tensor in that order
-        At least 3 clients, 4 with a covariate, and 2 replicates. Or an object that holds such layers, or a run with
-        ``probe="split-half"``: the units that its clients share.
+        At least 3 clients, 4 with a covariate, and 2 replicates. Or a run with ``probe="split-half"``, or layers.
     covariate : array, Series, DataArray (client,) or mapping from client, optional
         Property that clients are adjusted for first, such as the number of training samples.
     sizes : array, Series, DataFrame or DataArray (client,) or (client, replicate), or mapping from client, optional
@@ -258,8 +255,7 @@ def variance_components(
     Returns
     -------
     ComponentsResult
-        Variances, reliability, intervals and tests of each unit and of the layer. With several layers, a
-        :class:`fedstat.results.LayerResults`.
+        Variances, reliability, intervals and tests of each unit and of the layer; a :class:`LayerResults` of several.
 
     Raises
     ------

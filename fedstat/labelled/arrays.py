@@ -413,7 +413,7 @@ def baseline_of(baseline: Any, weights: Weights) -> Any:
         need_dims(weights, "client", "unit")
         first = weights.isel(client=slice(_N_COMPARED)).transpose("client", "unit", ...)
         if isinstance(baseline, xr.DataArray):
-            baseline = _align(baseline, first.isel(client=0, drop=True))
+            baseline = align(baseline, first.isel(client=0, drop=True))
         clients = first.to_numpy()
     else:
         clients = check.numbers("weights", weights)
@@ -469,7 +469,7 @@ def require_related(baseline: Any, w: Any) -> None:
         )
 
 
-def _align(baseline: xr.DataArray, client_weights: xr.DataArray) -> xr.DataArray:
+def align(baseline: xr.DataArray, client_weights: xr.DataArray) -> xr.DataArray:
     """Put the baseline's dims and labels in the order of one client's weights."""
     if set(baseline.dims) != set(client_weights.dims):
         raise ValueError(

@@ -15,7 +15,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import progress_bar
-from fedstat.labelled.arrays import KNOWN, labels, less_mean, need_dims, numpy_of, precision
+from fedstat.labelled.arrays import KNOWN, align, labels, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions, show_options
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import AUTO, Stage
@@ -333,9 +333,13 @@ def _vector(baseline: Any, vectors: Any) -> NDArray[np.float64]:
         dims = [dim for dim in vectors.dims if dim in baseline.dims]
         values, lead = baseline.transpose(*dims).to_numpy().astype(float), int("client" in dims)
         return values.reshape(*values.shape[:lead], -1)
-    values, shape = numpy_of(check.numbers("baseline", baseline)).astype(float), np.shape(vectors)[1:]
-    if values.shape != shape:
-        raise ValueError(f"baseline must have the shape of one client's vector, {shape}, but got {values.shape}.")
+    baseline = check.numbers("baseline", baseline)
+    if isinstance(baseline, xr.DataArray) and isinstance(vectors, xr.DataArray):
+        baseline = align(baseline, vectors.isel(client=0, drop=True))
+    values, shape = numpy_of(baseline).astype(float), np.shape(vectors)[1:]
+    if values.shape != shape or not np.isfinite(values).all():
+        seen = f"shape {values.shape}" if values.shape != shape else "NaN or infinite values"
+        raise ValueError(f"baseline must be finite, with the shape of one client's vector, {shape}, but got {seen}.")
     return values.ravel()
 
 

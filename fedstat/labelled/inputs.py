@@ -445,10 +445,16 @@ def _baselines(baseline: Any, selected: LayerWeights) -> dict[str, Any]:
                 "one layer."
             )
         return dict.fromkeys(layers, _labels.labelled(baseline))
-    if "" in layers:
+    is_missing = isinstance(baseline, str) and not is_pattern(baseline) and not os.path.lexists(baseline)
+    if "" in layers and not is_missing:
         raise ValueError(
             "baseline of one array of weights must be an array (unit, weight...), but got "
             f"{type(baseline).__name__}. Pass the array of this layer."
+        )
+    if is_missing:
+        raise ValueError(
+            f"baseline must be {', '.join(map(repr, (*runs.COMMON, None)))}, an array, a Net, a state_dict or a path "
+            f"that exists, but got {baseline!r}.{check.did_you_mean(baseline, [*runs.COMMON, 'none'])}"
         )
     is_single = module or (isinstance(baseline, Mapping) and not isinstance(baseline, xr.DataTree))
     baseline = [baseline] if is_single else open_if_run(baseline)

@@ -126,17 +126,16 @@ def split(
     round : int, optional
         Without arguments of an analysis, a run that used a split returns it: of this round, by default the last.
     baseline : {"auto", "common", "download", "initial"}, array (unit, weight...), Net, state_dict, path, run or None
-        Values to subtract. "common", which "auto" is for weights of a run before averaging: the last common value of
-        each entry, its value when the client last downloaded it while it was shared, or its initial value. "download":
-        the values with which clients began the round. Else the initial parameters of all clients, or nothing.
+        Values to subtract. "common" ("auto", for weights of a run before averaging): the value of each entry when the
+        client last downloaded it while it was shared, or its initial value. "download": the values with which clients
+        began the round. "initial", or what you pass: parameters common to all clients.
     progress : bool or None
         Show how many layers are done; see :func:`fedstat.fl.train`.
     method : {"pa", "minres", "pc", "leverage", "icc"}
         Statistic of a unit, see above.
-    n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol
-        Settings of the factor analysis, as in :func:`fa`.
-    fdr, margin, inconclusive, covariate
-        Settings of ``tau="test"``, as in :meth:`ComponentsResult.split` and :func:`variance_components`.
+    n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol, fdr, margin, inconclusive, covariate
+        Settings of the factor analysis, as in :func:`fa`; the last four are those of ``tau="test"``, as in
+        :meth:`ComponentsResult.split` and :func:`variance_components`.
 
     Returns
     -------

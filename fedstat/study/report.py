@@ -156,7 +156,7 @@ def summary(run: str | Path | xr.DataTree) -> Record:
       accuracy  0.875 (test, after round 2; mean over clients, weighted by samples)
       layers    fc1 (10 units), fc2 (1 unit); 101 parameters
       weights   after round 2
-      size      2.9 kB in memory
+      size      5.9 kB in memory
     """
     run = run if isinstance(run, xr.DataTree) else store.open_run(run)
     config = _config(run)

@@ -11,12 +11,13 @@ from simulations.inference import (
     motivation,
     ranks,
     replicates,
+    runs,
     shares,
 )
 from simulations.inference.table import Claim
 
 CLAIMS: dict[str, Claim] = {
     name: claim
-    for room in (factor, agreement, shares, comparison, clusters, ranks, replicates, entropy, motivation)
+    for room in (factor, agreement, shares, comparison, clusters, ranks, replicates, runs, entropy, motivation)
     for name, claim in room.CLAIMS.items()
 }

@@ -133,10 +133,15 @@ def test_a_run_is_split_by_the_command_and_its_output_layer_is_not(
     net = fedstat.fl.nets.mlp([4, 6, 1])
     path = tmp_path / "run.zarr"
     run = fedstat.fl.train(data, net, fedstat.fl.algorithms.local(), rounds=2, lr=0.1, checkpoints=[1], out=path)
-    for more, weights_of in (([], run["weights/fc1/w"][-1]), (["--checkpoint", "1"], run["weights/fc1/w"][0])):
+    as_they_are = ["--baseline", "none", "--stage", "aggregated"]
+    for more, options in (
+        ([], {}),
+        (["--checkpoint", "1"], {"checkpoint": 1}),
+        (as_they_are, {"baseline": None, "stage": "aggregated"}),
+    ):
         assert main([str(path), *FIT, *more]) == 0
         text = capsys.readouterr().out
-        assert text.startswith("fc1: " + repr(fedstat.split(weights_of, n_factors=2)))
+        assert text.startswith("fc1: " + repr(fedstat.split(run, layer="fc1", n_factors=2, **options)))
         assert text.endswith("Skipped: fc2 (output layer); --layer '*' includes it\n")
 
 

@@ -255,7 +255,7 @@ def test_what_does_not_move_is_composed_once_a_phase():
 # --- what studies measure
 
 
-def test_drift_and_uploads_are_of_the_full_parts():
+def test_drift_and_trained_weights_are_of_the_full_parts():
     made = algorithms.feddecomp(**RANKS, **EPOCHS)
     done = fl.train(
         dataset(SAMPLES), nets.mlp(SIZES), made, rounds=2, batch_size=5, seed=4, participation=0.7,
@@ -269,7 +269,7 @@ def test_drift_and_uploads_are_of_the_full_parts():
     mine = done["drift/distance"].isel(round=-1).sel(layer="fc1", client=last.cohort.local)
     np.testing.assert_allclose(mine, away.sqrt(), rtol=1e-4)
     whole = nets.whole(j.net, after)["fc1.weight"]
-    np.testing.assert_allclose(done["uploads/fc1/w"].isel(checkpoint=-1, client=last.cohort.local), whole, atol=1e-5)
+    np.testing.assert_allclose(done["trained/fc1/w"].isel(checkpoint=-1, client=last.cohort.local), whole, atol=1e-5)
 
 
 def test_a_run_starts_from_weights_of_another():

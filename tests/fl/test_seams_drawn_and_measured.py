@@ -116,13 +116,13 @@ def test_drift_and_weights_before_aggregation_are_those_of_the_round():
         dataset(SAMPLES), nets.mlp(SIZES), toy(), rounds=2, participation=0.5, probe=("drift", "trained-weights"),
         seed=4, optimizer=optim.sgd(LR), batch_size=5,
     )  # fmt: skip
-    before = done["uploads/fc2/w"].isel(checkpoint=-1).to_numpy()
+    before = done["trained/fc2/w"].isel(checkpoint=-1).to_numpy()
     clients = np.flatnonzero(np.isfinite(before).all((1, 2)))
     assert 0 < len(clients) < 6
     sizes = np.array(SAMPLES)[clients]
     after = done["weights/fc2/w"].isel(checkpoint=-1).to_numpy()
     np.testing.assert_allclose(after[0], np.tensordot(sizes / sizes.sum(), before[clients], 1), atol=1e-6)
-    bias = done["uploads/fc2/b"].isel(checkpoint=-1).to_numpy()[clients]
+    bias = done["trained/fc2/b"].isel(checkpoint=-1).to_numpy()[clients]
     centre = done["weights/fc2/b"].isel(checkpoint=-1).to_numpy()[0]
     by_hand = np.sqrt(((before[clients] - after[0]) ** 2).sum((1, 2)) + ((bias - centre) ** 2).sum(1))
     drift = done["drift/distance"].isel(round=-1).sel(layer="fc2").to_numpy()

@@ -30,7 +30,11 @@ from fedstat.fl import aggregate, algorithms, nets, train
 # Where the API of the base differs: a setting (its name, or a value that is a string) here -> in the base.
 BASE_SETTINGS: dict[str, str] = {}
 # Arrays that were renamed since the base: a regular expression -> its replacement, as re.sub takes them.
-RENAMED_ARRAYS: dict[str, str] = {}
+RENAMED_ARRAYS: dict[str, str] = {
+    r"/uploads/": "/trained/",
+}
+# Arrays that the base lacks: regular expressions.
+NEW_ARRAYS: tuple[str, ...] = (r"^(result|store)/(trained|common)/", r"/common/")
 # Runs that the base cannot make.
 NEW_RUNS: set[str] = set()
 

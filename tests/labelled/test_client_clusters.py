@@ -104,7 +104,7 @@ def changed(client, value):
         (V, {"groups": list(range(12))}, "but got 12 group.s. of 12 clients"),
         (V.expand_dims(replicate=2), {}, r"one vector per client, but .*Select one replicate, as in .isel\(rep"),
         (V.rename(client="k"), {}, r"must have dim\(s\) \['client'\]"),
-        (V, {"baseline": "v"}, "baseline must be one of 'mean', None, but got 'v'"),
+        (V, {"baseline": "v"}, "baseline must be 'common', .* or a path that exists, but got 'v'"),
         (V[:1], {}, r"at least 2 clients, but got shape \(1, 5, 4\)"),
     ],
 )  # fmt: skip

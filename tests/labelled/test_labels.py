@@ -62,6 +62,9 @@ SIZES = np.array([30, 60, 20, 90, 45, 70])
 OF_DATA, OF_X = {"sample": SAMPLES}, np.repeat(["p", "q"], 6)
 PARTS = np.array(["train"] * 4 + ["test"] * 2 + ["train"] * 4 + ["test"] * 2)
 SIDE: dict[tuple[str, str], Side] = {
+    ("client_clusters", "baseline"): baseline(
+        lambda w, baseline: labelled.client_clusters(w, n_clusters=2, baseline=baseline, n_subsamples=3).to_dict()
+    ),
     ("client_clusters", "groups"): Side(
         lambda g: labelled.client_clusters(W, n_clusters=2, groups=g, n_permutations=9, n_subsamples=3).to_dict(),
         np.array(["x", "x", "y", "y", "y", "z"]), OF_CLIENTS,

@@ -24,22 +24,22 @@ LAYER = "layer=None, checkpoint=None, stage=None"
 FIT = "n_factors=None, init='pc', max_iter=None, tol=None, method='pa'"
 ARGUMENTS = {
     "fa": "z, *, kappa=0.85, n_factors=None, method='pa', rotation=None, corr=False, n_obs=None, init='pc', "
-    f"n_starts=1, seed=0, heywood='allow', max_iter=None, tol=None, {LAYER}, baseline=None, progress=None",
+    f"n_starts=1, seed=0, heywood='allow', max_iter=None, tol=None, {LAYER}, baseline='auto', progress=None",
     "n_factors": "z, *, kappa=0.85, corr=False, n_obs=None, draws=100, quantile=0.95, seed=0, "
-    f"{LAYER}, baseline=None, progress=None",
-    "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, round=None, baseline=None, progress=None, {FIT}, "
+    f"{LAYER}, baseline='auto', progress=None",
+    "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, round=None, baseline='auto', progress=None, {FIT}, "
     "rotation=None, n_starts=1, seed=0, heywood='allow', fdr=0.05, margin=0.5, inconclusive='shared', covariate=None",
     "split_map": "weights, *, kappas=(0.5, 0.75, 0.85, 0.9, 0.95), methods=('pa', 'minres', 'pc', 'leverage', 'icc'), "
-    f"tau=0.5, {LAYER}, baseline=None, progress=None",
+    f"tau=0.5, {LAYER}, baseline='auto', progress=None",
     "bootstrap": "weights, *, tau=0.5, n_boot=200, level=0.95, seed=0, kappa=0.85, executor=None, "
-    f"{LAYER}, baseline=None, progress=None, {FIT}, heywood='allow'",
+    f"{LAYER}, baseline='auto', progress=None, {FIT}, heywood='allow'",
     "jackknife": "weights, *, n_groups=None, clusters=None, tau=0.5, seed=0, kappa=0.85, executor=None, "
-    f"{LAYER}, baseline=None, progress=None, {FIT}, heywood='allow'",
+    f"{LAYER}, baseline='auto', progress=None, {FIT}, heywood='allow'",
     "permutation_test": "weights, *, n_permutations=199, seed=0, kappa=0.85, executor=None, "
-    f"{LAYER}, baseline=None, progress=None, {FIT}, heywood='allow'",
+    f"{LAYER}, baseline='auto', progress=None, {FIT}, heywood='allow'",
     "sensitivity": "weights, *, tau=0.5, kappa=0.85, method='pa', kappas=(0.5, 0.75, 0.85, 0.9, 0.95), "
-    f"taus=(0.25, 0.75), n_starts=5, seed=0, {LAYER}, baseline=None, progress=None",
-    "icc": f"weights, *, baseline=None, inference='sign-flip', level=0.95, n_boot=0, seed=0, {LAYER}, progress=None",
+    f"taus=(0.25, 0.75), n_starts=5, seed=0, {LAYER}, baseline='auto', progress=None",
+    "icc": f"weights, *, baseline='auto', inference='sign-flip', level=0.95, n_boot=0, seed=0, {LAYER}, progress=None",
     "layer_matrix": "weights",
     "effective_rank": "weights, *, baseline='mean', level=0.95",
     "knn_entropy": "x, *, k=3, level=0.95, dim='client', feature_dim=None, ties='error', resolution=None, "
@@ -47,7 +47,7 @@ ARGUMENTS = {
     "update": "previous, weights, *, stage=None",
     "variance_components": f"weights, *, covariate=None, sizes=None, method='moments', level=0.95, {LAYER}, "
     "progress=None",
-    "client_clusters": "vectors, *, n_clusters, groups=None, baseline=None, n_permutations=9999, n_subsamples=200, "
+    "client_clusters": "vectors, *, n_clusters, groups=None, baseline='auto', n_permutations=9999, n_subsamples=200, "
     f"level=0.95, seed=0, {LAYER}, progress=None",
     "compare": "data, *, reference, value='accuracy', method='method', block='seed', sample=None, level=0.95",
 }

@@ -129,7 +129,7 @@ def test_the_change_from_a_common_start_is_analysed() -> None:
     moved = fs.icc(start + w, baseline=start)
     np.testing.assert_allclose(moved.agreement, fs.icc(w).agreement, rtol=1e-10)
     assert fs.icc(start + w).agreement.min() > 0.99
-    assert "minus the common initial parameters" in repr(moved)
+    assert "minus the given baseline" in repr(moved)
     assert moved.glance()["baseline_subtracted"][0]
 
 
