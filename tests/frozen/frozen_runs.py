@@ -34,7 +34,7 @@ RENAMED_ARRAYS: dict[str, str] = {
     r"/uploads/": "/trained/",
 }
 # Arrays that the base lacks: regular expressions.
-NEW_ARRAYS: tuple[str, ...] = (r"^(result|store)/(trained|common)/", r"/common/")
+NEW_ARRAYS: tuple[str, ...] = (r"^(result|store)/(trained|common|replicates)/", r"/common/")
 # Runs that the base cannot make.
 NEW_RUNS: set[str] = set()
 

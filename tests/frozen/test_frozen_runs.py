@@ -87,6 +87,7 @@ A = np.array([[0.0, np.nan], [1.0, 2.0]], np.float32)
         ({"a": A}, {"a": A.copy()}, []),
         ({"a": A, "b": A}, {"a": A}, ["b: missing"]),
         ({"a": A}, {"a": A, "b": A}, ["b: added"]),
+        ({"a": A}, {"a": A, "store/trained/fc1/w": A}, []),
         ({"a": A}, {"a": A.astype(float)}, ["a: float64 (2, 2), but float32 (2, 2) in the base"]),
         ({"a": A}, {"a": A.ravel()}, ["a: float32 (4,), but float32 (2, 2) in the base"]),
         ({"a": A}, {"a": A * np.float32(-1)}, ["a: 3 of 4 values differ, first (0, 0): -0.0, but 0.0 in the base"]),
