@@ -287,7 +287,7 @@ def draw_layers(
     canvas, panels = panel_grid(wrap_panels(len(layers), 3), size, sharex=True)
     for panel, (layer, prepared) in zip(panels, layers.items(), strict=True):
         draw(prepared, panel)
-        panel.set_title("\n".join([literal(layer), panel.get_title()]).strip())
+        panel.set_title("\n".join([literal(layer), panel.get_title()]).strip(), fontsize="medium")
     one_legend(canvas, panels)
     return panels[0]
 

@@ -89,13 +89,20 @@ def _ran_split(stored: Stored, n_layers: int, n_clients: int | None) -> Table:
     rows = {
         "command": stores.command_line("fedstat.decompose", options, positional=("files",)),
         "weights": f"of {whose}, from {listed(c.get('files') or (), most=4)}",
-        "baseline": f"{c['baseline']}, subtracted from every client's weights" if c.get("baseline") else "none",
+        **_what(c),
         "layers": str(n_layers),
         "method": f"agreement between clients, τ = {c.get('tau')}" if c.get("method") == "icc"
         else f"{c.get('method')}, {_size(c)}, τ = {c.get('tau')}",
         "bootstrap": f"{c['n_boot']} samples of clients, seed {c.get('seed')}" if c.get("n_boot") else "none",
     } | stores.origin(stored)  # fmt: skip
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
+
+
+def _what(c: Mapping[str, Any]) -> dict[str, str]:
+    """Describe the weights of a run, or the baseline of others."""
+    if c.get("weights"):
+        return {"analyzed": str(c["weights"])}
+    return {"baseline": f"{c['baseline']}, subtracted from every client's weights" if c.get("baseline") else "none"}
 
 
 def _size(c: Mapping[str, Any]) -> str:

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from statsmodels.stats.proportion import proportion_confint
 
 from fedstat.fl.stored import profile
-from fedstat.plot import client_lines, communality
+from fedstat.labelled import icc
+from fedstat.plot import client_lines, communality, forest
 from fedstat.plot import profile as draw_profile
 from fedstat.plot import rounds as draw_rounds
 from fedstat.reporting import document, prose
 from fedstat.reporting import stored as stores
-from fedstat.reporting.document import COMMAND, Part, Section, Table, Text, listed, shown
+from fedstat.reporting.document import COMMAND, Part, Printed, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble, command_line, n_parameters, settings_of_method
 from fedstat.results.base import Caution
 from fedstat.results.tables import count, interval, number
@@ -152,6 +153,7 @@ def _of_scale(run: xr.DataTree) -> Iterator[Caution]:
 
 
 _MANY = 40  # clients that a table lists one by one
+_LARGEST = 2**28  # bytes of weights that a report analyzes
 
 
 def part(stored: Stored) -> Part:
@@ -162,6 +164,7 @@ def part(stored: Stored) -> Part:
         "learning curves": _learning,
         "accuracy by client": _clients,
         "the split over rounds": _split,
+        "agreement of clients": partial(_agreement, done),
         "reliability by layer": _probed,
     }
     title = _joined(_setting(stored.config), stored.title)
@@ -298,11 +301,32 @@ def _split(run: xr.DataTree) -> Section | None:
     blocks.append(
         Text(
             "Stability over rounds is not certainty over clients: a run does not store how often a unit would be "
-            "shared if other clients had taken part. fedstat.bootstrap estimates this from client weights before "
-            "aggregation: stage='trained', stored by probe='trained-weights'."
+            "shared if other clients had taken part. fedstat.bootstrap(run) estimates this from the clients' weights "
+            "before averaging."
         )
     )
     return Section("The split over rounds", blocks)
+
+
+def _agreement(done: int, run: xr.DataTree) -> Section | None:
+    """Agreement of clients on units at the last checkpoint that was reached, as ``fedstat.icc(run)`` estimates it."""
+    layers = run["trained"].children if "trained" in run.children else {}
+    rounds = [n for node in layers.values() for n in node["checkpoint"].values.tolist() if n <= done]
+    if not rounds:
+        return None
+    if sum(node["w"][-1].nbytes for node in layers.values()) > _LARGEST:
+        text = Text("The run is large: fedstat.icc(run) estimates the agreement of its clients on every unit.")
+        return Section("Agreement of clients", [text])
+    try:
+        found = icc(run, checkpoint=max(rounds), progress=False)
+    except ValueError as error:
+        return Section("Agreement of clients", [Text(f"Agreement was not estimated: {error}")])
+    caption = (
+        "Agreement of clients on units, ICC2, with 95% CIs over clients; of more than 40 units, the highest and the "
+        "lowest. Filled: clients agree (FDR 0.05). Empty without a bar: not estimated."
+    )
+    canvas = forest(found).figure
+    return Section("Agreement of clients", [Printed(repr(found)), document.image(canvas, caption, wide=len(found) > 1)])
 
 
 def _state_table(states: pd.DataFrame) -> Table:
