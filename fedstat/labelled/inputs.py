@@ -295,7 +295,9 @@ def _of_tree(
         layers = {name: data for name, data in layers.items() if name == tree.name} or {"": tree.to_dataset()}
     elif not layers:
         hint = "Pass a run that stored weights, or the result of fedstat.read_weights."
-        if "split" in tree.children:
+        if runs.OF_STUDY in tree.attrs:
+            hint = "A study keeps those of its first replicate, unless it has keep_weights='none'."
+        elif "split" in tree.children:
             hint = "It holds splits, which fedstat.read_split(path) reads."
         raise ValueError(f"the run must hold weights, but has {few(sorted(tree.children), 8) or 'nothing'}. {hint}")
     else:
@@ -353,6 +355,8 @@ def _is_mapping(weights: object) -> bool:
 
 def open_if_run(weights: Any) -> Any:
     """Open the run at a path, and list the files of other paths; return other weights as they are."""
+    if isinstance(weights, xr.DataTree):
+        return runs.run_of_study(weights)
     sources = [weights] if isinstance(weights, _PATHS) else weights
     if not (isinstance(sources, list | tuple) and sources and all(isinstance(x, _PATHS) for x in sources)):
         return weights
@@ -365,7 +369,7 @@ def open_if_run(weights: Any) -> Any:
             f"{stores[0]} is a run, which holds all its clients, but got {len(paths)} paths. Pass one run, or files of "
             "clients."
         )
-    return open_run(stores[0])
+    return runs.run_of_study(open_run(stores[0]))
 
 
 def _expand(name: str) -> list[Path]:

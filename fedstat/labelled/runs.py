@@ -52,6 +52,38 @@ def run_of(tree: xr.DataTree) -> xr.DataTree:
     return node.parent if node.parent is not None and node.name in GROUPS.values() else node
 
 
+_DESIGN = ("p", "alpha", "method", "replicate")
+"""Dims of a simulation study, a run each; weights are those of the first replicate."""
+OF_STUDY = "of_study"
+"""Attribute of a run: its place in a simulation study."""
+
+
+def run_of_study(tree: xr.DataTree) -> xr.DataTree:
+    """Return the selected run of a simulation study as a run; return other trees unchanged.
+
+    Raises
+    ------
+    ValueError
+        If several runs are selected, or another replicate than the first, or the study holds no weights of the run.
+    """
+    if tree.attrs.get("command") != "fedstat.sim":
+        return tree
+    design = {dim: values for node in tree.subtree for dim, values in node.coords.items() if dim in _DESIGN}
+    if several := [dim for dim in _DESIGN[:-1] if dim in design and design[dim].size > 1]:
+        numbers = " and ".join(f"{design[dim].size} values of {dim}" for dim in several)
+        choice = {dim: design[dim].values.tolist()[-1] for dim in several}
+        raise ValueError(f"weights must be of one run, but the study has {numbers}. Pass one, as study.sel({choice})")
+    where = {dim: design[dim].values.ravel().tolist()[0] for dim in _DESIGN if dim in design}
+    run = tree.isel(dict.fromkeys(_DESIGN, 0), missing_dims="ignore")
+    if where["replicate"]:
+        run = run.filter(lambda node: not {*node.path.split("/")} & {*GROUPS.values(), "common"})
+    config = json.dumps(settings_of(tree) | {"algorithm": where["method"]})
+    run.attrs = {
+        "command": "fedstat.fl", "config": config, OF_STUDY: ", ".join(f"{dim} {x}" for dim, x in where.items()),
+    }  # fmt: skip
+    return run
+
+
 def settings_of(run: xr.DataTree) -> dict[str, Any]:
     """Return the stored settings of a run; none if it has none."""
     settings = json.loads(run.attrs.get("config", "{}"))
@@ -90,7 +122,7 @@ def group_of(tree: xr.DataTree, stage: Stage | None) -> xr.DataTree:
         groups = few(sorted(map(str, run.children)), 8) or "nothing"
         hint = f"{why_not_trained(run)} Set stage='aggregated' (--stage aggregated) for the weights after averaging."
         if stage == "aggregated":
-            hint = "Remove stage: it selects weights of a run of fedstat.fl."
+            hint = "Remove stage, or pass a run of fedstat.fl, which holds weights of both stages."
         raise ValueError(f"the run holds no weights at stage {stage!r}, only {groups}. {hint}")
     return run.children[name]
 
@@ -287,6 +319,7 @@ class Source(NamedTuple):
         n, of = weights.sizes["client"], weights.attrs[_OF]
         clients = count(n, "client") if n == of else f"{n} of {count(of, 'client')}"
         parts = [stages[self.group], f"round {int(weights['checkpoint'])}", clients]
+        parts += [self.run.attrs[OF_STUDY]] if OF_STUDY in self.run.attrs else []
         if self.group != "weights" and "privacy" in settings_of(self.run):
             parts.append("which differential privacy does not protect")
         n_units = self.run[self.group][weights.attrs[_LAYER]].sizes["unit"]
@@ -386,12 +419,13 @@ def change_since(run: xr.DataTree, layer: str, weights: xr.DataArray, baseline: 
     text = "the values that clients downloaded in this round"
     if number == 1 or downloaded.all():
         return change(common, text, 1)
-    earlier = run["weights"][layer].to_dataset()["w"]
-    if number - 1 not in earlier["checkpoint"].to_numpy():
+    earlier = run["weights"][layer].to_dataset()["w"] if "weights" in run.children else None
+    rounds = [] if earlier is None else earlier["checkpoint"].to_numpy().tolist()
+    if earlier is None or number - 1 not in rounds:
         raise ValueError(
             f"baseline='download' needs the personal weights with which clients began round {number}, but the run "
-            f"stores weights after round(s) {few(earlier['checkpoint'].values.tolist())}. Train it with "
-            f"checkpoints=[{number - 1}], or use baseline='common'."
+            f"stores weights after round(s) {few(rounds) or 'none'}. Train it with checkpoints=[{number - 1}], or use "
+            "baseline='common'."
         )
     return change(earlier.sel(checkpoint=number - 1, client=weights["client"]).load(), text, 1)
 

@@ -311,10 +311,11 @@ def _split(run: xr.DataTree) -> Section | None:
 def _agreement(done: int, run: xr.DataTree) -> Section | None:
     """Agreement of clients on units at the last checkpoint that was reached, as ``fedstat.icc(run)`` estimates it."""
     layers = run["trained"].children if "trained" in run.children else {}
-    rounds = [n for node in layers.values() for n in node["checkpoint"].values.tolist() if n <= done]
+    weights = [node.to_dataset()["w"] for node in layers.values()]
+    rounds = [n for w in weights for n in w["checkpoint"].to_numpy().tolist() if n <= done]
     if not rounds:
         return None
-    if sum(node["w"][-1].nbytes for node in layers.values()) > _LARGEST:
+    if sum(w[-1].nbytes for w in weights) > _LARGEST:
         text = Text("The run is large: fedstat.icc(run) estimates the agreement of its clients on every unit.")
         return Section("Agreement of clients", [text])
     try:
@@ -325,8 +326,9 @@ def _agreement(done: int, run: xr.DataTree) -> Section | None:
         "Agreement of clients on units, ICC2, with 95% CIs over clients; of more than 40 units, the highest and the "
         "lowest. Filled: clients agree (FDR 0.05). Empty without a bar: not estimated."
     )
-    canvas = forest(found).figure
-    return Section("Agreement of clients", [Printed(repr(found)), document.image(canvas, caption, wide=len(found) > 1)])
+    canvas: Any = forest(found).figure
+    drawn = document.image(canvas, caption, wide=len(found) > 1)
+    return Section("Agreement of clients", [Printed(repr(found)), drawn])
 
 
 def _state_table(states: pd.DataFrame) -> Table:

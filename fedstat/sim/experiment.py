@@ -7,10 +7,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,13 @@ from fedstat import store
 from fedstat._utils.check import named_options
 from fedstat._utils.lazy import pd, xr
 from fedstat._utils.settings import check_fields, setting
-from fedstat.fl import algorithms, nets, optim, record
+from fedstat.fl import algorithms, checkpoints, nets, optim, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig
 from fedstat.fl.loop import Buffer, observed_round, start
 from fedstat.fl.prepare import prepare
-from fedstat.fl.probes import measures
+from fedstat.fl.probes import Observer, measures
+from fedstat.fl.ranks import Relay
 from fedstat.results.base import columns, wrapped
 from fedstat.results.tables import count, interval, number
 from fedstat.sim.model8 import SOURCE, Means, Model8, generate, replicate_seed
@@ -43,6 +44,8 @@ LAST = 5
 
 _STORED = {"method": "estimator"}
 """Settings of a study: their names in stores and in files of earlier versions."""
+_EARLIER = {"replicate_seeds": "consecutive", "keep_weights": "none"}
+"""Settings that earlier versions lacked, with the values that they had."""
 
 
 def from_stored(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,6 +257,8 @@ class Settings:
     replicate_seeds : {"named", "consecutive"}
         Seeds of the replicates. "named" derives independent seeds. "consecutive" is seed + r, as in earlier versions,
         so that studies with neighboring seeds share replicates; a study begun with it is resumed with it.
+    keep_weights : {"first", "none"}
+        Replicates whose clients' weights are stored, before the last averaging.
     """
 
     p: tuple[float, ...] = setting((0.5,), "data", "fractions of units that are shared", low=0, high=1, distinct=True)
@@ -296,6 +301,9 @@ class Settings:
         "training",
         "seeds of replicates: named (independent), or consecutive as in studies of earlier versions",
     )
+    keep_weights: Literal["first", "none"] = setting(
+        "first", "training", "replicates whose clients' weights are stored, before the last averaging: first or none"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -306,9 +314,9 @@ class Settings:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Settings to store, as earlier versions stored them: consecutive seeds without ``replicate_seeds``."""
+        """Settings to store, without those that have the values of earlier versions, which did not store them."""
         config = {_STORED.get(name, name): value for name, value in asdict(self).items()}
-        return config if self.replicate_seeds == "named" else {k: config[k] for k in config if k != "replicate_seeds"}
+        return {name: value for name, value in config.items() if _EARLIER.get(name) != value}
 
     def model(self, p: float, alpha: float, replicate: int) -> Model8:
         """Return model (8) of one replicate."""
@@ -368,6 +376,9 @@ def study(
         n_factors, n_iter, converged (…, round).
         ``/truth``: unit_shared (p, unit); communality (p, alpha, replicate, unit), n_factors and converged
         (p, alpha, replicate) of the oracle's factor analysis; majority_share (p, alpha, replicate) of the labels.
+        ``/trained/fc1``, ``/common/fc1``: of the first replicate, the clients' weights before the last averaging and
+        their last common values, as in runs of :func:`fedstat.fl.train`. Verbs take one run of the study:
+        ``fedstat.icc(study.sel({"method": "local"}))``.
 
     Raises
     ------
@@ -381,7 +392,8 @@ def study(
     2
     """
     if resume and out is not None and store.command_of(Path(out)) == COMMAND:
-        settings = {"replicate_seeds": store.config_of(out).get("replicate_seeds", "consecutive")} | settings
+        config = store.config_of(out)
+        settings = {name: config.get(name, value) for name, value in _EARLIER.items()} | settings
     design = Settings(**settings)
     compute = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
     simulation = cells.Study(
@@ -426,7 +438,10 @@ def _begin(settings: Settings, writer: Target, compute: ComputeConfig) -> Make:
             settings.training(replicate),
             compute,
         )
-        _run(job, settings.rounds, cell.where, writer, tick)
+        keeps = replicate == 0 and settings.keep_weights == "first"
+        job = replace(job, common_rows=keeps and checkpoints.need_common_rows(job))
+        observers = [_weights(job, settings, cell.where[:-1], writer)] if keeps else []
+        _run(job, settings.rounds, cell.where, writer, observers, tick)
 
     return make
 
@@ -466,9 +481,40 @@ def _algorithm(settings: Settings, method: str, truth: np.ndarray, oracle: facto
     return makers[method]()
 
 
-def _run(job: Job, rounds: int, index: tuple[int, ...], writer: Target, tick: Callable[[], Any]) -> None:
+def _weights(job: Job, settings: Settings, index: tuple[int, ...], writer: Target) -> Observer:
+    """Return the observer that writes the weights of the last round's clients before averaging."""
+    part: Any = _WeightsOfRun(writer, index, _clients_of_common(settings))
+    stored = checkpoints.Checkpoints([settings.rounds], [LAYER], trained=True)
+    weights = checkpoints.WeightsWriter(Relay(job.process_group, part), stored)
+    weights.write_initial(job)
+    return weights.observer
+
+
+class _WeightsOfRun(NamedTuple):
+    """Part of a store that holds the weights of one run of the study, but not those after averaging."""
+
+    writer: Target
+    where: tuple[int, ...]
+    clients_of_common: int | None
+
+    def write(self, name: str, where: tuple[int | slice, ...], values: Any) -> None:
+        if name in (f"common/{LAYER}/w", f"common/{LAYER}/b") and self.clients_of_common and len(where) == 1:
+            values = np.broadcast_to(values, (self.clients_of_common, *values.shape))
+        if not name.startswith("weights/"):
+            self.writer.write(name, (*self.where, *where), values)
+
+
+def _clients_of_common(settings: Settings) -> int | None:
+    """Return the number of clients where some of a study's methods have common values that differ between clients."""
+    return settings.clients if settings.participation < 1 else None
+
+
+def _run(
+    job: Job, rounds: int, index: tuple[int, ...], writer: Target, observers: list[Observer], tick: Callable[[], Any]
+) -> None:
     """Run all rounds; commit the finished rounds about twice a second, and after an interrupt."""
-    state, buffer, observers = start(job), Buffer(writer, index), [measures.scores(), measures.split([LAYER])]
+    state, buffer = start(job), Buffer(writer, index)
+    observers = [measures.scores(), measures.split([LAYER]), *observers]
     last_commit = time.monotonic()
 
     def commit() -> None:
@@ -510,4 +556,29 @@ def _layout(settings: Settings) -> dict[str, Group]:
         n_factors=(truth_dims, "int64"),
         converged=(truth_dims, "bool"),
     )
+    return groups | (_weights_layout(settings, run_dims) if settings.keep_weights == "first" else {})
+
+
+def _weights_layout(settings: Settings, run_dims: Mapping[str, Any]) -> dict[str, Group]:
+    """Return the groups of a study that hold weights, with the dims of all but replicates."""
+    design = [name for name in run_dims if name != "replicate"]
+    coords = {name: run_dims[name] for name in design} | {
+        "checkpoint": ("checkpoint", [settings.rounds], {"long_name": "round after which weights were kept"})
+    }
+    layer = {"unit": settings.m, "weight": settings.d}
+    kinds = {"w": (("unit", "weight"), [settings.m, settings.d]), "b": (("unit",), [settings.m])}
+    groups = {}
+    for group, clients in (("trained", settings.clients), ("common", _clients_of_common(settings))):
+        lead = [*coords, *(["client"] if clients else [])]
+        arrays: dict[str, tuple[Any, ...]] = {
+            name: ((*lead, *dims), "float32", {"shape": shape}) for name, (dims, shape) in kinds.items()
+        }
+        if group == "common":
+            arrays |= {
+                f"{checkpoints.INITIAL}{name}": ((*design, *dims), "float32", {"long_name": "initial value"})
+                for name, (dims, _) in kinds.items()
+            }
+            arrays["downloaded"] = ((*coords, "unit"), "bool", "clients downloaded the unit's weights in this round")
+        sizes = coords | ({"client": clients} if clients else {}) | layer
+        groups[f"{group}/{LAYER}"] = store.group(sizes, dict.fromkeys(coords, 1), **arrays)
     return groups

@@ -231,13 +231,13 @@ def test_a_killed_study_resumes_to_the_numbers_of_an_uninterrupted_one(tmp_path,
 def test_ctrl_c_leaves_with_130_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     out, plain, rounds = tmp_path / "run.zarr", experiment._run, itertools.count(1)
 
-    def interrupted(job, n_rounds, index, writer, tick):
+    def interrupted(job, n_rounds, index, writer, observers, tick):
         def tick_or_stop():
             tick()
             if next(rounds) == 5:
                 raise KeyboardInterrupt
 
-        plain(job, n_rounds, index, writer, tick_or_stop)
+        plain(job, n_rounds, index, writer, observers, tick_or_stop)
 
     monkeypatch.setattr(experiment, "_run", interrupted)
     assert main([*LONG, "--rounds", "3", "--out", str(out)]) == 130
