@@ -64,7 +64,7 @@ def test_what_a_study_does_not_hold_is_named(tmp_path: Any) -> None:
         fedstat.icc(tmp_path / "study.zarr")
     with pytest.raises(ValueError, match="keeps those of its first replicate, unless it has keep_weights='none'"):
         fedstat.icc(study.sel({"method": "local", "replicate": 1}))
-    with pytest.raises(ValueError, match="no weights at stage 'aggregated'.*Remove stage"):
+    with pytest.raises(ValueError, match=r"no weights at stage 'aggregated'.*Remove stage"):
         fedstat.icc(study.sel({"method": "local"}), stage="aggregated")
     with pytest.raises(ValueError, match="needs the personal weights with which clients began round 3"):
         fedstat.icc(study.sel({"method": "dynamic"}), baseline="download")
