@@ -8,6 +8,8 @@ N ?= 300
 SEED ?= 0
 PARTS ?= readers,stores,masks,round,statistics
 EXTRAS ?= dev
+# What pip installs of torch, with its options, as --index-url of a CPU build.
+TORCH ?= torch
 PAPER ?= fedfac
 # The commit whose runs the working tree must repeat to the bit.
 BASE ?= 75a016fef12bad4e41923beeb5776ccdfad552b7
@@ -35,12 +37,12 @@ unexport PYTHONDONTWRITEBYTECODE
 $(sort $(READY) $(READY_FOR_DOCS) $(READY_FOR_MUTANTS) $(READY_FOR_BROWSER)): $(VENV)/.ready-%: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedstat needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Try make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	touch $@
 
 sim: $(READY)   ## the main job: model (8) at paper size
-	$(BIN)/python -m fedstat.sim --p 0.5 --alpha 0.4
+	$(BIN)/python -m fedstat.sim --p 0.5 --alpha 0.4 --out runs/sim.zarr --resume
 
 test: $(READY)  ## the tests, doctests among them, on all cores; options of pytest in OPTIONS
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart=0 --benchmark-disable $(OPTIONS)
