@@ -182,4 +182,5 @@ pd.DataFrame(rows).set_index("sd of noise").round(2)
 # Agreement needs no analysis choice. It separates all units up to noise larger than the weights (SD 1), and most units
 # at SD 3. ν does so at none of these three κ for noise of SD 0.3, and at two of them for SD 1. Agreement compares units
 # at the same position in all clients. Clients that have hardly left common initial parameters agree for that reason
-# alone: `fs.icc(weights, baseline=...)` subtracts the initial parameters.
+# alone: `fs.icc(run)` subtracts the last common values of a run, and `fs.icc(weights, baseline=...)` those of weights
+# from elsewhere.

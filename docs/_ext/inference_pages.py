@@ -21,9 +21,11 @@ QUESTIONS = {
         "icc, sign-flip tests": "sign-flip test",
         "icc, sign-flip tests beside shared units": "sign-flip test of personal units in layers with shared units",
         "icc, power of sign-flip tests at FDR .05": "sign-flip test: shared units detected at FDR 0.05",
+        "icc of runs, sign-flip tests of changes less their mean": "sign-flip test, changes of a run",
         "icc, permutation tests": "permutation test",
         "icc, F tests of 0": "F test",
         "icc, intervals over clients": "95% CI of ICC, jackknife over clients",
+        "icc of runs, intervals over clients": "95% CI of ICC, jackknife over clients, changes of a run",
         "icc, intervals by F and bootstrap": "95% CI of ICC, F and bootstrap",
     },
     "communality": {

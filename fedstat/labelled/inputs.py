@@ -297,6 +297,8 @@ def _of_tree(
         hint = "Pass a run that stored weights, or the result of fedstat.read_weights."
         if runs.OF_STUDY in tree.attrs:
             hint = "A study keeps those of its first replicate, unless it has keep_weights='none'."
+        elif is_run:
+            hint = runs.why_not_trained(run)
         elif "split" in tree.children:
             hint = "It holds splits, which fedstat.read_split(path) reads."
         raise ValueError(f"the run must hold weights, but has {few(sorted(tree.children), 8) or 'nothing'}. {hint}")

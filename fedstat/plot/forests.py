@@ -318,7 +318,7 @@ def _draw_rows(forest_rows: Rows, ax: Axes | None, *, most: int) -> Axes:
     key = key if fill(key, ax) == key else key.replace("   ", "\n")
     label = f"{forest_rows.label}\n{key}" if forest_rows.filled else forest_rows.label
     ax.set(xlabel=fill(label, ax), ylabel=forest_rows.kind, ylim=(bottom + 0.8, -0.8))
-    ax.set_title(fill("; ".join(notes), ax), fontsize="medium")
+    ax.set_title("\n".join(fill(note, ax) for note in notes), fontsize="medium")
     if forest_rows.log:
         ax.set_xscale("log")
     name_ticks(ax.yaxis, positions, names)

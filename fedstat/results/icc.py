@@ -440,6 +440,11 @@ class IccResult(Result):
         lines = [
             f"Agreement of {self.n_clients} clients on {size}",
             *["Weights minus the given baseline"] * (self.baseline_subtracted and self.source is None),
+        ]
+        constant = describe_constant(self.units, self.constant, self.untrained)
+        if self.constant.all():
+            return [*lines, f"No unit varies: {self._count_not_tested()}", *constant]
+        lines += [
             f"Layer: {HEADLINE} = {coefficient(float(x['layer_icc']))}{self._format_interval()}",
             *self._format_layer_test(),
             f"Units: {HEADLINE} median {median}, range {least} to {most}; {self._count_not_tested()}",
@@ -449,7 +454,7 @@ class IccResult(Result):
             *(extremes(np.where(self.estimated, icc, np.nan), self.units) if self.estimated.any() else ()),
         ]
         lines += self._describe_identical()
-        lines += describe_constant(self.units, self.constant, self.untrained)
+        lines += constant
         if (unclear := np.isnan(icc) & ~self.constant).any():
             head = "  undefined (clients differ in means only):"
             lines.append(listing(head, map(str, self.units[unclear]), TERMINAL))
@@ -514,7 +519,8 @@ class IccResult(Result):
         if not n_tested:
             if self.inference == "permutation":
                 return "no test: in at least 2 clients, 2 units must vary beyond the common profile"
-            return f"no test: it needs at least {LEAST_VARYING} clients"
+            which = " that vary on a unit beyond the common profile" if self.n_clients >= LEAST_VARYING else ""
+            return f"no test: it needs at least {LEAST_VARYING} clients{which}"
         n = self.n_agreeing
         return f"{n} of {n_tested}: {self.finding}; {n_tested - n}: {NO_EVIDENCE}"
 

@@ -131,12 +131,13 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
       squared error than the average over clients does
     Best, if above 0: average + reliability x (client's weights - average)
     """
-    if not isinstance(results, pd.DataFrame | Mapping):
-        raise ValueError(
-            "results must be a table with one row per layer, or a mapping such as {'fc1': result}, but got "
-            f"{type(results).__name__}"
-        )
     if not isinstance(results, pd.DataFrame):
+        if not isinstance(results, Mapping) or not all(isinstance(r, ComponentsResult) for r in results.values()):
+            raise ValueError(
+                "results must be a table with one row per layer, or results of fedstat.variance_components by layer, "
+                f"but got {type(results).__name__}. Of a run, pass fedstat.variance_components(run) or "
+                "fedstat.fl.profile(run)."
+            )
         if len(levels := {r.level for r in results.values()}) > 1:
             raise ValueError(f"results must have intervals of one level, but got {sorted(levels)}. Use one level.")
         level = next(iter(levels), level)

@@ -120,7 +120,7 @@ def test_the_forest_names_every_unit_beside_its_interval_and_the_layer_below(wei
     np.testing.assert_allclose(ax.collections[3].get_offsets(), [[layer["icc"], bottom]])
     assert ax.get_title() == "undefined units left out: 1"
     ax = forest(fs.icc(named, n_boot=10), units=5, type="ICC3")
-    assert ax.get_title() == "3 highest and 2 lowest of 23 units; undefined units left out: 1"
+    assert ax.get_title() == "3 highest and 2 lowest of 23 units\nundefined units left out: 1"
     assert len(ax.get_yticklabels()) == 6
     assert ax.get_xlabel().startswith("ICC3, 95% CI (bootstrap over clients)\n")
     with pytest.raises(ValueError, match="Did you mean 'ICC"):

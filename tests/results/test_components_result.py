@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 from statsmodels.stats.multitest import multipletests
 
 import fedstat
@@ -162,5 +163,6 @@ def test_forest_draws_shares_with_a_line_at_one_half() -> None:
 def test_layers_are_named_once_and_tables_are_tables() -> None:
     with pytest.raises(ValueError, match=r"one row per layer, but has 2 for 'l0'.*window=10"):
         personal_from(pd.concat([layers(OWN, OWN)] * 2))
-    with pytest.raises(ValueError, match=r"mapping such as .*, but got ComponentsResult"):
-        personal_from(result((0, 1)))  # type: ignore[arg-type]
+    for wrong in (result((0, 1)), {"fc1": layers(OWN)}, xr.DataTree(children={"trained": xr.DataTree()}), "fc1"):
+        with pytest.raises(ValueError, match=f"results must be .* but got {type(wrong).__name__}. Of a run, pass"):
+            personal_from(wrong)  # type: ignore[arg-type]

@@ -67,8 +67,8 @@ def fedphp(
 
     Notes
     -----
-    Stored weights are the global model's, which clients download; ``probe="trained-weights"`` stores the trained
-    models.
+    The group ``weights`` of a run has the global model's, which clients download; ``trained`` has the clients' weights
+    after local training.
     """
     check.real("mu", mu, low=0, high=1, open_high=True)
     check.integer("horizon", horizon)

@@ -54,8 +54,8 @@ def pfedsd(
 
     Notes
     -----
-    Stored weights are the global model's, which clients download; ``probe="trained-weights"`` stores the trained
-    models.
+    The group ``weights`` of a run has the global model's, which clients download; ``trained`` has the clients' weights
+    after local training.
     """
     check.real("lam", lam, low=0)
     check.real("temperature", temperature, low=0, open_low=True)
