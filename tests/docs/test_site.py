@@ -50,8 +50,12 @@ def test_the_page_of_tests_says_what_the_table_of_simulations_shows():
 
     table = pd.read_csv(inference_pages.TABLE, keep_default_na=False)
     errs = table[table["conclusion"] == "errs"]
-    assert "held its level in all cases without agreement" in page
+    assert "sign-flip test of weights held its level in all cases without agreement" in page
     assert "icc, sign-flip tests" not in set(errs["claim"])
+    of_runs = table[table["claim"] == "icc of runs, sign-flip tests of changes less their mean"]
+    layers = of_runs[of_runs["part"] == "layer"]
+    text = f"errs in {(layers['conclusion'] == 'errs').sum()} of {len(layers)} cases and rejects in"
+    assert f"{text} {layers['observed'].astype(float).max():g} at most".replace(" 0.", " .") in " ".join(page.split())
     beside = errs[errs["claim"].str.contains("beside shared units") & (errs["assumptions"] == "hold")]
     assert len(beside) == beside["case"].str.contains("6 clients").sum() == 2
     assert "err if scenarios share data" in page

@@ -302,7 +302,7 @@ def test_a_study_is_reported():
     command = re.search(r"python -m fedstat\.sim .*?--seed \d+", text)[0]
     read = vars(sim.parser().parse_args(shlex.split(command)[3:]))
     config = from_stored(json.loads(run.attrs["config"]))
-    unsaid = {"replicate_seeds": None}  # a study that is gone on with keeps its own
+    unsaid = {"replicate_seeds": None, "keep_weights": None}  # a study that is gone on with keeps its own
     assert {k: read[k] for k in config} == config | unsaid
 
 
