@@ -405,7 +405,9 @@ class IccResult(Result):
         top, n = int(np.argmax(share)), cast(Influence, self.influence).n_effective
         if n < _UNEQUAL * self.n_clients:
             largest = f"client {self._names[top]} holds {100 * share[top]:.0f}% of the squared deviations"
-            sizes = f"clients vary in size (effective number {n:.1f} of {self.n_clients}), so that CIs may be too short"
+            what = "changes" if self.baseline_subtracted else "weights"
+            effect = f"(effective number {n:.1f} of {self.n_clients}), so that CIs may be too short"
+            sizes = f"{what} of clients vary in size {effect}"
             yield f"{sizes}; {largest} (without it, {HEADLINE} = {coefficient(without[top])})"
 
     def _describe_dependence(self) -> Iterator[str]:
