@@ -267,7 +267,7 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress:
     Raises
     ------
     FileNotFoundError
-        If there is no run at a path.
+        If there is no run at a path, or an opened run was deleted or moved since.
     ValueError
         If there is no run at all, ``out`` cannot be written, or it is not a report of fedstat.
 

@@ -232,6 +232,8 @@ class Stored(NamedTuple):
         for name, make in makes.items():
             try:
                 part = make()
+            except FileNotFoundError:  # the run was deleted or moved since it was opened
+                raise
             except Exception as error:  # what damaged and foreign files make the parts raise is of many types
                 lost.append(f"{shown(name)} ({shown(error)})")
                 continue

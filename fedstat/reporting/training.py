@@ -39,6 +39,8 @@ def rounds_done(stored: Stored) -> int:
         if name in metrics:
             try:
                 values = metrics[name].to_numpy()
+            except FileNotFoundError:  # the run was deleted or moved since it was opened
+                raise
             except Exception:  # noqa: S112 - a damaged array, which is named elsewhere: the next one knows, too
                 continue
             is_done = np.isfinite(values.reshape(len(values), -1).astype(float)).any(axis=1)
@@ -382,6 +384,8 @@ def _samples(stored: Stored) -> str:
         return ""
     try:
         n = stored.tree["metrics/n_train"].to_numpy()
+    except FileNotFoundError:
+        raise
     except Exception:  # damage, which is named elsewhere
         return ""
     return f", {_span(n)} training samples each"

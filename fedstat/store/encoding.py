@@ -19,6 +19,7 @@ from fedstat._utils.lazy import pd, torch, xr
 from fedstat.results.base import Result
 from fedstat.results.origin import with_origin
 from fedstat.stats.split import Absolute
+from fedstat.store.fields import require_sound
 
 FORMAT = 2
 """Version of the encoding. Stores without one have version 1, of earlier versions of fedstat."""
@@ -198,7 +199,9 @@ def decode(rest: Any, read: Callable[[str, np.dtype[Any]], tuple[int, Callable[[
         guard.size("the result", sum(sizes.values()), f"{name:.100} as {dtype} and the arrays before it")
         return content()
 
-    return _decode(rest, take)
+    result = _decode(rest, take)
+    require_sound(result)
+    return result
 
 
 def _class(name: Any) -> Any:
@@ -353,7 +356,7 @@ def _rename_fields(values: dict[str, Any]) -> dict[str, Any]:
         for earlier, today in _STORED_VALUES.items():
             outcome[outcome == earlier] = today
         values["outcome"] = outcome.astype(str)
-    if "options" in values:
+    if isinstance(values.get("options"), dict):
         values["options"] = settings_of(values["options"])
     if isinstance(table := values.get("table"), pd.DataFrame) and "varied" in table:
         values["table"] = table.rename(columns=_STORED_FIELDS).assign(varied=table["varied"].replace(_STORED_SETTINGS))

@@ -27,12 +27,11 @@ from zarr.storage import LocalStore, MemoryStore
 
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.store.journal import FOLDER, DamageError, Journal
+from fedstat.store.journal import FOLDER, METADATA, DamageError, Journal
 
 CODED = {"compressors": (ZstdCodec(), Crc32cCodec())}
 """Encoding of every array."""
 _PLAIN, _PACKED = {"bytes", "vlen-utf8", "transpose", "crc32c"}, {"zstd", "blosc", "gzip"}
-_METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _SMALL = 2**16
 """Bytes up to which a file is read or written in this thread: passing it to another thread takes longer."""
 _CHUNK = 2**12
@@ -65,13 +64,24 @@ class Direct(LocalStore):
 
 
 class Guarded(Direct):
-    """zarr's store of local files, restricted to regular files of bounded size."""
+    """zarr's store of local files, restricted to regular files of bounded size.
+
+    Attributes
+    ----------
+    described : set of str
+        Groups and arrays whose metadata were read.
+    """
+
+    def __init__(self, root: Path, *, read_only: bool = False) -> None:
+        super().__init__(root, read_only=read_only)
+        self.described: set[str] = set()
 
     def _metadata(self, key: str, prototype: BufferPrototype | None) -> Buffer | None:
         try:
             raw = guard.content(self.root / key, share=guard.HEAD)
         except FileNotFoundError:
             return None
+        self.described.add(key.rpartition("/")[0])
         return (prototype or default_buffer_prototype()).buffer.from_bytes(raw)
 
     def _size(self, key: str) -> int:
@@ -84,7 +94,7 @@ class Guarded(Direct):
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Read a file, as zarr does."""
-        if key.endswith(_METADATA):
+        if key.endswith(METADATA):
             return self._metadata(key, prototype)
         self._size(key)  # raises unless it is a regular file within the limit
         return super().get_sync(key, prototype=prototype, byte_range=byte_range)
@@ -93,7 +103,7 @@ class Guarded(Direct):
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Read a file asynchronously, as zarr does."""
-        if key.endswith(_METADATA):
+        if key.endswith(METADATA):
             return self._metadata(key, prototype)
         return await super().get(key, prototype, byte_range)
 
@@ -197,15 +207,19 @@ def _get_unpacked_size(raw: np.ndarray, packer: str, max_bytes: int) -> float:
 
 
 class _Array(ZarrArrayWrapper):
-    """Array of a store: one access reads at most the limit, and errors name the array."""
+    """Array of a store: one access reads at most the limit, and errors name the array.
 
-    __slots__ = ("_place",)
+    zarr fills chunks that are missing. An access therefore fails if the array was deleted since the store was opened.
+    """
+
+    __slots__ = ("_metadata", "_place")
 
     def __init__(self, array: Any, root: Path) -> None:
         super().__init__(array)
         self._place = f"{root}: {array.path}"
         guard.size(self._place, self._bytes(array.chunks), "a chunk of it")
         guard.size(self._place, array.nchunks, "its shape", share=_CHUNK, unit="chunks")
+        self._metadata = root / array.path / (".zarray" if array.metadata.zarr_format == 2 else "zarr.json")
 
     def _bytes(self, sizes: Iterable[int]) -> int:
         return prod(map(int, sizes)) * self.dtype.itemsize
@@ -217,7 +231,7 @@ class _Array(ZarrArrayWrapper):
             size = max(sizes) if isinstance(key, VectorizedIndexer) else prod(sizes)
             guard.size(self._place, size * self.dtype.itemsize, "one access to it")
         try:
-            return super().__getitem__(key)
+            values = super().__getitem__(key)
         except guard.LimitError:
             raise
         except Exception as error:  # damaged chunks make zarr raise errors of many types
@@ -225,6 +239,12 @@ class _Array(ZarrArrayWrapper):
                 f"{self._place} is damaged ({guard.reason(error)}). Compare the files with their checksums by "
                 "fedstat.open_run(path, verify=True), or: python -m fedstat verify PATH"
             ) from error
+        if guard.status(self._metadata) is None:
+            raise FileNotFoundError(
+                f"{self._place} was deleted or moved since the run was opened, so its data are gone. Put the run back, "
+                "or open it where it is now: fedstat.open_run(path)."
+            )
+        return values
 
 
 @functools.lru_cache(maxsize=1024)
@@ -309,7 +329,8 @@ def _limit_decoding() -> Any:
 def open_groups(path: Path) -> dict[str, Dataset]:
     """Open the groups of a store, by their paths, without the mark of the journal; arrays are read on access."""
     with _limit_decoding():
-        root = zarr.open_group(Guarded(path, read_only=True), mode="r", use_consolidated=False)
+        store = Guarded(path.absolute(), read_only=True)  # lazy arrays are read after a change of folder, too
+        root = zarr.open_group(store, mode="r", use_consolidated=False)
         groups: dict[str, zarr.Group] = {"": root}
         members: dict[str, dict[str, Any]] = {"": {}}
         for name, node in root.members(max_depth=None):
@@ -317,6 +338,10 @@ def open_groups(path: Path) -> dict[str, Dataset]:
             members[parent][key] = node
             if isinstance(node, zarr.Group):
                 groups[name], members[name] = node, {}
+        # zarr leaves out members whose metadata lack a name that it needs.
+        listed = {f"{group}/{name}".strip("/") for group in groups for name in ("", *members[group])}
+        if lost := sorted(store.described - listed):
+            raise DamageError(f"the run at {path} is damaged: the metadata of {lost[0]!r} describe no group or array")
         if isinstance(members[""].get(FOLDER), zarr.Array):
             del members[""][FOLDER]
         stores = {f"/{name}": _Store.of(group, members[name]) for name, group in groups.items()}

@@ -71,19 +71,20 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     path : str or Path
         A store that :func:`fedstat.fl.train`, :func:`fedstat.sim.study` or another fedstat command wrote.
     verify : bool, optional
-        True compares every file with its checksum. The default checks only that no file is missing or truncated, which
-        is fast. Reading a chunk always verifies the checksum of the chunk. False opens damaged runs, too.
+        True compares every file with its checksum. The default checks that no file is missing or truncated, and
+        compares the checksums of metadata, which is fast. Reading a chunk always verifies the checksum of the chunk.
+        False opens damaged runs, too.
 
     Returns
     -------
     DataTree
-        Arrays are read lazily. Groups are in the order of the store; layers are in the order of the network.
-        ``run.attrs`` holds the settings and the origin of the numbers.
+        Arrays are read lazily, so the store must stay in its place. Groups are in the order of the store; layers are in
+        the order of the network. ``run.attrs`` holds the settings and the origin of the numbers.
 
     Raises
     ------
     FileNotFoundError
-        If there is no run at ``path``.
+        If there is no run at ``path``; when an array is read, if its files were deleted or moved since.
     ValueError
         If the run is damaged; the message names array and cell. With ``verify=True``, also if the run has no checksums.
         If a file, or one access to an array, would take more than 4 GiB; the environment variable FEDSTAT_MAX_BYTES
@@ -221,7 +222,8 @@ def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[
     ----------
     path : str or Path
     checksums : bool
-        True reads all files and compares their checksums; False compares only their sizes.
+        True reads all files and compares their checksums; False compares the sizes of files, and the checksums of
+        metadata.
     require : bool
         True raises an error if the store has no journal; False returns no damage then.
 
@@ -246,8 +248,8 @@ def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[
         problems = {
             key: text
             for key, entry in entries.items()
-            if (text := journal.find_problem(root / key, entry, checksum=checksums))
-            and journal.find_problem(root / journal.FOLDER / entry.staged, entry, checksum=checksums)
+            if (text := journal.find_problem(root / key, entry, checksum=checksums or key.endswith(journal.METADATA)))
+            and journal.find_problem(root / journal.FOLDER / entry.staged, entry)
         }
         if not problems:
             return []

@@ -68,7 +68,7 @@ def load(path: str | Path) -> Any:
         If there is no such file.
     ValueError
         If the path does not end in .zarr or .json; if it is a run, or another program's file; if it is damaged; if a
-        newer version of fedstat wrote it.
+        field has another type or shape than its class declares; if a newer version of fedstat wrote it.
 
     Examples
     --------

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,7 @@ from fedstat._utils import guard
 from fedstat.decompose.__main__ import main
 from fedstat.results import FactorResult, LayerResults
 from fedstat.results.base import Result
-from fedstat.store import DamageError, encoding
+from fedstat.store import DamageError, encoding, fields
 from fedstat.store.results import SUFFIXES, load, save
 
 UNITS = np.array([1, "b", -3, None, "ü/x", True, ("a", 1), "<b>"], object)
@@ -325,6 +326,96 @@ def test_a_changed_file_is_refused(name: str, tmp_path: Path) -> None:
     path = rewritten(tmp_path / "a.json", CHANGES[name].make)
     with pytest.raises(ValueError, match=CHANGES[name].message):
         fedstat.load(path)
+
+
+def fields_of(rest: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Path of every field of a stored result and of the records in it, with what holds the field, and its name."""
+    if isinstance(rest, dict) and "of" in rest:
+        for name, value in rest["with"].items():
+            yield path + name, rest["with"], name
+            yield from fields_of(value, f"{path}{name}.")
+
+
+FORGED: dict[str, Any] = {
+    "a text": "x", "a number beyond all floats": 10**400, "a negative number": -1, "None": None,
+    "a mapping": {"dict": {}}, "an array of another size": {"array": "forged", "dtype": "<f8"},
+    "an array of texts": {"array": "texts", "dtype": "<U1"},
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", MADE)
+def test_forged_fields_are_refused_by_their_name_or_print(name: str, tmp_path: Path) -> None:
+    """In place of every field; the checksum is that of the changed file."""
+    made(name).save(tmp_path / "a.json")
+    content = json.loads((tmp_path / "a.json").read_text())
+    content["arrays"] |= {"forged": {"shape": [2, 1], "values": [0.5, 1]}, "texts": {"shape": [1], "values": ["a"]}}
+    messages = {}
+    for path, holder, field in list(fields_of(content["result"])):
+        sound = holder[field]
+        for value in FORGED.values():
+            holder[field] = value
+            (tmp_path / "a.json").write_text(json.dumps(content))
+            try:
+                result = load(rewritten(tmp_path / "a.json", lambda _: None))
+            except DamageError as error:
+                messages[path] = str(error)
+            else:
+                assert repr(result)
+                assert len(result.tidy().columns)
+                assert len(result.glance()) == 1
+        holder[field] = sound
+    assert messages
+    for path, message in messages.items():
+        assert re.search(r"a.json is damaged, or not a result of fedstat \((the field|fields of a) ", message), path
+
+
+WRONG_FIELDS: list[tuple[str, str, Any, str]] = [
+    ("ClientClustersResult", "conf_high", 10**400, "the field conf_high must be a number, but is 1000"),
+    ("ClientClustersResult", "cluster", 1.5, "the field cluster must be an array of integers, but is 1.5"),
+    ("ClientClustersResult", "level", 1.5, r"the field level must be a finite number in \(0, 1\), but got 1.5"),
+    ("IccResult", "coefficients.conf_high", 0.5, "the field coefficients.conf_high must be an array of floats, but is"),
+    ("IccResult", "inference", "t", "the field inference must be one of 'sign-flip', 'permutation', 'F', but is 't'"),
+    ("IccResult", "mean_squares", None, "the field mean_squares must be of the class MeanSquares, but is None"),
+    ("SplitResult", "fit", None, "the field fit must be of the class UnitStatistics, but is None"),
+    ("SplitResult", "fit.n_factors", 0, "the field fit.n_factors must be the number of factors, 2, but is 0"),
+    ("FactorResult", "units", {"labels": ["a"], "shape": [1]},
+        r"the field units must have the dims \(unit\), but its shape is \(1,\) \(unit: 8\)"),
+    ("ComparisonResult", "table", {"frame": [], "columns": {"values": {"labels": [], "shape": [0]}, "name": None},
+        "index": None, "rows": 0}, "the field table cannot be printed: KeyError"),
+    ("EntropyResult", "n", "x", "the field n must be an array of numbers, but is 'x'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "path", "value", "message"), WRONG_FIELDS)
+def test_a_wrong_field_is_named(name: str, path: str, value: Any, message: str, tmp_path: Path) -> None:
+    made(name).save(tmp_path / "a.json")
+
+    def change(content: dict[str, Any]) -> None:
+        ((holder, field),) = [(holder, field) for at, holder, field in fields_of(content["result"]) if at == path]
+        holder[field] = value
+
+    with pytest.raises(DamageError, match=message):
+        load(rewritten(tmp_path / "a.json", change))
+
+
+def test_a_wrong_field_of_a_layer_in_a_store_is_named() -> None:
+    broken = replace(made("IccResult"), units=np.arange(3))
+    dataset = encoding.as_dataset(LayerResults({"fc1": broken, "fc2": made("SplitResult")}))
+    with pytest.raises(ValueError, match=r"the field results.fc1.units must have the dims \(unit\)"):
+        encoding.from_dataset(dataset)
+
+
+def test_every_array_of_every_class_has_its_dims() -> None:
+    """Of each class that is stored; tables and Datasets have none."""
+    for module, names in encoding.MODULES.items():
+        for name in names:
+            hints = get_type_hints(getattr(import_module(module), name))
+            arrays = {field for field, hint in hints.items() if "ndarray" in str(hint) and field[0] != "_"}
+            listed = {field for row in fields.SHAPES.get(name, {}).values() for field in row.split()}
+            if name not in ("Coefficients", "MeanSquares", "Components", "Influence"):  # their results say their dims
+                assert arrays <= listed, name
+            assert listed <= hints.keys(), name
 
 
 def test_a_changed_digit_is_seen(tmp_path: Path) -> None:

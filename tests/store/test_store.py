@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from small_runs import dense
+from small_runs import NET, dense, same
 
 import fedstat
 from fedstat import store
@@ -174,6 +175,88 @@ def test_a_damaged_run_is_named(tmp_path):
     (tmp_path / "run.zarr" / "metrics" / "zarr.json").write_text("{")
     with pytest.raises(ValueError, match=r"run.zarr is damaged: metrics/zarr.json has 1 bytes in place of \d+"):
         store.open_run(tmp_path / "run.zarr")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with a split and with weights before averaging."""
+    path = tmp_path_factory.mktemp("trained") / "run.zarr"
+    train(dense(), NET, algorithms.fedfac(["fc1"], kappa=0.5), rounds=2, checkpoints=[2], out=path)
+    return path
+
+
+def test_a_changed_byte_of_any_metadata_is_named_when_a_run_is_opened(trained, tmp_path):
+    """Of each file one byte, at places that move through the files; then each file is deleted."""
+    path = shutil.copytree(trained, tmp_path / "run.zarr")
+    files = [file for file in sorted(path.rglob("zarr.json")) if file.parent != path]
+    assert len(files) > 40
+    for i, file in enumerate(files):
+        sound, name = file.read_bytes(), file.relative_to(path).as_posix()
+        changed = bytearray(sound)
+        changed[i * 37 % len(sound)] ^= 1
+        file.write_bytes(changed)
+        with pytest.raises(store.DamageError, match=f"run.zarr is damaged: {name} has another checksum than"):
+            store.open_run(path)
+        file.unlink()
+        with pytest.raises(store.DamageError, match=f"run.zarr is damaged: {name} is missing"):
+            store.open_run(path)
+        file.write_bytes(sound)
+    same(store.open_run(path), store.open_run(trained))
+
+
+@pytest.mark.filterwarnings("ignore:Object at")
+@pytest.mark.parametrize("verify", [None, False])
+def test_no_array_is_lost_without_a_word_where_there_are_no_checksums(trained, tmp_path, verify):
+    path = shutil.copytree(trained, tmp_path / "run.zarr")
+    shutil.rmtree(path / store.JOURNAL)
+    (path / "metrics" / "notes").mkdir()
+    assert "round" in store.open_run(path, verify=verify)["metrics"].coords
+    file = path / "metrics/round/zarr.json"
+    file.write_text(file.read_text().replace('"data_type"', '"datD_type"'))
+    with pytest.raises(store.DamageError, match=r"run.zarr is damaged: the metadata of 'metrics/round' describe no"):
+        store.open_run(path, verify=verify)
+
+
+READERS = {
+    "load": lambda run: run.load(),
+    "summary": fedstat.summary,
+    "report": fedstat.report,
+    "icc": fedstat.icc,
+    "fa": lambda run: fedstat.fa(run, n_factors=1),
+    "split": fedstat.split,
+    "bootstrap": lambda run: fedstat.bootstrap(run, n_factors=1, n_boot=2),
+    "client_weights": lambda run: fedstat.fl.client_weights(run, "fc1").values,
+    "client_clusters": lambda run: fedstat.client_clusters(run, n_clusters=2),
+    "compare_runs": lambda run: fedstat.study.compare_runs({"a": [run], "b": [run]}),
+    "accuracy_curves": lambda run: fedstat.plot.accuracy_curves(run),
+    "client_boxplot": lambda run: fedstat.plot.client_boxplot(run),
+    "communality": lambda run: fedstat.plot.communality(run),
+    "partition": lambda run: fedstat.plot.partition(run),
+    "rounds": lambda run: fedstat.plot.rounds(run),
+}
+GONE = {
+    "deleted": lambda path: shutil.rmtree(path),
+    "moved": lambda path: path.rename(path.with_name("elsewhere.zarr")),
+    "its groups deleted": lambda path: [shutil.rmtree(group) for group in path.iterdir() if group.is_dir()],
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("way", GONE)
+def test_of_a_run_that_is_gone_no_numbers_are_made_up(trained, tmp_path, reader, way):
+    path = shutil.copytree(trained, tmp_path / "run.zarr")
+    run = store.open_run(path)
+    GONE[way](path)
+    with pytest.raises(FileNotFoundError, match=r"run\.zarr: \S+ was deleted or moved since .* its data are gone"):
+        READERS[reader](run)
+
+
+def test_a_run_opened_by_a_relative_path_is_read_from_another_folder(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(trained.parent)
+    run = store.open_run(trained.name)
+    monkeypatch.chdir(tmp_path)
+    same(run, store.open_run(trained))
+    assert run["metrics/accuracy"].notnull().all()
 
 
 def test_of_a_killed_process_is_cleared_what_is_ours_and_nothing_else(tmp_path):
