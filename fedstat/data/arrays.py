@@ -100,9 +100,12 @@ ARRAYS = (
     "x (sample, ...): float features or images, uint8 images (sample, row, column), (sample, channel, row, column) or "
     "(sample, row, column, channel), or integer tokens (sample, position); y (sample,): classes, as integers or "
     "names; optional client (sample,): client of each sample, for the partition natural; optional split (sample,): "
-    "train or test"
+    "train, test or validation, which every partition keeps"
 )
 """Arrays of a user's .npz file."""
+
+SUBSETS = ("train", "test", "validation")
+"""Values of split in a user's file."""
 
 _CHANNELS = (1, 3, 4)
 
@@ -156,7 +159,7 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     dims = ("channel", "row", "column") if x.ndim == 4 else tuple(f"axis{i}" for i in range(1, x.ndim))
     splits = np.asarray(arrays.get("split", np.full(len(x), "train"))).astype(str).astype(object)
     for name in dict.fromkeys(splits):
-        check.choice(f"split in {path}", name, SPLITS)
+        check.choice(f"split in {path}", name, SUBSETS)
     data = xr.Dataset(
         {
             "x": (("sample", *dims), x, _build_attrs(path, x)),
