@@ -203,7 +203,10 @@ def _build_attrs(path: Path, x: NDArray[Any]) -> dict[str, Any]:
     if x.dtype.kind not in "iu":
         return {}
     if x.min() < 0:
-        raise ValueError(f"x in {path} must be tokens 0, 1, ..., as it holds integers, but the smallest is {x.min()}")
+        raise ValueError(
+            f"x in {path} must be tokens 0, 1, ..., as it holds integers, but the smallest is {x.min()}. Number the "
+            "tokens from 0; save features as floats, x.astype('float32')."
+        )
     guard.size(path, (int(x.max()) + 1) * SAMPLE, f"a vocabulary with the token {x.max()}")
     return {"vocabulary": [str(i) for i in range(int(x.max()) + 1)]}
 

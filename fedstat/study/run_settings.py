@@ -320,7 +320,9 @@ class Settings:
     noise_multiplier: float | None = setting(
         None, "privacy", "SD of the noise on the sum of updates, divided by --clip", above=0
     )
-    delta: float | None = setting(None, "privacy", "probability δ with which the bound ε may fail (default 1e-5)")
+    delta: float | None = setting(
+        None, "privacy", "probability δ with which the bound ε may fail, at most 1 / clients (default 1e-5)"
+    )
     clip_moments: float | None = setting(
         None,
         "privacy",
@@ -485,7 +487,7 @@ def _as_fields(settings: Mapping[str, Any], options: Any, algorithm: Any) -> dic
     if special_names := [name for name in settings if name not in common]:
         all_names = names([algorithm])
         for name in special_names:
-            check.choice("a setting", name, all_names)
+            check.require_setting(name, all_names)
     if duplicates := {option.partition("=")[0] for option in options} & (settings.keys() - common):
         raise ValueError(
             f"{min(duplicates)} is given twice, by name and among the options {list(options)}. Remove one of them."

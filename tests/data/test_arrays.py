@@ -78,6 +78,7 @@ def test_arrays_are_read_as_numpy_reads_them(tmp_path, save):
     ({"x": IMAGES, "y": CLASSES[:5]}, r"y in .* must have shape \(120,\).*but has \(5,\)"),
     ({"x": CLASSES, "y": CLASSES}, "x in .* must be numbers"),
     ({"x": IMAGES, "y": CLASSES, "split": np.full(120, "valid")}, "split in .* one of 'train', 'test', 'validation'"),
+    ({"x": np.full((120, 3), -1), "y": CLASSES}, r"the smallest is -1\. Number the tokens from 0; save"),
     ({"x": np.array([None]), "y": np.array([0])}, "own.npz could not be read .*holds Python objects"),
 ])  # fmt: skip
 def test_arrays_that_cannot_be_data_are_named(tmp_path, arrays, says):
