@@ -103,11 +103,18 @@ def choice(name: str, value: Any, options: Collection[Any]) -> Any:
     return value
 
 
-def did_you_mean(value: Any, options: Iterable[Any], *, cutoff: float = 0.4) -> str:
-    """Return a sentence that offers the two nearest names, after a space; "" if no name is near.
+def require_setting(name: str, options: Collection[str], where: str = "") -> None:
+    """Raise ValueError with the three nearest names unless a setting has one of many names."""
+    if name not in options:
+        near = did_you_mean(name, options, cutoff=0, most=3)
+        raise ValueError(f"there is no setting {name!r:.200}{where}.{near}")
+
+
+def did_you_mean(value: Any, options: Iterable[Any], *, cutoff: float = 0.4, most: int = 2) -> str:
+    """Return a sentence that offers the nearest names, after a space; "" if no name is near.
 
     Names that begin with the value are nearest. ``cutoff`` is the smallest similarity of another name that is offered,
-    from 0 to 1. Raise it if there are many names.
+    from 0 to 1. Raise it if there are many names. At most ``most`` names are offered.
 
     Examples
     --------
@@ -118,8 +125,8 @@ def did_you_mean(value: Any, options: Iterable[Any], *, cutoff: float = 0.4) -> 
     """
     text, names = str(value)[:200], [str(option) for option in islice(options, 10_000)]
     longer = [name for name in names if len(text) > 2 and name.startswith(text)]
-    near = longer[:2] or get_close_matches(text, names, n=2, cutoff=cutoff)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    near = longer[:most] or get_close_matches(text, names, n=most, cutoff=cutoff)
+    return f" Did you mean {', '.join(map(repr, near[:-1]))}{' or ' * (len(near) > 1)}{near[-1]!r}?" if near else ""
 
 
 def named_options(*sources: Callable[..., Any]) -> Callable[[F], F]:

@@ -277,4 +277,4 @@ def _describe(hint: Any) -> str:
 def require_known(values: Mapping[str, Any], settings: type, where: str) -> None:
     """Raise ValueError with the nearest names if a key is not a field of the settings."""
     for key in values:
-        check.choice(f"a setting of {where}", key, [field.name for field in fields(settings)])
+        check.require_setting(key, [field.name for field in fields(settings)], f" in {where}")

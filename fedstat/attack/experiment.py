@@ -275,6 +275,7 @@ def _require_equal_data(runs: Sequence[Stored]) -> None:
         "test_fraction",
         "validation_fraction",
         "unseen_fraction",
+        "stratify",
     )
     first = runs[0]
     for run in runs[1:]:

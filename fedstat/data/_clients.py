@@ -25,11 +25,13 @@ def train_test(
     in_order: bool = False,
     gap: int = 0,
     short: Literal["error", "drop"] = "error",
+    stratify: bool = False,
     seed: int = 0,
 ) -> xr.Dataset:
     """Divide every client's samples into training, validation and test samples.
 
-    FedFac (§5.1) takes 80 % and 20 % for training and test, FedCP (§4) 75 % and 25 %.
+    FedFac (§5.1) takes 80 % and 20 % for training and test, FedCP (§4) 75 % and 25 %. A coordinate split of ``fed`` is
+    replaced: its samples are divided anew, whatever their subset. To keep it, see :func:`deal_like`.
 
     Parameters
     ----------
@@ -46,6 +48,9 @@ def train_test(
         characters, 79 keeps later windows from overlapping earlier windows.
     short : {"error", "drop"}
         Raise an error if a client has too few samples for one of each, or leave the client out.
+    stratify : bool
+        Give the test samples of a client the class proportions of the client, rounded to whole samples; and the
+        validation samples those of its other samples. The numbers of samples do not change.
     seed : int
         Seed of the random division.
 
@@ -57,7 +62,8 @@ def train_test(
     Raises
     ------
     ValueError
-        If the fractions leave no training samples, ``gap`` is set without ``in_order``, or a client is too small.
+        If the fractions leave no training samples, ``gap`` is set without ``in_order``, ``stratify`` is set with it,
+        or a client is too small.
 
     Examples
     --------
@@ -71,19 +77,73 @@ def train_test(
     validation = check.real("validation", validation, low=0.0, high=1.0 - test, open_high=True)
     gap = check.integer("gap", gap, low=0, high=None if in_order else 0)
     check.choice("short", short, ("error", "drop"))
-    n = len(client)
-    key = np.arange(n) if in_order else generator(seed, "partition", "train_test").random(n)
+    if in_order:
+        check.require_default("stratify", stratify, False, "with in_order=True, which takes samples by their order")
     _, code, size = np.unique(client, return_inverse=True, return_counts=True)
-    order = np.lexsort((key, code))
-    rank = np.empty(n, dtype=np.int64)
-    rank[order] = np.arange(n) - np.repeat(np.cumsum(size) - size, size)
-    n_train = np.floor((1 - test - validation) * size + _ROUNDING).astype(np.int64)[code]
-    n_later = n_train + np.floor(validation * size + _ROUNDING).astype(np.int64)[code]
-    split = np.full(n, "", dtype=object)
-    split[rank < n_train] = "train"
-    split[(rank >= n_train + gap) & (rank < n_later)] = "validation"
-    split[rank >= n_later + gap] = "test"
+    n_train = np.floor((1 - test - validation) * size + _ROUNDING).astype(np.int64)
+    n_later = n_train + np.floor(validation * size + _ROUNDING).astype(np.int64)
+    rng = generator(seed, "partition", "train_test")
+    split = np.full(len(client), "", dtype=object)
+    if stratify:
+        y = _labels.classes("y", fed.y)
+        is_test = _select(code, size - n_later, rng, y)
+        rest = np.flatnonzero(~is_test)
+        is_validation = _select(code[rest], n_later - n_train, rng, y[rest])
+        split[is_test], split[rest] = "test", np.where(is_validation, "validation", "train")
+    else:
+        rank = _rank(code, np.arange(len(code)) if in_order else rng.random(len(code)))
+        split[rank < n_train[code]] = "train"
+        split[(rank >= n_train[code] + gap) & (rank < n_later[code])] = "validation"
+        split[rank >= n_later[code] + gap] = "test"
     return _assign_split(fed, split, code, size, {"train": True, "validation": validation > 0, "test": test > 0}, short)
+
+
+def _rank(code: np.ndarray, *keys: np.ndarray) -> np.ndarray:
+    """Return the rank of every sample among its client's samples; they are ordered by the last key first."""
+    order, size = np.lexsort((*keys, code)), np.bincount(code)
+    rank = np.empty(len(code), dtype=np.int64)
+    rank[order] = np.arange(len(code)) - np.repeat(np.cumsum(size) - size, size)
+    return rank
+
+
+def _select(code: np.ndarray, number: np.ndarray, rng: np.random.Generator, y: np.ndarray | None) -> np.ndarray:
+    """Draw ``number`` samples of every client at random; return bool (sample,).
+
+    With classes ``y``, the samples of a client are ordered by class, and a systematic sample is drawn: of m of n
+    samples that follow one another, m · number / n are selected, rounded down or up.
+    """
+    if y is None:
+        return _rank(code, rng.random(len(code))) < number[code]
+    rank, size = _rank(code, rng.random(len(code)), y), np.bincount(code, minlength=len(number))
+    offset = rng.integers(np.maximum(size, 1))[code]
+    return ((rank + 1) * number[code] + offset) // size[code] > (rank * number[code] + offset) // size[code]
+
+
+def draw_subset(
+    fed: xr.Dataset, name: Literal["validation", "test"], *, fraction: float, stratify: bool = False, seed: int = 0
+) -> xr.Dataset:
+    """Take a fraction of every client's training samples, at random, for another subset.
+
+    Parameters
+    ----------
+    fed : xarray.Dataset
+        With the coordinates client (sample) and split (sample).
+    name : {"validation", "test"}
+        Subset to make; it has a random stream of its own.
+    fraction : float
+        Fraction of a client's training samples; their number is rounded, and at least 1.
+    stratify : bool
+        Draw them in the class proportions of the client's training samples.
+    seed : int
+        Seed of the draw.
+    """
+    subset = fed["split"].to_numpy().astype(object)
+    rows = np.flatnonzero(subset == "train")
+    _, code, size = np.unique(get_client(fed)[rows], return_inverse=True, return_counts=True)
+    number = np.maximum(1, np.rint(fraction * size).astype(np.int64))
+    y = _labels.classes("y", fed.y)[rows] if stratify else None
+    subset[rows[_select(code, number, generator(seed, "partition", name), y)]] = name
+    return fed.assign_coords(split=("sample", subset))
 
 
 def _assign_split(

@@ -67,6 +67,7 @@ def _read_rows(path: Path) -> tuple[list[list[str]], np.ndarray]:
     guard.size(path, text.count("\n") * LENGTH * 4, f"rows of {LENGTH} word numbers")
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     articles, labels = [], []
+    longest = csv.field_size_limit(max(len(text), csv.field_size_limit()))  # a field is at most the file, of any size
     try:
         for row in rows:
             if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
@@ -77,6 +78,8 @@ def _read_rows(path: Path) -> tuple[list[list[str]], np.ndarray]:
             labels.append(int(row[0]) - 1)
     except csv.Error as error:
         raise error_at(path, f"line {rows.line_num}", f"{error}. Download it again.") from error
+    finally:
+        csv.field_size_limit(longest)
     return articles, np.array(labels, dtype=np.int64)
 
 

@@ -100,9 +100,12 @@ ARRAYS = (
     "x (sample, ...): float features or images, uint8 images (sample, row, column), (sample, channel, row, column) or "
     "(sample, row, column, channel), or integer tokens (sample, position); y (sample,): classes, as integers or "
     "names; optional client (sample,): client of each sample, for the partition natural; optional split (sample,): "
-    "train or test"
+    "train, test or validation, which every partition keeps"
 )
 """Arrays of a user's .npz file."""
+
+SUBSETS = ("train", "test", "validation")
+"""Values of split in a user's file."""
 
 _CHANNELS = (1, 3, 4)
 
@@ -156,7 +159,7 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     dims = ("channel", "row", "column") if x.ndim == 4 else tuple(f"axis{i}" for i in range(1, x.ndim))
     splits = np.asarray(arrays.get("split", np.full(len(x), "train"))).astype(str).astype(object)
     for name in dict.fromkeys(splits):
-        check.choice(f"split in {path}", name, SPLITS)
+        check.choice(f"split in {path}", name, SUBSETS)
     data = xr.Dataset(
         {
             "x": (("sample", *dims), x, _build_attrs(path, x)),
@@ -200,7 +203,10 @@ def _build_attrs(path: Path, x: NDArray[Any]) -> dict[str, Any]:
     if x.dtype.kind not in "iu":
         return {}
     if x.min() < 0:
-        raise ValueError(f"x in {path} must be tokens 0, 1, ..., as it holds integers, but the smallest is {x.min()}")
+        raise ValueError(
+            f"x in {path} must be tokens 0, 1, ..., as it holds integers, but the smallest is {x.min()}. Number the "
+            "tokens from 0; save features as floats, x.astype('float32')."
+        )
     guard.size(path, (int(x.max()) + 1) * SAMPLE, f"a vocabulary with the token {x.max()}")
     return {"vocabulary": [str(i) for i in range(int(x.max()) + 1)]}
 

@@ -2,8 +2,9 @@
 
 Each function takes a sample-major data set: x, y and the coordinate split on the dim ``sample``. It returns the data
 set with the coordinate ``client`` (sample), the clients numbered from 0. It copies x only if it leaves samples out.
-Samples of both subsets are dealt. To deal one subset, read only that (``load(..., split="train")``), or divide every
-client's samples afterwards (``train_test``).
+All functions but ``dirichlet_equal`` deal the samples of all subsets together and keep the coordinate split; classes
+of a client may differ between its subsets. ``train_test`` then divides every client's samples anew. To keep the split
+of the data, deal the training samples, and then the test samples in the same proportions (``deal_like``).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import xr
 from fedstat._utils.streams import generator
 from fedstat.data._clients import hold_out, label_table, limit, number_labels, permute_labels, train_test
+from fedstat.data._dealing import apportion, deal, deal_like, draw_equal, top_up
 
 __all__ = [
     "CIFAR100_DOMAINS",
+    "deal_like",
     "dirichlet",
     "dirichlet_equal",
     "domains",
@@ -38,97 +41,6 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def apportion(supply: np.ndarray, proportion: np.ndarray) -> np.ndarray:
-    """Round supply × proportion to integers whose rows add up to the supply.
-
-    Parameters
-    ----------
-    supply : int array (class,)
-    proportion : array (class, client)
-        Proportions; rows add up to 1.
-
-    Returns
-    -------
-    int array (class, client)
-
-    Examples
-    --------
-    >>> apportion(np.array([10]), np.array([[0.25, 0.25, 0.5]]))
-    array([[2, 3, 5]])
-    """
-    bounds = np.cumsum(proportion, axis=1)
-    bounds *= supply[:, None] / bounds[:, -1:]
-    return np.diff(np.rint(bounds).astype(np.int64), axis=1, prepend=0)
-
-
-def deal(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw ``counts`` samples of each class for each client at random.
-
-    Parameters
-    ----------
-    y : int array (sample,)
-        Class of each sample, 0 … class − 1.
-    counts : int array (class, client)
-        Numbers of samples; a row sum is at most the number of samples of the class.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    int array (sample,)
-        Client of every sample, −1 for samples without a client.
-    """
-    remainder = np.bincount(y, minlength=len(counts)) - counts.sum(axis=1)
-    holders = np.append(np.arange(counts.shape[1]), -1)
-    client = np.empty(len(y), dtype=np.int64)
-    by_class = np.lexsort((rng.random(len(y)), y))
-    client[by_class] = np.repeat(np.tile(holders, len(counts)), np.column_stack([counts, remainder]).ravel())
-    return client
-
-
-def top_up(counts: np.ndarray, min_samples: int) -> int:
-    """Move samples, in place, to clients with fewer than ``min_samples``; return the number of samples moved."""
-    sizes = counts.sum(axis=0)
-    moved = 0
-    for receiver in np.flatnonzero(sizes < min_samples):
-        while sizes[receiver] < min_samples:
-            donor = int(sizes.argmax())
-            largest_class = int(counts[:, donor].argmax())
-            counts[largest_class, donor] -= 1
-            counts[largest_class, receiver] += 1
-            sizes[donor] -= 1
-            sizes[receiver] += 1
-            moved += 1
-    return moved
-
-
-def draw_equal(proportion: np.ndarray, n: int, supply: np.ndarray) -> tuple[np.ndarray, int]:
-    """Count n samples per client, by class, near its proportions, from a limited supply.
-
-    Clients draw one after the other. If a class has run out, the client's other classes replace it in proportion; if
-    these have run out, any class does.
-
-    Returns
-    -------
-    counts : int array (client, class)
-    moved : int
-        Number of samples whose class differs from that of an unlimited supply.
-    """
-    ideal = apportion(np.full(len(proportion), n), proportion)
-    is_supplied = (np.cumsum(ideal, axis=0) <= supply).all(axis=1)
-    first = int(np.append(is_supplied, False).argmin())  # the first client that finds a class run out
-    counts = ideal * (np.arange(len(ideal)) < first)[:, None]
-    supply = supply - counts.sum(axis=0)
-    for row, need, p in zip(counts[first:], ideal[first:], proportion[first:], strict=True):
-        while need.any():
-            take = np.minimum(need, supply)
-            row += take
-            supply -= take
-            p_available = np.where(supply > 0, p, 0.0)
-            weight = p_available if p_available.any() else supply.astype(float)
-            need = apportion(np.array([n - row.sum()]), weight[None] / weight.sum())[0] if row.sum() < n else need * 0
-    return counts, int(np.abs(counts - ideal).sum() // 2)
 
 
 def add_clients(data: xr.Dataset, client: np.ndarray, call: str, *, moved: int = 0) -> xr.Dataset:

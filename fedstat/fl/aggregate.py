@@ -270,7 +270,7 @@ def private(
     noise_multiplier : float
         Standard deviation of the noise on each entry of the sum, over ``clip``.
     delta : float in (0, 1)
-        Probability with which ε may fail; well below 1 / (number of clients).
+        Probability with which ε may fail, at most 1 / (number of clients), and better well below.
     clip_moments : float
         Largest norm of a client's moments, in units of the norm of the global model's moments. Updates
         (``on="updates"``) are much smaller than weights, and so are their moments: choose it accordingly.

@@ -20,6 +20,7 @@ from fedstat.fl.state import Download, State
 from fedstat.stats import variance_components
 
 _SCORES = ("accuracy", "loss")
+_ADD_SAMPLES = "Set validation_fraction=0.1 (--validation-fraction 0.1), in Python train_test(..., validation=0.1)"
 
 
 def measured(job: Job, clients: np.ndarray, models: Callable[[slice], Params]) -> dict[str, np.ndarray]:
@@ -97,8 +98,7 @@ def losses_of(
     validation = job.validation
     if validation is None:
         raise ValueError(
-            f"{job.algorithm.name} evaluates models on validation samples, but the data have none. Add some "
-            "(validation=0.1)."
+            f"{job.algorithm.name} evaluates models on validation samples, but the data have none. {_ADD_SAMPLES}."
         )
     number = len(next(iter(models.values()))) if which is None else which.shape[1]
     losses = torch.empty(len(clients), number, device=job.device)
@@ -140,8 +140,8 @@ def require(job: Job) -> None:
         return
     if choice.held_out == "validation" and job.validation is None:
         raise ValueError(
-            f"{job.algorithm.name} selects on validation samples, but the data have none. Add some (validation=0.1), "
-            "or select on halves of the training samples (held_out='halves')."
+            f"{job.algorithm.name} selects on validation samples, but the data have none. {_ADD_SAMPLES}, or select on "
+            "halves of the training samples (held_out='halves')."
         )
     if choice.by == "layer" and job.hooks.downloads_differ:
         raise ValueError(

@@ -249,8 +249,16 @@ def require(job: Job) -> None:
     Raises
     ------
     ValueError
-        If the accountant does not cover the sampling of clients, or the extra ``privacy`` is not installed.
+        If the accountant does not cover the sampling of clients, δ exceeds 1 / clients, or the extra ``privacy`` is not
+        installed.
     """
+    delta = job.aggregator.privacy.delta if job.aggregator.privacy else 0
+    if delta * job.clients > 1:
+        raise ValueError(
+            f"delta must be at most 1 / clients, {1 / job.clients:.2g} for {job.clients} clients, but got {delta:g}: a "
+            "method that publishes all data of one random client has such a δ, so that ε would protect nobody. Use a "
+            "delta well below, such as 1e-5."
+        )
     if isinstance(job.participation, tuple):
         raise ValueError(
             f"private(...) needs a fixed participation rate, but got {job.participation}. Pass one number."

@@ -289,6 +289,9 @@ def _profile_rows(probe: xr.Dataset, rounds: np.ndarray, probed: np.ndarray, lev
     return pd.DataFrame(rows)
 
 
+EQUAL_SAMPLES = "test_samples_in_training"
+"""Attribute of a run: number of test samples that equal a training sample in x; absent if there are none."""
+
 _SETTINGS = {
     "scenario": "label", "max_samples": "samples", "min_samples": "min_size", "test_fraction": "test",
     "validation_fraction": "validation", "unseen_fraction": "new_share", "class_labels": "labels",

@@ -251,6 +251,8 @@ def _attributes(
     title, components = f"{algorithm.name}, {count(config['rounds'], 'round')}", (algorithm, job.aggregator)
     attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), user_code=components)
     attrs |= {"about": store.to_json(about), "layout": record.LAYOUT}
+    if n_equal := batches.count_equal(job.train, job.test):
+        attrs[stored.EQUAL_SAMPLES] = n_equal
     return attrs | ({stored.PIECES: store.to_json(net.pieces)} if net.pieces else {})
 
 

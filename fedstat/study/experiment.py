@@ -121,5 +121,5 @@ def _absolute_folder(data_dir: str | Path | None) -> str:
 
 
 def read_data(runs: Iterable[Settings], data_dir: str | Path | None = None) -> None:
-    """Read the data sets of runs, the first run's last, so that it stays cached; raise as :func:`fedstat.data.load`."""
-    federation.read((run.data for run in runs), _absolute_folder(data_dir))
+    """Read the data sets of runs, the first run's last, so that it stays cached; see :func:`federation.read`."""
+    federation.read(runs, _absolute_folder(data_dir))

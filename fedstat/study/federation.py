@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +14,8 @@ from fedstat._utils import check
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.data import arrays, partition
+from fedstat.data._clients import draw_subset
+from fedstat.data._dealing import apportion
 from fedstat.data._files import Remembered
 from fedstat.fl import nets
 from fedstat.fl.nets import Net
@@ -123,6 +125,10 @@ DOMAINS = tuple(partition.CIFAR100_DOMAINS)
 """Default domains of the partition "domains"."""
 
 
+TEST_FRACTION = 0.2
+"""Default of the setting test_fraction."""
+
+
 _BLOCK = 1024  # samples whose squares are in memory at once
 
 
@@ -137,6 +143,7 @@ class Federation(NamedTuple):
     test_fraction: float
     validation_fraction: float
     unseen_fraction: float
+    stratify: bool
     seed: int
     class_labels: str
     domains: tuple[str, ...]
@@ -145,15 +152,15 @@ class Federation(NamedTuple):
 @Remembered
 def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Dataset | None]:
     """Return the clients that train, and unseen clients or None; cache the last result until a data file changes."""
-    fed = _partition_samples(settings, data_dir)
-    kind, _ = partition_of(settings.partition)
-    if kind == "natural" and {"train", "test"} <= set(np.unique(fed["split"].to_numpy())):
-        fed = _use_published_subsets(fed, settings)
+    source = _load(settings.data, data_dir)
+    if keeps_subsets(settings, source):
+        fed = _keep_subsets(settings, source)
     else:
+        fed = _partition_samples(settings, source, settings.max_samples)
         if settings.max_samples is not None:
             fed = partition.limit(fed, samples=settings.max_samples, seed=settings.seed)
         fractions: dict[str, Any] = {"test": settings.test_fraction, "validation": settings.validation_fraction}
-        fed = partition.train_test(fed, **fractions, seed=settings.seed)
+        fed = partition.train_test(fed, **fractions, stratify=settings.stratify, seed=settings.seed)
     fed = _sort_samples(fed)
     if "scale" in fed.x.attrs:
         fed = _standardize(fed)
@@ -164,10 +171,20 @@ def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Datas
     return partition.hold_out(fed, fraction=settings.unseen_fraction, seed=settings.seed)
 
 
-def read(names: Iterable[str], data_dir: str) -> None:
-    """Read data sets in reverse order, so that the first stays cached; raise errors of :func:`fedstat.data.load`."""
-    for name in reversed(list(dict.fromkeys(names))):
-        _load(name, data_dir)
+def read(runs: Iterable[Any], data_dir: str) -> None:
+    """Read the data sets of runs in reverse order, so that the first stays cached.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As :func:`fedstat.data.load`, and if a setting of a run contradicts the subsets of its data.
+    """
+    runs = list(runs)
+    for name in reversed(list(dict.fromkeys(run.data for run in runs))):
+        source = _load(name, data_dir)
+        for run in runs:
+            if run.data == name:
+                keeps_subsets(run, source)
 
 
 def forget_files() -> None:
@@ -199,8 +216,8 @@ def source_of(data: str) -> tuple[str, Literal["train", "test"] | None]:
     return name, split or None  # type: ignore[return-value]
 
 
-def _partition_samples(settings: Federation, data_dir: str) -> xr.Dataset:
-    source = _load(settings.data, data_dir)
+def _partition_samples(settings: Federation, source: xr.Dataset, max_samples: int | None) -> xr.Dataset:
+    """Assign samples to clients, of whom dirichlet-equal gives each ``max_samples``, if it is set."""
     if settings.partition == "natural" and "user" not in source.coords:
         hint = " Add an array client (sample,) to the file." if arrays.is_arrays(source_of(settings.data)[0]) else ""
         raise ValueError(
@@ -217,7 +234,7 @@ def _partition_samples(settings: Federation, data_dir: str) -> xr.Dataset:
         ),
         "dirichlet-equal": lambda: partition.dirichlet_equal(
             source.assign_coords(split=("sample", np.full(source.sizes["sample"], "train", dtype=object))),
-            concentration=number, n_train=settings.max_samples or source.sizes["sample"] // settings.clients, n_test=0,
+            concentration=number, n_train=max_samples or source.sizes["sample"] // settings.clients, n_test=0,
             **common,
         ),
         "natural": lambda: partition.natural(source, min_samples=settings.min_samples),
@@ -281,39 +298,105 @@ def partition_of(text: str) -> tuple[str, float]:
     return kind, value
 
 
-def _use_published_subsets(fed: xr.Dataset, settings: Federation) -> xr.Dataset:
-    """Keep the published subsets, limited in proportion; use the last training samples for validation."""
-    _require_both_subsets(fed, settings.data)
-    subset, parts = fed["split"].to_numpy(), []
-    for name, fraction in (("train", 1 - settings.test_fraction), ("test", settings.test_fraction)):
-        part = fed.isel(sample=np.flatnonzero(subset == name))
-        if settings.max_samples is not None:
-            part = partition.limit(part, samples=max(1, round(fraction * settings.max_samples)), seed=settings.seed)
-        parts.append(part)
-    fed = xr.concat(parts, "sample")
-    subset, client = fed["split"].to_numpy().astype(object), fed["client"].to_numpy()
-    for c in np.unique(client) if settings.validation_fraction else ():
-        rows = np.flatnonzero((client == c) & (subset == "train"))
-        subset[rows[len(rows) - max(1, round(settings.validation_fraction * len(rows))) :]] = "validation"
-    return fed.assign_coords(split=("sample", subset))
+def keeps_subsets(settings: Any, source: xr.Dataset) -> bool:
+    """Return True if a run keeps the training and other samples as its data set divides them.
+
+    A user's file is kept with every partition, a published data set with the partition natural. Otherwise all samples
+    are dealt, and each client's are divided by ``test_fraction`` and ``validation_fraction``.
+
+    Raises
+    ------
+    ValueError
+        If a user's file divides the samples, so that a setting of the run has no effect. Grids of published data sets
+        may set ``test_fraction`` for all of them.
+    """
+    subsets = set(np.unique(source["split"].to_numpy()))
+    is_file, (kind, _) = arrays.is_arrays(source_of(settings.data)[0]), partition_of(settings.partition)
+    if "train" not in subsets or len(subsets) == 1 or not (is_file or kind == "natural"):
+        return False
+    if not is_file:
+        return True
+    reason = f"because {settings.data} itself says which samples are for"
+    hint = f". Remove it, or use data {settings.data}:train, which divides the training samples of each client"
+    if "test" in subsets and not _limits_by_fraction(settings, subsets):
+        check.require_default("test_fraction", settings.test_fraction, TEST_FRACTION, f"{reason} testing", hint=hint)
+    if "validation" in subsets:
+        check.require_default("validation_fraction", settings.validation_fraction, 0, f"{reason} validation", hint=hint)
+    if "test" in subsets and not settings.validation_fraction:
+        check.require_default("stratify", settings.stratify, False, f"{reason} testing, and none are drawn", hint=hint)
+    return True
 
 
-def _require_both_subsets(fed: xr.Dataset, data: str) -> None:
-    """Raise ValueError unless all clients have training and test samples."""
+def has_validation(data: str) -> bool:
+    """Return True if a user's file has validation samples."""
+    name, subset = source_of(data)
+    return subset is None and arrays.is_arrays(name) and "validation" in _list_subsets(name)
+
+
+_list_subsets = Remembered(lambda path: frozenset(np.unique(datasets.load(path)["split"].to_numpy())), size=8)
+
+
+def _limits_by_fraction(settings: Any, subsets: set[str]) -> bool:
+    """Return True if ``test_fraction`` divides ``max_samples`` among training and test samples."""
+    is_natural = partition_of(settings.partition)[0] == "natural"
+    return settings.max_samples is not None and is_natural and subsets == {"train", "test"}
+
+
+def _keep_subsets(settings: Federation, source: xr.Dataset) -> xr.Dataset:
+    """Deal the training samples, and the others in the same class proportions; draw the subsets that are missing."""
+    subset = source["split"].to_numpy()
+    size = {name: int((subset == name).sum()) for name in arrays.SUBSETS if name in subset}
+    most: dict[str, int | None] = dict.fromkeys(size)
+    if settings.max_samples is not None:
+        proportions = np.array([*size.values()]) / len(subset)
+        if _limits_by_fraction(settings, {*size}):
+            proportions = np.array([1 - settings.test_fraction, settings.test_fraction])
+        counts = apportion(np.array([settings.max_samples]), proportions[None])[0]
+        most = {name: max(1, int(n)) for name, n in zip(size, counts, strict=True)}
+    is_natural = partition_of(settings.partition)[0] == "natural"
+    dealt = _partition_samples(settings, source, None) if is_natural else source
+    parts = {name: dealt.isel(sample=np.flatnonzero(dealt["split"].to_numpy() == name)) for name in size}
+    if not is_natural:
+        min_samples = -(-settings.min_samples * size["train"] // len(subset))
+        train = _partition_samples(settings._replace(min_samples=min_samples), parts.pop("train"), most["train"])
+        parts = {name: partition.deal_like(part, train, seed=settings.seed) for name, part in parts.items()}
+        parts = {"train": train} | parts
+    limited = [
+        part if (n := most[name]) is None else partition.limit(part, samples=n, seed=settings.seed)
+        for name, part in parts.items()
+    ]
+    fed = xr.concat(limited, "sample")
+    _require_all_subsets(fed, [*size], settings.data, is_natural=is_natural)
+    for name, fraction in (("test", settings.test_fraction), ("validation", settings.validation_fraction)):
+        if name not in size and fraction:
+            fed = draw_subset(fed, name, fraction=fraction, stratify=settings.stratify, seed=settings.seed)  # type: ignore[arg-type]
+    return fed
+
+
+_ADJECTIVES = {"train": "training", "test": "test", "validation": "validation"}
+
+
+def _require_all_subsets(fed: xr.Dataset, subsets: Sequence[str], data: str, *, is_natural: bool) -> None:
+    """Raise ValueError unless all clients have samples of each subset of the data."""
     client, subset = fed["client"].to_numpy(), fed["split"].to_numpy()
-    train, test = (np.unique(client[subset == name]) for name in ("train", "test"))
-    if not len(np.intersect1d(train, test)):
+    clients = np.unique(client)
+    held = {name: np.isin(clients, client[subset == name]) for name in subsets}
+    if is_natural and "test" in held and not (held["train"] & held["test"]).any():
         raise ValueError(
             f"{data} has different users for training and test, so that no client has both. Use data {data}:train, "
             "which divides the samples of each user. The test users can be unseen clients of fedstat.fl.train: pass "
             "load(..., split='test'), divided by partition.natural and train_test, as new=."
         )
-    names = np.asarray(fed["client"].attrs["names"], object)
-    if len(incomplete := np.setxor1d(train, test)):
-        missing = [f"{names[c]} ({'test' if c in train else 'training'})" for c in incomplete]
+    names = fed["client"].attrs.get("names", [f"client {c}" for c in clients])
+    missing = [
+        f"{names[c]} ({_ADJECTIVES[name]})" for i, c in enumerate(clients) for name in subsets if not held[name][i]
+    ]
+    if missing:
+        required = " and ".join(_ADJECTIVES[name] for name in subsets)
+        instead = "remove these clients from the files" if is_natural else "use fewer clients"
         raise ValueError(
-            f"every client must have training and test samples, but these lack samples: {few(missing)}. Use data "
-            f"{data}:train, which divides the samples of each client, or remove these clients from the files."
+            f"every client must have {required} samples, but these lack samples: {few(missing)}. Use data "
+            f"{data}:train, which divides the samples of each client, or {instead}."
         )
 
 

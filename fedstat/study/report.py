@@ -20,7 +20,7 @@ from fedstat._utils import guard
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import split_halves
 from fedstat.fl.aggregate import weighted_mean
-from fedstat.fl.stored import from_stored, profile
+from fedstat.fl.stored import EQUAL_SAMPLES, from_stored, profile
 from fedstat.fl.training import COMMAND
 from fedstat.results import base
 from fedstat.results.base import TERMINAL
@@ -133,8 +133,8 @@ def summary(run: str | Path | xr.DataTree) -> Record:
     Record
         Mapping from name to text, which prints as a table. Of a training run: ``method``, ``data``, ``rounds`` (done
         and planned), ``accuracy`` (test accuracy after the last evaluated round, mean over clients weighted by test
-        samples), ``layers``, ``weights`` (rounds after which they are stored), ``size``. Of other runs: ``made by``,
-        ``state``, ``dims``, ``size``.
+        samples), ``layers``, ``weights`` (rounds after which they are stored), ``size``; and ``caution``, if test
+        samples equal training samples in x. Of other runs: ``made by``, ``state``, ``dims``, ``size``.
 
     Raises
     ------
@@ -204,10 +204,22 @@ def _of_training(run: xr.DataTree, config: Mapping[str, Any]) -> dict[str, str]:
     parts = {
         "method": f"{title_of(row['method'])}, seed {row['seed']}",
         "data": f"{scenario}: {data}" if scenario else data,
+        **({"caution": caution} if (caution := _equal_samples(run)) else {}),
         "rounds": f"{n_done}, finished" if is_finished else f"{n_done} of {config['rounds']}, not finished",
         "accuracy": accuracy,
     }
     return parts | _layers(run, config, n_done)
+
+
+def _equal_samples(run: xr.DataTree) -> str:
+    """Say how many test samples equal a training sample; "" if there are none, or an older run did not count them."""
+    n_equal, n_test = run.attrs.get(EQUAL_SAMPLES, 0), int(run["metrics/n_test"].sum())
+    if not n_equal:
+        return ""
+    return (
+        f"{n_equal:,} of {n_test:,} test samples equal{'s' if n_equal == 1 else ''} a training sample of some client, "
+        "so that test accuracy may be too high. Remove duplicates from the data."
+    )
 
 
 def _layers(run: xr.DataTree, config: Mapping[str, Any], n_done: int) -> dict[str, str]:
@@ -272,6 +284,7 @@ def _sizes(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
     return [
         f"{title_of(row['method'])}{f' on {scenario}' if scenario else ''}: {sizes}",
         f"Per client: {samples} samples; {_participation(config)}",
+        *([f"Caution: {caution}"] if (caution := _equal_samples(run)) else []),
         *_aggregation(config, metrics, unprotected="trained" in run.children),
     ]
 

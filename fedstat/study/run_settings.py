@@ -136,7 +136,7 @@ OF_PRIVACY = ("clip", "noise_multiplier", "delta", "clip_moments", "noise_multip
 OF_AGGREGATOR = (*OF_PRIVACY, "aggregator")
 """Settings of :meth:`Settings.make_aggregator`."""
 
-LATER = ("class_labels", "domains", "sampling", "keep_weights", *OF_AGGREGATOR)
+LATER = ("stratify", "class_labels", "domains", "sampling", "keep_weights", *OF_AGGREGATOR)
 """Settings that older runs lack. Their defaults are not stored, so that names and settings of older runs stay valid."""
 
 
@@ -158,11 +158,17 @@ class Settings:
         Largest number of samples per client, over all subsets.
     min_samples : int
         Smallest number of samples per client. Smaller clients get more samples (Dirichlet) or are removed (natural).
+        If the user's file has ``split``, a client gets at least this number, times the proportion of training samples
+        in the file, of training samples.
     test_fraction, validation_fraction : float
-        Fractions of each client's samples. A natural partition of data with published test samples uses these, and
-        takes the last training samples for validation.
+        Fractions of each client's samples, drawn at random. Where the data divide the samples (``split`` of the user's
+        file, LEAF's data with the partition natural), this division is kept, and setting the fraction of a subset of
+        the user's file is an error. Subsets that the data lack are drawn from each client's training samples. The
+        partition then deals the training samples, and the other samples in the same class proportions.
     unseen_fraction : float
         Fraction of unseen clients, which never train and are evaluated after the last round (FedFac, Table 3).
+    stratify : bool
+        Draw test and validation samples in the class proportions of each client, as nearly as rounding allows.
     class_labels : {"common", "permuted"}
         "permuted": every client numbers the classes in a different order, see
         :func:`fedstat.data.partition.permute_labels`; its output layer must then be personal.
@@ -215,8 +221,16 @@ class Settings:
     clients: int = setting(20, "data", "number of clients C; the partition natural sets it", low=1)
     max_samples: int | None = setting(None, "data", "largest number of samples per client", low=1)
     min_samples: int = setting(10, "data", "smallest number of samples per client", low=1)
-    test_fraction: float = setting(0.2, "data", "fraction of each client's samples for testing", above=0, below=1)
-    validation_fraction: float = setting(0.0, "data", "fraction of each client's samples for validation")
+    test_fraction: float = setting(
+        federation.TEST_FRACTION,
+        "data",
+        "fraction of each client's samples for testing, unless the data say which samples are",
+        above=0,
+        below=1,
+    )
+    validation_fraction: float = setting(
+        0.0, "data", "fraction of each client's samples for validation, unless the data say which samples are"
+    )
     unseen_fraction: float = setting(
         0.0,
         "data",
@@ -276,6 +290,7 @@ class Settings:
     precision: Precision = setting(
         ComputeConfig.precision, "training", "precision of matrix products in training and evaluation"
     )
+    stratify: bool = setting(False, "data", "draw test and validation samples in the class proportions of each client")
     class_labels: Literal["common", "permuted"] = setting(
         "common", "data", "permuted: every client numbers the classes in a different order"
     )
@@ -305,7 +320,9 @@ class Settings:
     noise_multiplier: float | None = setting(
         None, "privacy", "SD of the noise on the sum of updates, divided by --clip", above=0
     )
-    delta: float | None = setting(None, "privacy", "probability δ with which the bound ε may fail (default 1e-5)")
+    delta: float | None = setting(
+        None, "privacy", "probability δ with which the bound ε may fail, at most 1 / clients (default 1e-5)"
+    )
     clip_moments: float | None = setting(
         None,
         "privacy",
@@ -470,7 +487,7 @@ def _as_fields(settings: Mapping[str, Any], options: Any, algorithm: Any) -> dic
     if special_names := [name for name in settings if name not in common]:
         all_names = names([algorithm])
         for name in special_names:
-            check.choice("a setting", name, all_names)
+            check.require_setting(name, all_names)
     if duplicates := {option.partition("=")[0] for option in options} & (settings.keys() - common):
         raise ValueError(
             f"{min(duplicates)} is given twice, by name and among the options {list(options)}. Remove one of them."

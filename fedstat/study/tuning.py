@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
     """Raise the errors of :func:`tune`, before any run."""
-    if not settings.validation_fraction:
+    if not settings.validation_fraction and not federation.has_validation(settings.data):
         raise ValueError("tuning needs validation samples, but got validation_fraction=0. Use 0.1, for example.")
     if not candidates:
         raise ValueError(f"tuning needs candidates for a setting of {settings.algorithm}, but got none")

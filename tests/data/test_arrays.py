@@ -44,7 +44,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path):
     np.testing.assert_array_equal(found.x.values[:, 0], IMAGES)
     assert [found.y.attrs["names"][i] for i in found.y.values] == CLASSES.tolist()
     assert data.load(str(path), split="test").sizes["sample"] == 30
-    run = Settings.of(data=str(path), partition="natural", algorithm="local", test_fraction=0.25, min_samples=2)
+    run = Settings.of(data=str(path), partition="natural", algorithm="local", min_samples=2)
     fed, _ = experiment.federated(run)
     assert np.bincount(fed["client"]).tolist() == [40, 40, 40]
     assert (fed["split"] == "test").sum() == 30
@@ -77,7 +77,8 @@ def test_arrays_are_read_as_numpy_reads_them(tmp_path, save):
     ({"X": IMAGES, "y": CLASSES}, "lacks x; it holds X, y.*It must hold x .sample"),
     ({"x": IMAGES, "y": CLASSES[:5]}, r"y in .* must have shape \(120,\).*but has \(5,\)"),
     ({"x": CLASSES, "y": CLASSES}, "x in .* must be numbers"),
-    ({"x": IMAGES, "y": CLASSES, "split": np.full(120, "valid")}, "split in .* must be one of 'train', 'test'"),
+    ({"x": IMAGES, "y": CLASSES, "split": np.full(120, "valid")}, "split in .* one of 'train', 'test', 'validation'"),
+    ({"x": np.full((120, 3), -1), "y": CLASSES}, r"the smallest is -1\. Number the tokens from 0; save"),
     ({"x": np.array([None]), "y": np.array([0])}, "own.npz could not be read .*holds Python objects"),
 ])  # fmt: skip
 def test_arrays_that_cannot_be_data_are_named(tmp_path, arrays, says):

@@ -1,5 +1,6 @@
 """The loaders of text files written here: LEAF's JSON, the plays of Shakespeare, the news, whole and damaged."""
 
+import csv
 import json
 
 import numpy as np
@@ -145,6 +146,12 @@ def test_news_rows_that_are_not_three_fields_are_named(tmp_path):
     names = data.x.attrs["vocabulary"]
     assert [names[i] for i in data.x.values[0] if i] == ["a", "title", "words", ",", '"', "quoted", '"', "here"]
     assert data.y.values.tolist() == [2, 0]
+    path.write_text(f'"3","A","{"word " * 40_000}"\n"1","B","{"x" * 300_000}"\n')  # longer than csv takes by default
+    limit = csv.field_size_limit()
+    long = load("ag-news", tmp_path, split="test")
+    assert (long.x.values[0, 1:] == long.x.attrs["vocabulary"].index("word")).all()
+    assert long.x.attrs["vocabulary"][long.x.values[1, 1]] == "x" * 300_000
+    assert csv.field_size_limit() == limit
     for bad in ('"5","A","B"\n', '"1","A"\n', '"1","A","B'):
         path.write_text(f'"3","A","B"\n{bad}')
         with pytest.raises(ValueError, match=r"test\.csv is damaged at line 2"):

@@ -19,7 +19,7 @@ from torch import nn
 import fedstat
 from fedstat.data import partition
 from fedstat.fl import algorithms, nets
-from fedstat.study import Settings, experiment
+from fedstat.study import Settings, experiment, tuning
 
 matplotlib.use("Agg")
 RNG = np.random.default_rng(0)
@@ -70,6 +70,7 @@ USERS: dict[str, Callable[[np.ndarray, Path], Any]] = {
     "domains": lambda y, _: partition.domains(
         samples(y, coarse=CLIENT), groups={"a": [0, 1], "b": [2, 3]}, clients_per_domain=1
     ),
+    "deal_like": lambda y, _: partition.deal_like(samples(y), dealt(CLIENT % 2)),
     "permute_labels": lambda y, _: partition.permute_labels(dealt(y)),
     "label_table": lambda y, _: partition.label_table(dealt(y)),
 }
@@ -233,3 +234,154 @@ def test_users_of_one_subset_alone_are_named(tmp_path: Path) -> None:
     says = r"these lack samples: f3 \(training\), f4 \(test\)\. Use data femnist:train, .*or remove these clients"
     with pytest.raises(ValueError, match=says):
         experiment.federated(NATURAL, tmp_path)
+
+
+ROWS = 200
+OF_FILE = {
+    "x": np.column_stack([np.arange(ROWS), RNG.normal(size=(ROWS, 2))]).astype(np.float32),
+    "y": np.arange(ROWS) % 5,
+    "client": np.arange(ROWS) // 5 % 4,
+}
+TESTED = np.isin(np.arange(ROWS), RNG.permutation(ROWS)[:40])
+VALIDATED = ~TESTED & (RNG.random(ROWS) < 0.2)
+TWO = np.where(TESTED, "test", "train")
+THREE = np.where(VALIDATED, "validation", TWO)
+WITHOUT_TEST = np.where(VALIDATED, "validation", "train")
+DEALT = ["iid", "dirichlet:0.5", "dirichlet:100", "pathological:2", "one-class", "dirichlet-equal:100", "natural"]
+
+
+def of_file(folder: Path, split: np.ndarray, **settings: Any) -> tuple[xr.Dataset, np.ndarray]:
+    """Samples of clients from a file of 200 rows, 40 per class, and what the file's split says of each."""
+    np.savez(folder / "own.npz", split=split, **OF_FILE)
+    common = {"algorithm": "fedavg", "clients": 5, "min_samples": 1}
+    fed, _ = experiment.federated(Settings.of(**common | {"data": str(folder / "own.npz")} | settings))
+    number = fed.x.values[:, 0].round().astype(int)
+    assert len(set(number)) == len(number)
+    return fed, split[number]
+
+
+@pytest.mark.filterwarnings("ignore:dirichlet_equal.* ran out")
+@pytest.mark.parametrize("split", [TWO, THREE], ids=["two subsets", "three subsets"])
+@pytest.mark.parametrize("dealt_by", DEALT)
+def test_the_split_of_a_file_is_kept_by_every_partition(dealt_by: str, split: np.ndarray, tmp_path: Path) -> None:
+    fed, says = of_file(tmp_path, split, partition=dealt_by)
+    np.testing.assert_array_equal(fed["split"], says)
+    assert (fed["split"] == "test").sum() == 40
+    clients = len(np.unique(fed.client))
+    counts = {name: np.zeros((clients, 5)) for name in set(split)}
+    for name, client, y in zip(fed["split"].values, fed.client.values, fed.y.values, strict=True):
+        counts[name][client, y] += 1
+    if dealt_by != "natural":  # a client trains and tests on one distribution
+        for name in counts.keys() - {"train"}:
+            expected = counts[name].sum(0) * counts["train"] / counts["train"].sum(0)
+            assert abs(counts[name] - expected).max() < 1
+            assert abs(counts[name].sum(1) - expected.sum(1)).max() <= 1
+
+
+@pytest.mark.parametrize("dealt_by", ["iid", "pathological:2", "natural"])
+@pytest.mark.parametrize(
+    ("split", "settings", "sizes"),
+    [
+        (TWO, {"validation_fraction": 0.25}, {"train": 120, "validation": 40, "test": 40}),
+        (TWO, {"validation_fraction": 0.25, "stratify": True}, {"train": 120, "validation": 40, "test": 40}),
+        (WITHOUT_TEST, {}, {"validation": VALIDATED.sum()}),
+        (WITHOUT_TEST, {"test_fraction": 0.5, "stratify": True}, {"validation": VALIDATED.sum()}),
+        (TWO, {"max_samples": 10}, {"train": 40, "test": 10}),
+        (THREE, {"max_samples": 20}, {}),
+        (np.full(ROWS, "train"), {"test_fraction": 0.25}, {"train": 150, "test": 50}),
+    ],
+)
+def test_subsets_that_a_file_lacks_are_drawn_from_training_samples(
+    dealt_by: str, split: np.ndarray, settings: dict[str, Any], sizes: dict[str, int], tmp_path: Path
+) -> None:
+    fed, says = of_file(tmp_path, split, partition=dealt_by, **settings)
+    subset = fed["split"].to_numpy()
+    assert set(says[subset != says]) <= {"train"}
+    names, n = np.unique(subset, return_counts=True)
+    found = dict(zip(names.tolist(), n.tolist(), strict=True))
+    assert {"train", "test"} <= set(found)
+    number = len(np.unique(fed.client))
+    scale = 1 if "max_samples" not in settings else number / 5
+    assert all(abs(found[name] - scale * size) <= number for name, size in sizes.items())
+    assert np.bincount(fed.client).max() <= settings.get("max_samples", ROWS)
+
+
+@pytest.mark.parametrize("dealt_by", ["iid", "dirichlet:0.5", "natural"])
+@pytest.mark.parametrize(
+    ("split", "settings", "says"),
+    [
+        (
+            TWO,
+            {"test_fraction": 0.5},
+            r"^test_fraction has no effect because .*npz itself says .* testing, .* Remove it",
+        ),
+        (THREE, {"test_fraction": 0.5}, "^test_fraction has no effect"),
+        (
+            THREE,
+            {"validation_fraction": 0.1},
+            r"^validation_fraction has no effect .* validation, but got 0.1\. Remove",
+        ),
+        (WITHOUT_TEST, {"validation_fraction": 0.1}, "^validation_fraction has no effect"),
+        (TWO, {"stratify": True}, "^stratify has no effect"),
+    ],
+)
+def test_a_setting_that_contradicts_the_split_of_a_file_is_refused(
+    dealt_by: str, split: np.ndarray, settings: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        of_file(tmp_path, split, partition=dealt_by, **settings)
+    run = Settings.of(data=str(tmp_path / "own.npz"), partition=dealt_by, algorithm="fedavg", **settings)
+    with pytest.raises(ValueError, match=says):  # a grid says so before its first run
+        experiment.read_data([run])
+
+
+def test_a_natural_split_limits_its_subsets_by_the_fraction(tmp_path: Path) -> None:
+    fed, _ = of_file(tmp_path, TWO, partition="natural", test_fraction=0.5, max_samples=6)
+    assert {name: int((fed["split"] == name).sum()) for name in ("train", "test")} == {"train": 12, "test": 12}
+
+
+def test_clients_that_get_no_test_samples_are_named(tmp_path: Path) -> None:
+    split = np.where(np.arange(ROWS) < 3, "test", "train")
+    says = (
+        r"must have training and test samples, but these lack samples: client \d+ \(test\), .* 5 more\. .*fewer clients"
+    )
+    with pytest.raises(ValueError, match=says):
+        of_file(tmp_path, split, partition="iid", clients=11)
+    with pytest.warns(UserWarning, match="40 samples of class 4 left out, because no client holds the class"):
+        of_file(tmp_path, np.where(OF_FILE["y"] == 4, "test", np.where(TESTED, "test", "train")), partition="iid")
+
+
+def test_validation_samples_of_a_file_are_enough_to_tune(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", split=THREE, **OF_FILE)
+    settings = Settings.of(**SMALL, data=str(tmp_path / "own.npz"))
+    tuning.check(settings, {"lr": [0.1, 0.2]})
+    for split in (TWO, THREE):
+        np.savez(tmp_path / "own.npz", split=split, **OF_FILE)
+        if split is TWO:
+            with pytest.raises(ValueError, match="tuning needs validation samples"):
+                tuning.check(settings, {"lr": [0.1, 0.2]})
+    run = experiment.run(settings)
+    assert np.isfinite(run["metrics/validation_accuracy"]).all()
+
+
+def test_validation_samples_are_drawn_at_random_within_each_client(tmp_path: Path) -> None:
+    sorted_by_class = {**OF_FILE, "y": np.repeat(np.arange(5), 40), "client": np.arange(ROWS) % 4}
+    np.savez(tmp_path / "own.npz", split=np.where(np.arange(ROWS) % 5 == 4, "test", "train"), **sorted_by_class)
+    held = []
+    for stratify in (False, True):
+        fed, _ = experiment.federated(
+            Settings.of(
+                data=str(tmp_path / "own.npz"),
+                partition="natural",
+                algorithm="fedavg",
+                validation_fraction=0.25,
+                stratify=stratify,
+            )
+        )
+        chosen = fed.isel(sample=np.flatnonzero(fed["split"] == "validation"))
+        counts = np.zeros((4, 5), int)
+        np.add.at(counts, (chosen.client.values, chosen.y.values), 1)
+        assert counts.sum(1).tolist() == [10] * 4
+        held.append(counts)
+    assert (held[0] > 0).sum(1).min() >= 3, "not the last rows, which are of one class or two"
+    assert held[1].tolist() == [[2] * 5] * 4

@@ -170,7 +170,68 @@ def equal(**options):
     return partition.dirichlet_equal(DIGITS, **settings)
 
 
+@pytest.mark.parametrize("test", [0.1, 0.2, 1 / 3])
+@pytest.mark.parametrize("validation", [0.0, 0.15])
+def test_stratified_samples_have_the_class_proportions_of_the_client(test, validation):
+    fed = partition.dirichlet(DIGITS, clients=12, concentration=0.5, min_samples=20)
+    plain, found = (
+        partition.train_test(fed, test=test, validation=validation, stratify=how, seed=3) for how in (False, True)
+    )
+    counts = {
+        name: counts_of(found.isel(sample=np.flatnonzero(found.split == name)), 12)
+        for name in np.unique(found.split).tolist()
+    }
+    for name in counts:
+        sizes = [np.bincount(some.client[some.split == name], minlength=12).tolist() for some in (plain, found)]
+        assert sizes[0] == sizes[1], "the numbers of samples do not depend on stratify"
+    total, n = counts_of(found, 12), counts_of(found, 12).sum(1, keepdims=True)
+    assert abs(counts["test"] - total * counts["test"].sum(1, keepdims=True) / n).max() < 1
+    rest = total - counts["test"]
+    if validation:
+        n_validation = counts["validation"].sum(1, keepdims=True)
+        assert abs(counts["validation"] - rest * n_validation / rest.sum(1, keepdims=True)).max() < 1
+
+
+def test_stratified_samples_are_drawn_at_random():
+    fed = partition.iid(labels(6, 3, 1), clients=1)
+    often = np.mean(
+        [partition.train_test(fed, test=0.3, stratify=True, seed=s).split.values == "test" for s in range(900)], axis=0
+    )
+    np.testing.assert_allclose(often, 0.3, atol=5 * np.sqrt(0.3 * 0.7 / 900))
+    with pytest.raises(ValueError, match=r"these are too small: client 0 \(of 1 sample\), client 1"):
+        partition.train_test(partition.iid(labels(1, 1), clients=2), test=0.5, stratify=True)
+
+
+def test_samples_are_dealt_in_the_proportions_of_samples_that_clients_hold():
+    rows = np.random.default_rng(0).permutation(1797)
+    train, test = (DIGITS.isel(sample=np.sort(part)) for part in (rows[:1400], rows[1400:]))
+    for fed in (
+        partition.iid(train, clients=30),
+        partition.dirichlet(train, clients=12, concentration=0.3),
+        partition.one_class(train, clients=20),
+        partition.pathological(train, clients=15, classes_per_client=2),
+    ):
+        found = partition.deal_like(test, fed, seed=1)
+        clients = int(fed.client.max()) + 1
+        held, got = counts_of(fed, clients), counts_of(found, clients)
+        expected = got.sum(0) * held / held.sum(0)
+        assert got.sum() == 397
+        assert abs(got - expected).max() < 1
+        assert abs(got.sum(1) - expected.sum(1)).max() <= 1
+        assert not found.client.equals(partition.deal_like(test, fed, seed=2).client)
+        assert found.client.equals(partition.deal_like(test, fed, seed=1).client)
+
+
 ERRORS = [
+    (lambda: partition.deal_like(DIGITS, DIGITS), r"must have a coordinate client .*partition\.iid"),
+    (
+        lambda: partition.deal_like(labels(0, 3), partition.iid(labels(3), clients=2)),
+        "fed must hold classes of data, but has none",
+    ),
+    (
+        lambda: partition.train_test(partition.iid(DIGITS, clients=9), in_order=True, stratify=True),
+        "^stratify has no effect with in_order=True",
+    ),
     (lambda: partition.iid(DIGITS, clients=0), "clients must be an integer from 1 to 1797, but got 0"),
     (lambda: partition.iid(DIGITS, clients=1798), "from 1 to 1797, but got 1798"),
     (lambda: partition.one_class(DIGITS, clients=9), "from 10 to 1797, but got 9"),

@@ -14,6 +14,9 @@ from scipy.stats import norm
 from small_runs import NET, dense
 
 from fedstat.fl import aggregate, algorithms, nets, private_training, train
+from fedstat.fl.job import TrainConfig
+from fedstat.fl.optim import sgd
+from fedstat.fl.prepare import prepare
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "privacy.json").read_text(encoding="utf-8"))
 PRIVATE = aggregate.private(1.0, 1.0)
@@ -94,6 +97,17 @@ def test_sampling_that_the_accountant_does_not_cover(options, message, monkeypat
     monkeypatch.setattr(private_training, "_rdp", lambda: None)
     with pytest.raises(ValueError, match=message):
         train(dense(), NET, algorithms.fedavg(), rounds=1, aggregator=PRIVATE, **options)
+
+
+@pytest.mark.parametrize(("delta", "is_taken"), [(0.201, False), (0.9, False), (0.2, True), (1e-5, True)])
+def test_a_delta_above_one_over_the_clients_is_refused(delta, is_taken, monkeypatch):
+    monkeypatch.setattr(private_training, "_rdp", lambda: None)
+    training = TrainConfig(optimizer=sgd(0.1), aggregator=aggregate.private(0.5, 1.5, delta=delta))
+    if is_taken:
+        assert prepare(dense(5), NET, algorithms.fedavg(), training).aggregator.privacy.delta == delta
+        return
+    with pytest.raises(ValueError, match=rf"delta must be at most 1 / clients, 0\.2 for 5 clients, but got {delta:g}"):
+        prepare(dense(5), NET, algorithms.fedavg(), training)
 
 
 def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch):

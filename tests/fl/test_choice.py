@@ -250,6 +250,7 @@ def test_a_method_may_choose_among_its_own_fine_tunings():
 
 def test_a_prediction_rule_that_the_data_do_not_allow_is_refused_before_training(tmp_path):
     rules = {"fedavg+": partial(algorithms.finetuned, epochs=(0, 1), held_out="validation")}
-    with pytest.raises(ValueError, match="selects on validation samples, but the data have none"):
+    says = r"selects on validation samples, but the data have none\. Set validation_fraction=0\.1 .*or select on halves"
+    with pytest.raises(ValueError, match=says):
         train(dense(), NET, algorithms.fedavg(), rounds=1, prediction_rules=rules, out=tmp_path / "run.zarr")
     assert not (tmp_path / "run.zarr").exists()

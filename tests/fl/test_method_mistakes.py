@@ -92,7 +92,7 @@ IN_ROUND = [
     (toy(phases=(Phase(penalty=lambda p, _: torch.zeros(len(p["fc1.weight"]))),)), "not depend on trained parameters"),
     (toy(phases=(Phase(anchor=lambda *_: None, penalty=lambda *_: {}),)), "anchor must return a dict"),
     (toy(phases=(Phase(sample_weights=lambda *_: torch.ones(2, 1)),)), "_weights must return a Tensor"),
-    (toy(mixing_weights=by_loss), "toy evaluates models on validation samples, but the data have none"),
+    (toy(mixing_weights=by_loss), r"samples, but the data have none\. Set validation_fraction=0\.1 \(--val"),
 ]  # fmt: skip
 
 

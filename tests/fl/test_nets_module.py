@@ -7,6 +7,8 @@ import pytest
 import torch
 from stacked_nets import CLIENTS, SAMPLES, Block, Convolutions, gradients, images
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.optim.swa_utils import AveragedModel
 
 from fedstat.fl import nets
 from fedstat.fl.algorithms.fedem import mixture
@@ -178,3 +180,150 @@ def tied():
 def test_modules_that_cannot_be_stacked_are_refused_by_name(module, says):
     with pytest.raises(ValueError, match=says):
         nets.from_module(module, (1, 2, 2))
+
+
+class Later(nn.Module):
+    """A module that makes a layer, or a buffer, in its first forward pass."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.out = what, nn.Linear(5, 3)
+
+    def forward(self, x):
+        if self.what == "layer" and not hasattr(self, "first"):
+            self.first = nn.Linear(x.shape[1], 5)
+        if self.what == "buffer" and not hasattr(self, "shift"):
+            self.register_buffer("shift", torch.randn(5))
+        return self.out(self.first(x) if self.what == "layer" else x + self.shift)
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(3)), r"^0 \(LazyLinear\) has no weight before its first forward pass"),
+        (
+            lambda: nn.Sequential(nn.Linear(5, 4), nn.LazyBatchNorm1d(), nn.Linear(4, 3)),
+            r"^1 \(LazyBatchNorm1d\) has no",
+        ),
+        (
+            lambda: nn.LazyLinear(3),
+            r"^the module itself \(LazyLinear\) has no weight .*module\(torch\.zeros\(2, \.\.\.\)\)",
+        ),
+        (lambda: Later("layer"), r"the module makes first\.weight in its first forward pass, .* in __init__, or run"),
+        (lambda: Later("buffer"), "the module makes shift in its first forward pass"),
+    ],
+)
+def test_parameters_that_do_not_exist_yet_are_refused_until_the_module_has_run(module, says):
+    later = module()
+    with pytest.raises(ValueError, match=says):
+        nets.from_module(later, (5,))
+    with torch.no_grad():
+        later.eval()(torch.zeros(2, 5))
+    if isinstance(later, Later) and later.what == "buffer":
+        return  # which no layer holds
+    first, second = (nets.from_module(later, (5,)).init(np.random.default_rng(0)) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def first_changed(change):
+    module = small()
+    change(module[0])
+    return module
+
+
+def first_undone(undo):
+    def change(module):
+        undo(module[0])
+        return module
+
+    return change
+
+
+def scaled(part):
+    part.scale = part.weight.abs().mean() * 2
+
+
+UNDONE = {
+    "pruned": (
+        lambda: first_changed(lambda part: prune.l1_unstructured(part, "weight", amount=0.3)),
+        r"^0 \(Linear\) computes weight from other tensors, .*prune\.remove\(module\.get_submodule\('0'\), 'weight'\)",
+        first_undone(lambda part: prune.remove(part, "weight")),
+    ),
+    "bias pruned": (
+        lambda: first_changed(lambda part: prune.random_unstructured(part, "bias", amount=1)),
+        r"computes bias from other tensors.* 'bias'\)",
+        first_undone(lambda part: prune.remove(part, "bias")),
+    ),
+    "whole module pruned": (
+        lambda: prune.identity(nn.Linear(5, 3), "weight"),
+        r"^the module itself \(Linear\) computes weight .*remove\(module, 'weight'\)",
+        lambda module: prune.remove(module, "weight"),
+    ),
+    "weight norm": (
+        lambda: first_changed(lambda part: parametrizations.weight_norm(part)),
+        r"computes weight .*parametrize\.remove_parametrizations\(module\.get_submodule\('0'\), 'weight'\)",
+        first_undone(lambda part: parametrize.remove_parametrizations(part, "weight")),
+    ),
+    "old spectral norm": (
+        lambda: first_changed(lambda part: nn.utils.spectral_norm(part)),
+        r"computes weight .*remove_spectral_norm\(module\.get_submodule\('0'\), 'weight'\)",
+        first_undone(nn.utils.remove_spectral_norm),
+    ),
+    "tensor with a graph": (
+        lambda: first_changed(scaled),
+        r"computes scale .*module\.get_submodule\('0'\)\.scale\.detach\(\)",
+        first_undone(lambda part: setattr(part, "scale", part.scale.detach())),
+    ),
+    "parallel": (
+        lambda: nn.DataParallel(small()),
+        r"^the module itself \(DataParallel\) wraps a module .*module\.module\.$",
+        lambda module: module.module,
+    ),
+    "a parallel part": (
+        lambda: nn.Sequential(nn.DataParallel(nn.Linear(5, 4)), nn.Linear(4, 3)),
+        r"^0 \(DataParallel\) .*module\.0\.module\.$",
+        lambda module: nn.Sequential(module[0].module, module[1]),
+    ),
+    "averaged": (
+        lambda: AveragedModel(small()),
+        r"^the module itself \(AveragedModel\) wraps",
+        lambda module: module.module,
+    ),
+    "double": (lambda: small().double(), r"the module is torch\.float64, .*Pass module\.float\(\)", nn.Module.float),
+    "half": (lambda: small().half(), r"the module is torch\.float16, .*Pass module\.float\(\)", nn.Module.float),
+    "bfloat16": (lambda: small().bfloat16(), r"the module is torch\.bfloat16", nn.Module.float),
+    "one layer double": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3).double()),
+        r"the module is torch\.float64",
+        nn.Module.float,
+    ),
+    "no numbers": (
+        lambda: small().to("meta"),
+        r"the module holds no numbers \(device meta\)",
+        lambda module: module.to_empty(device="cpu").apply(lambda part: [p.data.zero_() for p in part.parameters()]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNDONE)
+def test_modules_whose_parameters_are_not_their_own_say_what_to_pass_instead(name):
+    make, says, undo = UNDONE[name]
+    module = make()
+    with pytest.raises(ValueError, match=says):
+        nets.from_module(module, (5,))
+    module = undo(module)
+    net, x = nets.from_module(module, (5,)), torch.randn(1, 6, 5, generator=torch.Generator().manual_seed(0))
+    params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
+    torch.testing.assert_close(net.apply(params, x)[0], module.eval()(x[0]))
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16])
+def test_a_sample_of_another_precision_says_what_to_pass_instead(kind):
+    with pytest.raises(ValueError, match=rf"the sample is {kind}, but clients train float32. Pass sample.float\(\)"):
+        nets.from_module(small(), torch.zeros(5, dtype=kind))
+    assert nets.from_module(small().to(kind), torch.zeros(5, dtype=kind)).shapes["fc1.weight"] == (4, 5)

@@ -342,7 +342,10 @@ def test_settings_of_one_network_are_named():
 def test_tokens_outside_the_vocabulary_are_named(name):
     net, x = make(name), texts().int()
     params = {n: p.expand(CLIENTS, *p.shape) for n, p in net.init(np.random.default_rng(0)).items()}
-    for bad, seen in ((VOCABULARY, f"vocabulary={VOCABULARY}, but got 0 to {VOCABULARY}"), (-1, "but got -1 to ")):
+    for bad, seen in (
+        (VOCABULARY, rf"but got 0 to {VOCABULARY}\. Make the network with vocabulary={VOCABULARY + 1}\.$"),
+        (-1, r"but got -1 to \d+\. Number the tokens from 0: padding of number -1 needs a token, too.*padding=0\.$"),
+    ):
         wrong = x.clone()
         wrong[0, 2, 3] = bad  # of the first client, whose next row would be the second client's
         with pytest.raises(ValueError, match=seen):

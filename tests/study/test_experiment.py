@@ -54,7 +54,7 @@ def test_new_clients_are_none_of_those_that_train():
     assert not set(new.client.values) & set(fed.client.values)
 
 
-def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_training():
+def test_the_published_split_of_roles_is_kept_and_validation_is_drawn_from_training():
     settings = Settings(
         data="shakespeare-leaf", partition="natural", max_samples=100, validation_fraction=0.1, net="lstm"
     )
@@ -64,6 +64,11 @@ def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_trai
     assert size["validation"].max() == 8
     assert size["test"].max() == 20
     assert len(size["train"]) == 37
+    all_rows, _ = experiment.federated(settings.but(validation_fraction=0.0), require_real_data())
+    trained = all_rows.x.values[all_rows.split.values == "train"][:80]  # the first client's, in time
+    drawn = fed.x.values[(fed.split.values == "validation") & (fed.client.values == 0)]
+    places = [int(np.flatnonzero((trained == row).all(1))[0]) for row in drawn]
+    assert min(places) < 40, "validation samples are not the last"
     assert experiment.network(settings, fed).shapes["embedding.weight"][1] == len(fed.y.attrs["names"])
 
 
@@ -74,7 +79,8 @@ def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_trai
         ({"algorithm": "random", "tau": "nan"}, "tau"),
         ({"kappa": 0.9, "options": ("kappa=0.5",)}, "kappa is given twice"),
         ({"options": ("method=pa",)}, "fedfac-dynamic takes layers, kappa, .*, but got 'method'"),
-        ({"clinets": 3}, "Did you mean 'clients'"),
+        ({"clinets": 3}, r"^there is no setting 'clinets'\. Did you mean 'clients', '\w+' or '\w+'\?$"),
+        ({"qqqq": 3}, r"^there is no setting 'qqqq'\. Did you mean '\w+', '\w+' or '\w+'\?$"),
         ({"kappa": (0.5, 0.7)}, "kappa must be one value"),
         ({"layers": ()}, "layers must hold at least one value"),
         ({"algorithm": "random", "tau": "mean"}, "tau must be a number to size a random split"),

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import xarray as xr
 from small_runs import NET, SETTINGS, dense
 
 import fedstat
 from fedstat.fl import algorithms
+from fedstat.study import report
 
 
 def trained(out: Path, rounds: int = 3, **options: object) -> xr.DataTree:
@@ -24,6 +26,45 @@ def trained(out: Path, rounds: int = 3, **options: object) -> xr.DataTree:
 def simulated() -> xr.DataTree:
     small = {"clients": 4, "d": 6, "m": 8, "n_train": 10, "rounds": 1, "threads": 1}
     return fedstat.sim.study(p=0.5, methods=["local"], **small)
+
+
+def duplicated(form: str, folder: Path) -> xr.Dataset:
+    """Samples of 4 clients, of which 3 test samples equal a training sample of another client in x."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (60, 1, 4, 4)).astype(np.uint8)
+    split = np.where(np.arange(60) % 5 == 4, "test", "train").astype(object)
+    x[[4, 9, 14]] = x[[50, 51, 52]]
+    y, client = rng.integers(0, 3, 60), np.arange(60) // 15
+    data = xr.Dataset(
+        {"x": (("sample", "channel", "row", "column"), x), "y": ("sample", y)},
+        {"client": ("sample", client), "split": ("sample", split)},
+    )
+    data.x.attrs |= {"scale": 255, "mean": [0.5], "sd": [0.25]}
+    if form == "float":
+        data = fedstat.data.to_float(data)
+    if form == "on disk":
+        fedstat.data.save_folder(fedstat.data.to_float(data), folder)
+        data = fedstat.data.open_folder(folder)
+    return data
+
+
+@pytest.mark.parametrize("form", ["bytes", "float", "on disk"])
+def test_test_samples_that_equal_training_samples_are_counted(form: str, tmp_path: Path) -> None:
+    net, data = fedstat.fl.nets.mlp([16, 5, 3]), duplicated(form, tmp_path / "data")
+    options = {"memory_budget": "1GB", "out": tmp_path / "run.zarr"} if form == "on disk" else {}
+    run = fedstat.fl.train(data, net, algorithms.fedavg(), rounds=1, **options)
+    says = (
+        "3 of 12 test samples equal a training sample of some client, so that test accuracy may be too high. Remove "
+        "duplicates from the data."
+    )
+    assert fedstat.summary(run)["caution"] == says
+    for lines in (report.report(run), str(fedstat.summary(run))):
+        assert says in " ".join(lines.split())
+        assert max(map(len, lines.splitlines())) <= 80
+    other = data.assign(x=data.x + np.arange(60, dtype=np.float32).reshape(-1, 1, 1, 1) / 7)
+    clean = fedstat.fl.train(other.assign(x=other.x.astype(np.float32)), net, algorithms.fedavg(), rounds=1)
+    assert "caution" not in fedstat.summary(clean)
+    assert "Caution" not in report.report(clean)
 
 
 def test_settings_are_those_of_the_store_for_every_kind_of_run(simulated: xr.DataTree, tmp_path: Path) -> None:

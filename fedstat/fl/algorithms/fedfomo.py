@@ -39,9 +39,10 @@ def fedfomo(
     downloads the M models of highest affinity; each is replaced by a random model with probability ε.
 
     Upload: the model. Download: M complete models, which the client itself weighs. Personal: the mixture. Validation
-    samples are required (``validation=0.1``). If no model lowers the loss, the client continues with the model that it
-    trained, as in PFLlib; the equation would return it to θ_i. In the text, θ_i may be the model before or after the
-    last local training; as in the published code's commands, it is the model before.
+    samples are required: the setting ``validation_fraction``, or ``train_test(..., validation=0.1)``. If no model
+    lowers the loss, the client continues with the model that it trained, as in PFLlib; the equation would return it to
+    θ_i. In the text, θ_i may be the model before or after the last local training; as in the published code's commands,
+    it is the model before.
 
     Parameters
     ----------

@@ -20,6 +20,15 @@ from torch.overrides import TorchFunctionMode
 from fedstat._utils import check
 from fedstat.fl.nets.base import Net, Params, Piece, is_statistic, layer_of
 from fedstat.fl.nets.conv import channels_last, conv2d
+from fedstat.fl.nets.module_checks import (
+    CONVOLUTIONS,
+    NORMS,
+    conversion_hint,
+    describe,
+    direct_tensors,
+    require_complete,
+    require_supported,
+)
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
@@ -91,7 +100,7 @@ def adapt(module: nn.Module) -> Draws:
     """
     draws = Draws()
     for path, part in [*module.named_modules()]:
-        description = _describe(path, part)
+        description = describe(path, part)
         if isinstance(part, nn.RNNBase):
             if type(part) not in _LAYERS:
                 raise ValueError(f"{description} must be nn.LSTM, nn.GRU or nn.RNN, not a class derived from these")
@@ -106,11 +115,6 @@ def adapt(module: nn.Module) -> Draws:
                 raise ValueError("the module is only a dropout, which has no parameters to train")
             module.set_submodule(path, Dropout(part.p, not isinstance(part, nn.Dropout), draws))
     return draws
-
-
-def _describe(path: str, part: nn.Module) -> str:
-    """Return the path and the class of a part of the module, for messages."""
-    return f"{path or 'the module itself'} ({type(part).__name__})"
 
 
 def is_recurrent(part: nn.Module) -> bool:
@@ -157,11 +161,6 @@ def to_params(pieces: dict[str, Piece], module: nn.Module) -> Params:
     return {name: (torch.cat(p, -1) if len(p) > 1 else p[0]).float().clone() for name, p in parts.items()}
 
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
-_STACKED = (*_CONVOLUTIONS, *_NORMS, nn.Linear, nn.Embedding, nn.RNNBase, nn.RNNCellBase)
-_RANDOM = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 _KINDS = {"weight": "scale", "bias": "shift"}
 
 
@@ -174,11 +173,11 @@ def from_module(
 ) -> Net:
     """Convert a user's torch module to a network.
 
-    The module may be of any class. Its parameters must belong to convolutions, Linear, Embedding, LSTM, GRU, RNN and
-    their cells, or batch, group or layer normalization. Its ``forward`` must be a function of its input and these
-    parameters alone. ``nn.Dropout`` (1d, 2d, 3d) is allowed: it draws from the run's named streams, separately for each
-    client, and is off in evaluation. Clients are computed one by one, so the networks of :mod:`fedstat.fl.nets` are
-    faster for many small clients.
+    The module may be of any class. Its parameters, all float32, must belong to convolutions, Linear, Embedding, LSTM,
+    GRU, RNN and their cells, or batch, group or layer normalization. Its ``forward`` must be a function of its input
+    and these parameters alone. ``nn.Dropout`` (1d, 2d, 3d) is allowed: it draws from the run's named streams,
+    separately for each client, and is off in evaluation. Clients are computed one by one, so the networks of
+    :mod:`fedstat.fl.nets` are faster for many small clients.
 
     Parameters
     ----------
@@ -205,8 +204,9 @@ def from_module(
     Raises
     ------
     ValueError
-        If the module has parts that cannot be stacked (other random parts, tied or unused parameters), does not take
-        the sample, or does not return one row of outputs per sample.
+        If the module has parts that cannot be stacked (other random parts, tied or unused parameters, pruned or
+        normalized weights, wrappers such as nn.DataParallel), lacks parameters before its first forward pass (lazy
+        layers), does not take the sample, or does not return one row of outputs per sample.
 
     Examples
     --------
@@ -218,7 +218,7 @@ def from_module(
     check.choice("statistics", statistics, ("shared", "local"))
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch.nn.Module, but got {type(module).__name__}")
-    _require_supported(module)
+    require_supported(module)
     module = copy.deepcopy(module)
     draws = adapt(module)
     sample = sample if isinstance(sample, Tensor) else torch.zeros(tuple(sample))
@@ -343,7 +343,7 @@ def _redraw(module: nn.Module, rng: np.random.Generator) -> nn.Module:
     with torch.random.fork_rng(devices=[]):  # reset_parameters draws from the global generator
         torch.manual_seed(int(rng.integers(2**62)))
         for part in drawn.modules():
-            if _direct_tensors(part):
+            if direct_tensors(part):
                 part.reset_parameters()  # type: ignore[operator]
     for name, p in module.named_parameters():
         if not p.requires_grad:
@@ -390,37 +390,6 @@ def _by_client(name: str, p: Tensor) -> Sequence[Tensor]:
     return [client.data for client in p.unbind()] if is_statistic(name) else p.unbind()
 
 
-def _require_supported(module: nn.Module) -> None:
-    """Raise ValueError if a part of the module is not a function of stacked parameters."""
-    owner: dict[int, str] = {}
-    for path, part in module.named_modules():
-        description = _describe(path, part)
-        if isinstance(part, _RANDOM):
-            raise ValueError(f"{description} draws random numbers outside the run's named streams. Remove it.")
-        if isinstance(part, _BATCH_NORMS) and (not part.track_running_stats or part.momentum is None):
-            raise ValueError(f"{description} must have track_running_stats=True and a momentum, but does not")
-        if isinstance(part, nn.Embedding) and (part.max_norm is not None or part.sparse):
-            raise ValueError(f"{description} must have max_norm=None and sparse=False, but does not")
-        tensors = _direct_tensors(part)
-        if tensors and not isinstance(part, _STACKED):
-            raise ValueError(
-                f"{description} holds {next(iter(tensors))} itself, and its units are unknown. Parameters and buffers "
-                "must belong to Conv, Linear, Embedding, LSTM, GRU, RNN, BatchNorm, GroupNorm or LayerNorm modules. "
-                "Write it with these."
-            )
-        for name, tensor in tensors.items():
-            if id(tensor) in owner:
-                raise ValueError(
-                    f"{description} shares its {name} with {owner[id(tensor)]}. Use a separate tensor for each."
-                )
-            owner[id(tensor)] = path
-
-
-def _direct_tensors(part: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a module, without its submodules'."""
-    return {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
-
-
 def _trial(module: nn.Module, sample: Tensor) -> tuple[list[tuple[str, nn.Module]], int]:
     """Run a module on two copies of the sample; return the parts with parameters in call order, and the outputs."""
     runner = copy.deepcopy(module).train()
@@ -438,15 +407,17 @@ def _trial(module: nn.Module, sample: Tensor) -> tuple[list[tuple[str, nn.Module
     ]
     x = torch.stack([sample, sample])
     if x.is_floating_point():
-        x = x + torch.linspace(0, 1, x.numel()).view(x.shape)  # random parts may have no effect on zeros
+        x = x + torch.linspace(0, 1, x.numel()).view(x.shape).to(x)  # random parts may have no effect on zeros
     try:
         with torch.no_grad():
             first, second = runner(x), runner(x)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise ValueError(f"the module does not take samples of shape {tuple(sample.shape)}: {error}") from None
+        reason = conversion_hint(module, sample) or error
+        raise ValueError(f"the module does not take samples of shape {tuple(sample.shape)}: {reason}") from None
     finally:
         for hook in hooks:
             hook.remove()
+    require_complete(module, runner)
     if not isinstance(first, Tensor) or first.ndim != 2 or len(first) != 2:
         actual = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
         raise ValueError(f"the module must return (sample, output), but returned {actual} for 2 samples")
@@ -479,19 +450,19 @@ def _assign_pieces(order: list[tuple[str, nn.Module]]) -> dict[str, Piece]:
     previous = ""  # the last layer, unless its outputs are normalized already
     units = 0
     for path, part in order:
-        tensors = {n: t for n, t in _direct_tensors(part).items() if n != "num_batches_tracked"}
+        tensors = {n: t for n, t in direct_tensors(part).items() if n != "num_batches_tracked"}
         size = next(iter(tensors.values())).shape[0]
         if is_recurrent(part):
             kind = kind_of(part)
             of_part = recurrent_pieces(part, count[kind] + 1)
             count[kind] += len({layer_of(piece.name) for piece in of_part.values()})
             previous, units = f"{kind}{count[kind]}", int(part.hidden_size)  # type: ignore[arg-type]
-        elif isinstance(part, _NORMS):
+        elif isinstance(part, NORMS):
             layer = previous if previous and size == units else _next(count, "norm")
             of_part, previous = {n: Piece(f"{layer}.{_KINDS.get(n, n)}") for n in tensors}, ""
         else:
             embedding = isinstance(part, nn.Embedding)
-            layer = _next(count, "embedding" if embedding else "conv" if isinstance(part, _CONVOLUTIONS) else "fc")
+            layer = _next(count, "embedding" if embedding else "conv" if isinstance(part, CONVOLUTIONS) else "fc")
             units = part.embedding_dim if isinstance(part, nn.Embedding) else size
             of_part, previous = {n: Piece(f"{layer}.{n}", "transposed" if embedding else "") for n in tensors}, layer
         pieces |= {f"{path}.{n}" if path else n: piece for n, piece in of_part.items()}

@@ -59,9 +59,11 @@ def tokens(x: Tensor, vocabulary: int) -> Tensor:
         raise ValueError(f"x must hold token numbers, which are integers, but is {str(x.dtype).split('.')[-1]}")
     low, high = (int(end) for end in torch.aminmax(x))
     if low < 0 or high >= vocabulary:
+        hint = f"Make the network with vocabulary={high + 1}."
+        if low < 0:
+            hint = f"Number the tokens from 0: padding of number {low} needs a token, too, such as 0 with padding=0."
         raise ValueError(
-            f"tokens must lie in 0, ..., {vocabulary - 1} for vocabulary={vocabulary}, but got {low} to {high}. "
-            f"Make the network with vocabulary={max(high + 1, vocabulary)}."
+            f"tokens must lie in 0, ..., {vocabulary - 1} for vocabulary={vocabulary}, but got {low} to {high}. {hint}"
         )
     return x.long()
 
