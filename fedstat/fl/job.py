@@ -20,6 +20,7 @@ from fedstat.fl.algorithm import Algorithm, Phase
 from fedstat.fl.batches import Rows, part
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.losses import Loss
+from fedstat.fl.metrics import Metrics
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer, sgd
 from fedstat.fl.ranks import ALONE, ProcessGroup
@@ -82,7 +83,7 @@ class ComputeConfig:
             )
 
 
-_ONE_THREAD = ComputeConfig(threads=1)
+_ONE_THREAD, _NO_METRICS = ComputeConfig(threads=1), Metrics()
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ class Job(TrainConfig):
         True if clients number their classes differently, so that no entry of an output layer may be shared.
     compute : ComputeConfig
         Settings of the computation; the data are already on its device.
+    metrics : Metrics
+        What evaluations measure besides accuracy and loss.
     track : bool
         If True, batch losses and the accuracy before aggregation are measured, too.
     rows_folder : Path, optional
@@ -130,6 +133,7 @@ class Job(TrainConfig):
     process_group: ProcessGroup = ALONE
     own_labels: bool = False
     compute: ComputeConfig = _ONE_THREAD
+    metrics: Metrics = _NO_METRICS
     track: bool = False
     rows_folder: Path | None = None
     common_rows: bool = False
