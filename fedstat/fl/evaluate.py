@@ -13,9 +13,9 @@ from fedstat.fl import batches, cohort, nets, split_halves
 from fedstat.fl.algorithm import Choice, Phase
 from fedstat.fl.batches import Rows
 from fedstat.fl.chunks import each_chunk
-from fedstat.fl.job import Job
+from fedstat.fl.job import Job, Metrics
 from fedstat.fl.local_training import diverged, finetune
-from fedstat.fl.metrics import Metrics, Tally, shape
+from fedstat.fl.metrics import Tally, shape
 from fedstat.fl.nets import Params
 from fedstat.fl.state import Download, State
 from fedstat.stats import variance_components
@@ -44,8 +44,8 @@ def table(job: Job, clients: np.ndarray, models: Callable[[slice], Iterable[Para
         for i, params in enumerate(models(span)):
             tally = Tally(job, clients[span]) if job.metrics.names else None
             for of, rows in subsets.items():
-                found = scores(job, params, rows, clients[span], None if of else tally)
-                for name, values in zip(_SCORES, found, strict=True):
+                pair = scores(job, params, rows, clients[span], None if of else tally)
+                for name, values in zip(_SCORES, pair, strict=True):
                     columns[of + name][clients[span], i] = values
             for name, values in tally.values().items() if tally else ():
                 columns[name][clients[span], i] = values

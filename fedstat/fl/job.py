@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from fedstat.fl.algorithm import Algorithm, Phase
 from fedstat.fl.batches import Rows, part
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.losses import Loss
-from fedstat.fl.metrics import Metrics
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer, sgd
 from fedstat.fl.ranks import ALONE, ProcessGroup
@@ -81,6 +80,24 @@ class ComputeConfig:
                 "this CPU has no instructions for bfloat16 (AVX-512-BF16, AMX): training is slower and less exact than "
                 "with precision='float32'. Use 'float32'."
             )
+
+
+class Metrics(NamedTuple):
+    """Metrics that evaluations measure, besides accuracy and loss.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Names of :data:`fedstat.fl.metrics.METRICS`.
+    classes : array (class,)
+        Classes of the data.
+    labels : int array (client, class), optional
+        Label of each class in the samples of each client, -1 without samples; None if clients number classes alike.
+    """
+
+    names: tuple[str, ...] = ()
+    classes: np.ndarray = np.arange(0)
+    labels: np.ndarray | None = None
 
 
 _ONE_THREAD, _NO_METRICS = ComputeConfig(threads=1), Metrics()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedstat._utils import check
 from fedstat._utils.lazy import torch
+from fedstat.fl.job import Job, Metrics
 from fedstat.fl.nets import n_outputs
+from fedstat.store import Group
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fedstat.fl.job import Job
-    from fedstat.store import Group
 
 METRICS = {
     "class_accuracy": "test accuracy on a class, NaN if the client has no test sample of it",
@@ -31,24 +30,6 @@ TITLES = {"balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1", "auc
 
 PREDICTION = "prediction"
 """Predicted classes (client, sample), which :class:`Tally` returns like a metric."""
-
-
-class Metrics(NamedTuple):
-    """Metrics that a run measures.
-
-    Attributes
-    ----------
-    names : tuple of str
-        Names in ``METRICS``, in this order.
-    classes : array (class,)
-        Classes of the data.
-    labels : int array (client, class), optional
-        Label of each class in the samples of each client, -1 without samples; None if clients number classes alike.
-    """
-
-    names: tuple[str, ...] = ()
-    classes: np.ndarray = np.arange(0)
-    labels: np.ndarray | None = None
 
 
 def names_of(metrics: str | Iterable[str]) -> tuple[str, ...]:

@@ -217,8 +217,10 @@ def _metrics_in_words(further: pd.DataFrame, column: str, n_clients: int) -> str
     is_class = further["measure"].str.startswith("class_accuracy")
     texts = []
     for x in further[~is_class].to_dict("records"):
-        some = f" ({x['clients']} of {n_clients} clients; others lack a class)" if x["clients"] < n_clients else ""
-        texts.append(f"{run_table.title_of(x['measure'])} {number(x[column], 3)}{some}")
+        exclusions = (
+            f" ({x['clients']} of {n_clients} clients; others lack a class)" if x["clients"] < n_clients else ""
+        )
+        texts.append(f"{run_table.title_of(x['measure'])} {number(x[column], 3)}{exclusions}")
     if len(classes := further[is_class].dropna(subset=column)):
         low, high = classes.sort_values(column).iloc[[0, -1]].to_dict("records")
         ends = (f"{x[column]:.3f} ({x['measure'].removeprefix('class_accuracy_')})" for x in (low, high))

@@ -202,12 +202,12 @@ def measures(run: xr.DataTree) -> dict[str, tuple[xr.DataArray, xr.DataArray]]:
     """
     metrics = _metrics(run)
     weight = xr.DataArray(_sizes(metrics, "n_test"), dims="client")
-    found = {name: (metrics[name], weight) for name in ("accuracy", *fl_metrics.TITLES) if name in metrics}
+    by_name = {name: (metrics[name], weight) for name in ("accuracy", *fl_metrics.TITLES) if name in metrics}
     if "class_accuracy" in metrics:
         values, n_test = metrics["class_accuracy"], run["clients"].to_dataset()["n_test"]
         for i, label in enumerate(metrics["class"].values):
-            found[f"class_accuracy_{label}"] = values.isel({"class": i}), n_test.isel({"class": i})
-    return found
+            by_name[f"class_accuracy_{label}"] = values.isel({"class": i}), n_test.isel({"class": i})
+    return by_name
 
 
 def measured(run: xr.DataTree, measure: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -218,13 +218,13 @@ def measured(run: xr.DataTree, measure: str) -> tuple[NDArray[np.float64], NDArr
     ValueError
         If there is no such measure (the message has the nearest names), or the run did not measure it.
     """
-    found, name = measures(run), re.sub(r"^(class_accuracy)_.*", r"\1", measure)
-    if name in fl_metrics.METRICS and not any(other.startswith(name) for other in found):
+    by_name, name = measures(run), re.sub(r"^(class_accuracy)_.*", r"\1", measure)
+    if name in fl_metrics.METRICS and not any(other.startswith(name) for other in by_name):
         raise ValueError(
-            f"the run did not measure {name!r}, but {', '.join(found)}. Train with metrics=[{name!r}] "
+            f"the run did not measure {name!r}, but {', '.join(by_name)}. Train with metrics=[{name!r}] "
             f"(--metrics {name})."
         )
-    values, weight = found[check.choice("measure", measure, list(found))]
+    values, weight = by_name[check.choice("measure", measure, list(by_name))]
     return values.transpose("round", "client").to_numpy().astype(np.float64), weight.to_numpy().astype(np.float64)
 
 

@@ -17,8 +17,7 @@ from fedstat.fl.cohort import Cohort
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.evaluate import evaluate, measured, require_finite
 from fedstat.fl.hooks import Hooks
-from fedstat.fl.job import Job
-from fedstat.fl.metrics import Metrics
+from fedstat.fl.job import Job, Metrics
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.probes import Observer, Values
 from fedstat.fl.state import Download, State
