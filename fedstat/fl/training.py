@@ -109,23 +109,20 @@ def train(
     device, client_chunk, threads, precision, memory_budget : str, int, int, {"float32", "tf32", "bfloat16"}, str or int
         Computation: device of PyTorch, clients trained as one tensor, parallel chunks, precision of matrix products,
         and bytes of memory ("2GiB"), beyond which client rows are kept in the store.
-    out, resume : path, bool
-        Store to write; continue the run there, also with more ``rounds`` and ``checkpoints``.
-    checkpoints, keep_weights : sequence of int, sequence of str
-        Rounds after which weights are stored, besides the last; layers whose weights are stored.
+    out, resume, checkpoints, keep_weights : path, bool, sequence of int, sequence of str
+        Store to write; continue the run there, also with more ``rounds`` and ``checkpoints``; rounds after which weights
+        are stored, besides the last; layers whose weights are stored.
     evaluate_every, new, ablation : int, Dataset, int
         Rounds between evaluations; unseen clients, evaluated after training; draws of values that replace units.
     probe : {"split-half", "drift", "trained-weights", "parameters"} or sequence of these, optional
         Measurements that do not change training.
     prediction_rules : mapping from str to callable (Algorithm) -> Algorithm, optional
         Further rules for the final models, such as ``{"fedavg+": algorithms.finetuned}``.
-    metrics : {"class_accuracy", "balanced_accuracy", "macro_f1", "auc"} or sequence of these
-        Metrics of each client on its test samples, measured in evaluations beside accuracy: :doc:`/howto/train`.
-    store_predictions : bool
-        Store each client's predicted labels of its test samples after the last round.
+    metrics, store_predictions : {"class_accuracy", "balanced_accuracy", "macro_f1", "auc"} or sequence of these, bool
+        Metrics of test samples that evaluations measure beside accuracy; store predicted labels after the last round.
     progress : bool, None or callable (int)
-        True shows a bar in a terminal or notebook, and lines on stderr elsewhere; None shows a bar after two seconds;
-        False shows nothing. A callable gets the rounds that were done before, then 1 after each round.
+        True shows a bar in a terminal or notebook, lines on stderr elsewhere; None shows a bar after two seconds; False
+        shows nothing. A callable gets the rounds that were done before, then 1 after each round.
     about : mapping, optional
         Further settings to store in the run.
 

@@ -222,7 +222,7 @@ def _metrics_in_words(further: pd.DataFrame, column: str, n_clients: int) -> str
         )
         texts.append(f"{run_table.title_of(x['measure'])} {number(x[column], 3)}{exclusions}")
     if len(classes := further[is_class].dropna(subset=column)):
-        low, high = classes.sort_values(column).iloc[[0, -1]].to_dict("records")
+        low, high = classes.sort_values(column, kind="stable").iloc[[0, -1]].to_dict("records")
         ends = (f"{x[column]:.3f} ({x['measure'].removeprefix('class_accuracy_')})" for x in (low, high))
         texts.append(f"accuracy by class {' to '.join(ends)}")
     return ", ".join(texts)
