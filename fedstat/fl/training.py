@@ -110,8 +110,8 @@ def train(
         Computation: device of PyTorch, clients trained as one tensor, parallel chunks, precision of matrix products,
         and bytes of memory ("2GiB"), beyond which client rows are kept in the store.
     out, resume, checkpoints, keep_weights : path, bool, sequence of int, sequence of str
-        Store to write; continue the run there, also with more ``rounds`` and ``checkpoints``; rounds after which weights
-        are stored, besides the last; layers whose weights are stored.
+        Store to write; continue the run there, also with more ``rounds`` and ``checkpoints``; rounds after which
+        weights are stored, besides the last; layers whose weights are stored.
     evaluate_every, new, ablation : int, Dataset, int
         Rounds between evaluations; unseen clients, evaluated after training; draws of values that replace units.
     probe : {"split-half", "drift", "trained-weights", "parameters"} or sequence of these, optional
