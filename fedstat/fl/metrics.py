@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from fedstat._utils import check
 from fedstat._utils.lazy import torch
+from fedstat.fl.chunks import format_bytes
 from fedstat.fl.job import Job, Metrics
 from fedstat.fl.nets import n_outputs
 from fedstat.store import Group
@@ -78,6 +80,18 @@ def shape(job: Job, name: str) -> tuple[int, ...]:
     """Return the shape of a metric of one client."""
     sizes = {"class_accuracy": len(job.metrics.classes), PREDICTION: int(job.test.sizes.max())}
     return (sizes[name],) if name in sizes else ()
+
+
+def require_memory(job: Job, *, store_predictions: bool) -> None:
+    """Raise ValueError if metrics or predictions of all clients exceed the rest of the memory budget."""
+    for name in (*job.metrics.names, *[PREDICTION] * store_predictions):
+        needed = 4 * job.clients * math.prod(shape(job, name))
+        if job.room is not None and needed > job.room:
+            setting = "store_predictions" if name == PREDICTION else f"metrics={name!r}"
+            raise ValueError(
+                f"{setting} holds {format_bytes(needed)} of {job.clients} clients, but memory_budget leaves "
+                f"{format_bytes(max(job.room, 0))}. Raise memory_budget, or leave out {setting}."
+            )
 
 
 class Tally:

@@ -25,6 +25,7 @@ from fedstat.fl.job import ComputeConfig, Job, Participation, Precision, Samplin
 from fedstat.fl.loop import Ledger, start
 from fedstat.fl.metrics import names_of as metrics_named
 from fedstat.fl.metrics import of_run as metrics_of_run
+from fedstat.fl.metrics import require_memory as require_metrics_memory
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.prepare import aggregator_named, optimizer_named, prepare, unseen
@@ -175,6 +176,7 @@ def train(
     clients = dataset_group(data, samples, nets.n_outputs(job.net))
     measured = metrics_of_run(names, clients, own_labels=job.own_labels)
     job = replace(job, metrics=measured, common_rows=weights.trained and need_common_rows(job))
+    require_metrics_memory(job, store_predictions=store_predictions)
     rule_jobs, unseen_clients = prediction_jobs(job, prediction_rules or {}), unseen(job, new)
     measurements = _Measurements(
         rounds, evaluate_every, weights, probe_names, ablation, rule_jobs, unseen_clients, store_predictions

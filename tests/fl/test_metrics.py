@@ -18,7 +18,7 @@ from small_runs import NET, SETTINGS, dense, same, three_splits
 import fedstat
 from fedstat import fl, store
 from fedstat.data import partition
-from fedstat.fl import aggregate, algorithms, losses, nets, train
+from fedstat.fl import aggregate, algorithms, chunks, losses, nets, train
 from fedstat.fl.job import Metrics
 from fedstat.fl.metrics import METRICS, Tally
 
@@ -240,6 +240,12 @@ def test_clients_on_disk_and_private_runs_have_them_too(tmp_path):
     private = aggregate.private(clip=1.0, noise_multiplier=1.0)
     options |= {"participation": 0.5, "sampling": "poisson"}
     assert_consistent(train(dense(), NET, algorithms.fedavg(), aggregator=private, **options))
+
+
+def test_predictions_that_exceed_the_memory_budget_are_refused_before_training(monkeypatch):
+    monkeypatch.setattr(chunks, "remaining_bytes", lambda *_: 100)
+    with pytest.raises(ValueError, match=r"store_predictions holds .* of 5 clients, but memory_budget leaves"):
+        train(dense(), NET, algorithms.fedper(), rounds=1, store_predictions=True, memory_budget="1GiB")
 
 
 def test_a_metric_that_does_not_exist_is_refused_with_the_nearest_name():
