@@ -1,4 +1,4 @@
-"""Accuracy and loss of the clients' models, and the fine-tuning that is selected before clients predict."""
+"""Accuracy, loss and metrics of the clients' models, and the fine-tuning that is selected before clients predict."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from fedstat.fl import batches, cohort, nets, split_halves
 from fedstat.fl.algorithm import Choice, Phase
 from fedstat.fl.batches import Rows
 from fedstat.fl.chunks import each_chunk
-from fedstat.fl.job import Job
+from fedstat.fl.job import Job, Metrics
 from fedstat.fl.local_training import diverged, finetune
+from fedstat.fl.metrics import Tally, shape
 from fedstat.fl.nets import Params
 from fedstat.fl.state import Download, State
 from fedstat.stats import variance_components
@@ -24,24 +25,31 @@ _ADD_SAMPLES = "Set validation_fraction=0.1 (--validation-fraction 0.1), in Pyth
 
 
 def measured(job: Job, clients: np.ndarray, models: Callable[[slice], Params]) -> dict[str, np.ndarray]:
-    """Return scores (client,) of one model for each of some clients, in their order; NaN for the other clients.
+    """Return scores (client, ...) of one model for each of some clients, in their order; NaN for the other clients.
 
-    Scores are accuracy and loss on the test samples and, if there are validation samples, ``validation_accuracy`` and
+    Scores are accuracy and loss on the test samples, the job's metrics on them
+    (:data:`fedstat.fl.metrics.METRICS`) and, if there are validation samples, ``validation_accuracy`` and
     ``validation_loss``.
     """
     return {name: values[:, 0] for name, values in table(job, clients, lambda span: (models(span),), 1).items()}
 
 
 def table(job: Job, clients: np.ndarray, models: Callable[[slice], Iterable[Params]], n: int) -> dict[str, np.ndarray]:
-    """Return scores (client, n) of n models for each client, see :func:`measured`."""
+    """Return scores (client, n, ...) of n models for each client, see :func:`measured`."""
     subsets = {"": job.test} | ({} if job.validation is None else {"validation_": job.validation})
-    columns = {f"{of}{name}": np.full((job.clients, n), np.nan, np.float32) for of in subsets for name in _SCORES}
+    shapes: dict[str, tuple[int, ...]] = {f"{of}{name}": () for of in subsets for name in _SCORES}
+    shapes |= {name: shape(job, name) for name in job.metrics.names}
+    columns = {name: np.full((job.clients, n, *sizes), np.nan, np.float32) for name, sizes in shapes.items()}
 
     def work(span: slice) -> None:
         for i, params in enumerate(models(span)):
+            tally = Tally(job, clients[span]) if job.metrics.names else None
             for of, rows in subsets.items():
-                for name, values in zip(_SCORES, scores(job, params, rows, clients[span]), strict=True):
+                pair = scores(job, params, rows, clients[span], None if of else tally)
+                for name, values in zip(_SCORES, pair, strict=True):
                     columns[of + name][clients[span], i] = values
+            for name, values in tally.values().items() if tally else ():
+                columns[name][clients[span], i] = values
 
     each_chunk(job, len(clients), work)
     return columns
@@ -55,8 +63,10 @@ def require_finite(job: Job, metrics: Mapping[str, np.ndarray], clients: np.ndar
             raise diverged(what, bad, job.ids(clients), number)
 
 
-def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return accuracy and mean loss (client,) of stacked models on the clients' samples in ``data``."""
+def scores(
+    job: Job, params: Params, data: Rows, clients: np.ndarray, tally: Tally | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return accuracy and mean loss (client,) of stacked models on the clients' samples; ``tally`` adds them up."""
     data, clients = batches.load_clients(data, clients)
     sizes = torch.from_numpy(data.sizes[clients])
     right, total = torch.zeros(len(clients)), torch.zeros(len(clients))
@@ -68,9 +78,11 @@ def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[n
         half = job.compute.precision == "bfloat16"
         with torch.no_grad(), torch.autocast(job.device.type, torch.bfloat16, enabled=half):
             out = job.net.apply(params, batches.take_rows(data.x, rows)).float()
-            y = data.y[rows]
-            right += ((job.loss.predict(out) == y) & real).sum(1).cpu()
+            y, predicted = data.y[rows], job.loss.predict(out)
+            right += ((predicted == y) & real).sum(1).cpu()
             total += (job.loss.value(out, y) * real).sum(1).cpu()
+            if tally is not None:
+                tally.add(out, predicted, y, real)
     return (right / sizes).numpy(), (total / sizes).numpy()
 
 
@@ -260,7 +272,7 @@ def _held_out_losses(job: Job, download: Download, voters: np.ndarray, all_score
     first, second = split_halves.halves(job.train, voters, seed=job.seed, number=download.state.round)
     losses = np.zeros_like(all_scores["loss"], float)
     for half, other in ((first, second), (second, first)):
-        crossed = replace(job, train=half, test=other, validation=None)
+        crossed = replace(job, train=half, test=other, validation=None, metrics=Metrics())
         losses[voters] += (_score_candidates(crossed, download, voters)["loss"] * other.sizes[:, None])[voters]
     return losses
 
@@ -275,11 +287,10 @@ def _steps_by_layer(job: Job, download: Download) -> np.ndarray:
 
 
 def evaluate(job: Job, state: State) -> dict[str, np.ndarray]:
-    """Return accuracy and mean loss (client,) of every client's model; clients that were not selected download first.
+    """Return the scores (client, ...) of every client's model; clients that were not selected download first.
 
-    Models are evaluated on the test samples and, if there are any, the validation samples (``validation_accuracy``,
-    ``validation_loss``). Methods that fine-tune do so first. Methods that select a fine-tuning add ``choice/step`` and
-    ``choice/finetuning``, see :class:`fedstat.fl.evaluate.Chosen`.
+    For the scores see :func:`fedstat.fl.evaluate.measured`. Methods that fine-tune do so first. Methods that select a
+    fine-tuning add ``choice/step`` and ``choice/finetuning``, see :class:`fedstat.fl.evaluate.Chosen`.
 
     Raises
     ------

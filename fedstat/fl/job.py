@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -82,7 +82,25 @@ class ComputeConfig:
             )
 
 
-_ONE_THREAD = ComputeConfig(threads=1)
+class Metrics(NamedTuple):
+    """Metrics that evaluations measure, besides accuracy and loss.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Names of :data:`fedstat.fl.metrics.METRICS`.
+    classes : array (class,)
+        Classes of the data.
+    labels : int array (client, class), optional
+        Label of each class in the samples of each client, -1 without samples; None if clients number classes alike.
+    """
+
+    names: tuple[str, ...] = ()
+    classes: np.ndarray = np.arange(0)
+    labels: np.ndarray | None = None
+
+
+_ONE_THREAD, _NO_METRICS = ComputeConfig(threads=1), Metrics()
 
 
 @dataclass(frozen=True)
@@ -108,6 +126,8 @@ class Job(TrainConfig):
         True if clients number their classes differently, so that no entry of an output layer may be shared.
     compute : ComputeConfig
         Settings of the computation; the data are already on its device.
+    metrics : Metrics
+        What evaluations measure besides accuracy and loss.
     track : bool
         If True, batch losses and the accuracy before aggregation are measured, too.
     rows_folder : Path, optional
@@ -130,6 +150,7 @@ class Job(TrainConfig):
     process_group: ProcessGroup = ALONE
     own_labels: bool = False
     compute: ComputeConfig = _ONE_THREAD
+    metrics: Metrics = _NO_METRICS
     track: bool = False
     rows_folder: Path | None = None
     common_rows: bool = False

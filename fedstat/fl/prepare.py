@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -76,7 +76,7 @@ def labels_differ(*data: xr.Dataset | None) -> bool:
     return len(classes) > min(len(np.unique(classes)), len(np.unique(labels)))
 
 
-def group(data: xr.Dataset, train: Rows, outputs: int) -> Group:
+def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int) -> Group:
     """Describe the clients' data: ``n_train`` (client, class), and ``label`` and ``domain`` where data have them.
 
     Parameters
@@ -85,23 +85,26 @@ def group(data: xr.Dataset, train: Rows, outputs: int) -> Group:
         Data of :func:`fedstat.fl.train`. If they have the coordinate y_true (sample), its values are the classes, and
         ``label`` (client, class) holds the label that a client gives a class, −1 if it has no sample of the class. The
         coordinate domain (sample) becomes ``domain`` (client), if all samples of a client have one domain.
-    train : Rows
-        Training samples of the data.
+    subsets : mapping from name to Rows
+        "train", and "test" for ``n_test`` (client, class).
     outputs : int
         Number of outputs of the network.
     """
-    clients = len(train.sizes)
-    count = np.zeros((clients, max(outputs, 2)), dtype=np.int64)
-    np.add.at(count, (np.repeat(np.arange(clients), train.sizes), train.y.cpu().numpy()), 1)
-    classes, variables = np.arange(count.shape[1]), {}
+    counts = {name: _count_labels(rows, max(outputs, 2)) for name, rows in subsets.items()}
+    n_clients, n_labels = next(iter(counts.values())).shape
+    classes, variables = np.arange(n_labels), {}
     per_sample = {name for name in data.coords if data[name].dims == ("sample",)}
     if {"client", "y_true"} <= per_sample:
         table = partition.label_table(data)
         label = table.to_numpy()
-        count = np.where(label < 0, 0, np.take_along_axis(count, np.maximum(label, 0), 1))
+        counts = {
+            name: np.where(label < 0, 0, np.take_along_axis(count, np.maximum(label, 0), 1))
+            for name, count in counts.items()
+        }
         classes = table["class"].to_numpy()
         variables["label"] = ("client class", label, table.attrs | {"missing": "-1: no sample"})
-    variables["n_train"] = ("client class", count, {"long_name": "training samples of a class"})
+    texts = {"train": "training samples of a class", "test": "test samples of a class"}
+    variables |= {f"n_{name}": ("client class", count, {"long_name": texts[name]}) for name, count in counts.items()}
     if {"client", "domain"} <= per_sample:
         client, values = data["client"].to_numpy(), data["domain"].to_numpy()
         _, first, which = np.unique(client, return_index=True, return_inverse=True)
@@ -109,7 +112,14 @@ def group(data: xr.Dataset, train: Rows, outputs: int) -> Group:
             names = data["domain"].attrs.get("names")
             domains = values[first] if names is None else np.array(names, object)[values[first]]
             variables["domain"] = ("client", domains, {"long_name": "domain of a client's classes"})
-    return store.group({"client": clients, "class": classes}, **variables)
+    return store.group({"client": n_clients, "class": classes}, **variables)
+
+
+def _count_labels(rows: Rows, n_labels: int) -> np.ndarray:
+    """Return each client's number of samples of each label (client, label)."""
+    count = np.zeros((len(rows.sizes), n_labels), dtype=np.int64)
+    np.add.at(count, (np.repeat(np.arange(len(count)), rows.sizes), rows.y.cpu().numpy()), 1)
+    return count
 
 
 def optimizer_named(optimizer: str | Optimizer, lr: float) -> Optimizer:

@@ -12,7 +12,7 @@ import numpy as np
 from fedstat import store
 from fedstat._utils import guard
 from fedstat._utils.lazy import torch, xr
-from fedstat.fl import checkpoints, client_rows, disk_rows, evaluate, nets
+from fedstat.fl import checkpoints, client_rows, disk_rows, evaluate, metrics, nets
 from fedstat.fl.algorithm import Mask, SharedMask
 from fedstat.fl.checkpoints import Checkpoints
 from fedstat.fl.job import Job
@@ -34,9 +34,10 @@ _STORED = {
 }  # fmt: skip
 _ROWS = ("params", "common", "optimizer")
 """Parts of a state's file that hold rows of clients, besides those of the algorithm."""
-_EVALUATED = {
-    f"metrics/{name}" for name in ("accuracy", "loss", "validation_accuracy", "validation_loss", "accuracy_before")
-}
+_SCORES = ("accuracy", "loss", "validation_accuracy", "validation_loss", "accuracy_before", *metrics.METRICS)
+_EVALUATED = {f"metrics/{name}" for name in _SCORES}
+AFTER_LAST_ROUND = ("new", "ablation", "readouts", "predictions")
+"""Groups that are made after the last planned round."""
 
 
 def layout(
@@ -113,8 +114,16 @@ def run_layout(job: Job, rounds: int, stored: Checkpoints) -> dict[str, Group]:
     )
     if job.aggregator.privacy:
         groups["metrics"] |= store.group({}, epsilon=("round", "float64", "ε of everything released so far"))
+    groups["metrics"] |= _metrics_layout(job, rounds)
     groups |= _choice_layout(job, rounds)
     return groups | checkpoints.layout(job, stored)
+
+
+def _metrics_layout(job: Job, rounds: int) -> Group:
+    """Return the arrays of the job's metrics in group ``metrics``."""
+    coords = {"round": range(1, rounds + 1), "client": job.clients, "class": job.metrics.classes}
+    chunk = {"round": max(1, min(rounds, _CHUNK // (job.clients * max(1, len(job.metrics.classes)))))}
+    return store.group(coords, **metrics.layout(job.metrics, ("round", "client"), chunk))
 
 
 def _choice_layout(job: Job, rounds: int) -> dict[str, Group]:
@@ -135,7 +144,7 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
 
     - its weights, unless it is in ``checkpoints``;
     - its evaluation, unless ``evaluate_every`` includes it;
-    - the groups ``new``, ``ablation`` and ``readouts``, which are made after the new last round.
+    - the groups of :data:`AFTER_LAST_ROUND`, which are made after the new last round.
 
     The run continues from the last state, which a finished store holds: the global model, clients' personal
     parameters, and optimizer states that last.
@@ -174,7 +183,7 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
         )
 
     def keep_array(name: str, array: xr.DataArray) -> xr.DataArray | None:
-        if name.startswith(("new/", "ablation/", "readouts/")):
+        if name.partition("/")[0] in AFTER_LAST_ROUND:
             return None
         if (name in _EVALUATED or name.startswith(("choice/", "probe/"))) and before % config["evaluate_every"]:
             return array.where(array["round"] != before)

@@ -23,12 +23,16 @@ from fedstat.fl.checkpoints import Checkpoints, WeightsWriter, need_common_rows,
 from fedstat.fl.cohort import fewest
 from fedstat.fl.job import ComputeConfig, Job, Participation, Precision, Sampling, TrainConfig, of_rank, tf32
 from fedstat.fl.loop import Ledger, start
+from fedstat.fl.metrics import names_of as metrics_named
+from fedstat.fl.metrics import of_run as metrics_of_run
+from fedstat.fl.metrics import require_memory as require_metrics_memory
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.prepare import aggregator_named, optimizer_named, prepare, unseen
 from fedstat.fl.prepare import group as dataset_group
 from fedstat.fl.probes import Observer, measures
 from fedstat.fl.probes.measures import drift_probe, halves_probe, measures_probe
+from fedstat.fl.probes.predictions import predictions_probe
 from fedstat.fl.probes.variants import ablation_probe, new_clients_probe, prediction_jobs, prediction_rules_probe
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import State
@@ -79,6 +83,8 @@ def train(
     ablation: int = 0,
     probe: str | Sequence[str] | None = None,
     prediction_rules: Mapping[str, Callable[[Algorithm], Algorithm]] | None = None,
+    metrics: str | Sequence[str] = (),
+    store_predictions: bool = False,
     progress: bool | Callable[[int], object] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> xr.DataTree:
@@ -104,19 +110,20 @@ def train(
     device, client_chunk, threads, precision, memory_budget : str, int, int, {"float32", "tf32", "bfloat16"}, str or int
         Computation: device of PyTorch, clients trained as one tensor, parallel chunks, precision of matrix products,
         and bytes of memory ("2GiB"), beyond which client rows are kept in the store.
-    out, resume : path, bool
-        Store to write; continue the run there, also with more ``rounds`` and ``checkpoints``.
-    checkpoints, keep_weights : sequence of int, sequence of str
-        Rounds after which weights are stored, besides the last; layers whose weights are stored.
+    out, resume, checkpoints, keep_weights : path, bool, sequence of int, sequence of str
+        Store to write; continue the run there, also with more ``rounds`` and ``checkpoints``; rounds after which
+        weights are stored, besides the last; layers whose weights are stored.
     evaluate_every, new, ablation : int, Dataset, int
         Rounds between evaluations; unseen clients, evaluated after training; draws of values that replace units.
     probe : {"split-half", "drift", "trained-weights", "parameters"} or sequence of these, optional
         Measurements that do not change training.
     prediction_rules : mapping from str to callable (Algorithm) -> Algorithm, optional
         Further rules for the final models, such as ``{"fedavg+": algorithms.finetuned}``.
+    metrics, store_predictions : {"class_accuracy", "balanced_accuracy", "macro_f1", "auc"} or sequence of these, bool
+        Metrics of test samples that evaluations measure beside accuracy; store predicted labels after the last round.
     progress : bool, None or callable (int)
-        True shows a bar in a terminal or notebook, and lines on stderr elsewhere; None shows a bar after two seconds;
-        False shows nothing. A callable gets the rounds that were done before, then 1 after each round.
+        True shows a bar in a terminal or notebook, lines on stderr elsewhere; None shows a bar after two seconds; False
+        shows nothing. A callable gets the rounds that were done before, then 1 after each round.
     about : mapping, optional
         Further settings to store in the run.
 
@@ -164,15 +171,22 @@ def train(
     job = prepare(data, net, algorithm, training, compute, track=True, new=new)
     probe_names = _probe_names(probe)
     weights = _stored_weights(job, {*checkpoints, rounds}, keep_weights, probe_names)
-    job = replace(job, common_rows=weights.trained and need_common_rows(job))
+    names = metrics_named(metrics)
+    samples = {"train": job.train} | ({"test": job.test} if "class_accuracy" in names else {})
+    clients = dataset_group(data, samples, nets.n_outputs(job.net))
+    measured = metrics_of_run(names, clients, own_labels=job.own_labels)
+    job = replace(job, metrics=measured, common_rows=weights.trained and need_common_rows(job))
+    require_metrics_memory(job, store_predictions=store_predictions)
     rule_jobs, unseen_clients = prediction_jobs(job, prediction_rules or {}), unseen(job, new)
-    measurements = _Measurements(rounds, evaluate_every, weights, probe_names, ablation, rule_jobs, unseen_clients)
+    measurements = _Measurements(
+        rounds, evaluate_every, weights, probe_names, ablation, rule_jobs, unseen_clients, store_predictions
+    )
     optimizer_name = optimizer if isinstance(optimizer, str) else optimizer.name
     config = to_stored(dict(about or {}) | _config(job, net, algorithm, training, measurements, optimizer_name, lr))
     attrs = _attributes(job, net, algorithm, config, about or {})
     probes = _probes(job, measurements)
     groups = record.run_layout(job, rounds, weights)
-    groups |= {"clients": dataset_group(data, job.train, nets.n_outputs(job.net))}
+    groups |= {"clients": clients}
     for observer in probes:
         groups |= observer.groups
     process_group = _process_group(job, attrs, out, memory_budget)
@@ -199,7 +213,7 @@ def _resume_hint(out: str | Path | None) -> str:
 
 
 class _Measurements(NamedTuple):
-    """Measurements of a run: rounds, evaluations, stored weights, probes, prediction rules and unseen clients."""
+    """Measurements of a run: rounds, evaluations, weights, probes, prediction rules, unseen clients, predictions."""
 
     rounds: int
     evaluate_every: int
@@ -208,6 +222,7 @@ class _Measurements(NamedTuple):
     ablation: int
     rule_jobs: Mapping[str, Job]
     unseen_clients: Sequence[batches.Rows]
+    store_predictions: bool
 
 
 def _config(
@@ -235,6 +250,8 @@ def _config(
         "prediction_rules": {
             name: dict(rule_job.algorithm.settings) for name, rule_job in measurements.rule_jobs.items()
         },
+        **({"metrics": list(job.metrics.names)} if job.metrics.names else {}),  # which older runs lack
+        **({"store_predictions": True} if measurements.store_predictions else {}),
         "precision": job.compute.precision,
         "lr": lr,
         **{name: value for name, value in vars(training).items() if (name, value) != ("sampling", "fixed")},
@@ -314,6 +331,7 @@ def _probes(job: Job, measurements: _Measurements) -> list[Observer]:
     probes += [new_clients_probe(job, *measurements.unseen_clients)] if measurements.unseen_clients else []
     probes += [ablation_probe(job, ablation)] if ablation else []
     probes += [prediction_rules_probe(job, measurements.rule_jobs)] if measurements.rule_jobs else []
+    probes += [predictions_probe(job)] if measurements.store_predictions else []
     return probes
 
 
@@ -378,10 +396,6 @@ def _load_state(job: Job, plan: _Plan, out: Relay, path: Path, weights: WeightsW
     return state
 
 
-_AFTER_LAST_ROUND = ("new", "ablation", "readouts")
-"""Groups that are made after the last planned round."""
-
-
 def finish(path: str | Path) -> xr.DataTree:
     """End an interrupted run after its last finished round, as if it had been planned with as many rounds.
 
@@ -410,8 +424,8 @@ def finish(path: str | Path) -> xr.DataTree:
     The run becomes complete in one step; if writing fails, the old store stays as it was. It keeps the scores of its
     rounds and the weights at its checkpoints. Weights after its last round are there if the run was interrupted by
     Ctrl-C or an error, and client rows are in memory; they are missing if the process was killed. Measurements after
-    the last planned round (``new``, ``ablation``, ``readouts``) are missing. The last round has an evaluation only if
-    ``evaluate_every`` divides its number.
+    the last planned round (``new``, ``ablation``, ``readouts``, ``predictions``) are missing. The last round has an
+    evaluation only if ``evaluate_every`` divides its number.
 
     Examples
     --------
@@ -464,7 +478,7 @@ def finish(path: str | Path) -> xr.DataTree:
         labels,
         attrs,
         event=f"finished after round {n_done} of {planned}",
-        skipped=_AFTER_LAST_ROUND,
+        skipped=record.AFTER_LAST_ROUND,
         added={name: ((len(checkpoints),), values) for name, values in weights.items()},
     )
     return store.open_run(path)

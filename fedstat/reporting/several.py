@@ -14,6 +14,7 @@ import xarray as xr
 from fedstat import store
 from fedstat._utils.check import named_options
 from fedstat._utils.loops import track
+from fedstat.fl.metrics import TITLES
 from fedstat.fl.training import COMMAND as TRAINING
 from fedstat.plot import accuracy_curves, client_boxplot, loss_curves
 from fedstat.reporting import document, prose, stored, studies, training
@@ -195,17 +196,17 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
 
 
 def _costs(table: pd.DataFrame) -> Section:
-    """Accuracy of clients and communication, mean over seeds."""
-    rows = []
+    """Accuracy of clients, communication and metrics, mean over seeds."""
+    metrics, rows = {name: title for name, title in TITLES.items() if name in table}, []
     for (scenario, method), group in table.groupby(["scenario", "method"], sort=False):
         rows.append(
             [shown(scenario), shown(title_of(str(method))), plus_minus(*group["final"].agg(["mean", "sem"])),
              number(group["spread"].mean(), 3), number(group["q10"].mean(), 3), number(group["before"].mean(), 4),
              megabytes(group["bytes_up"].mean()), megabytes(group["bytes_down"].mean()),
-             number(group["seconds"].mean(), 2)]
+             number(group["seconds"].mean(), 2), *(number(group[name].mean(), 4) for name in metrics)]
         )  # fmt: skip
     columns = ["setting", "method", "last evaluated round ± SE", "SD over clients", "10% quantile of clients",
-               "before aggregation", "up", "down", "s per round"]  # fmt: skip
+               "before aggregation", "up", "down", "s per round", *metrics.values()]  # fmt: skip
     caption = (
         "Accuracy and costs, means over seeds. SE: standard error over seeds. Before aggregation: models of selected "
         "clients after local training. Up, down: bytes uploaded and downloaded by all clients in all rounds."

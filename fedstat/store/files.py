@@ -262,7 +262,7 @@ def encode_array(
         shape=shape,
         chunks=chunks,
         dtype=dtype,
-        fill_value=np.nan if np.issubdtype(np.dtype(dtype), np.floating) else 0,
+        fill_value=fill_value(np.dtype(dtype)),
         dimension_names=dims,
         attributes=json.loads(attrs),
         # All chunks are in one folder, which exists from the start.
@@ -270,6 +270,13 @@ def encode_array(
         compressors=CODED["compressors"],
     )
     return files
+
+
+def fill_value(dtype: np.dtype[Any]) -> float:
+    """Return what values that are not written read as: NaN, −1 in integers of one or two bytes, else 0 or False."""
+    if dtype.kind == "f":
+        return np.nan
+    return -1 if dtype.kind == "i" and dtype.itemsize < 4 else 0
 
 
 def encode_group(variables: Dataset) -> Mapping[str, Buffer]:

@@ -172,6 +172,8 @@ def _new_store(path: Path, files: Journal, groups: Mapping[str, Group], attrs: M
 
 def _copy_content(path: Path, groups: Mapping[str, Group], writer: Writer, select: Select) -> None:
     """Copy the content of an old store to the cells of a new store that have equal labels."""
+    from fedstat.store.files import fill_value
+
     with closing(open_run(path, verify=False)) as run:
         for group, (coords, variables) in groups.items():
             existing = run[group].data_vars if f"/{group}" in run.groups else {}
@@ -185,7 +187,7 @@ def _copy_content(path: Path, groups: Mapping[str, Group], writer: Writer, selec
                 ]
                 for block in product(*spans):
                     values = array[tuple(old for old, _ in block)].to_numpy()
-                    if not (np.isnan(values).all() if values.dtype.kind == "f" else not values.any()):
+                    if not (np.isnan(values) if values.dtype.kind == "f" else values == fill_value(values.dtype)).all():
                         writer.write(f"{group}/{name}", tuple(new for _, new in block), values)
 
 

@@ -29,7 +29,7 @@ class Variable(NamedTuple):
     ----------
     dims : tuple of str
     dtype : str
-        Values that are not written are NaN in float arrays, 0 or False in others.
+        Values that are not written are NaN in float arrays, −1 in int8 and int16 arrays, 0 or False in others.
     chunk : mapping from dim to int
         Chunk sizes; an unnamed dim is one chunk.
     attrs : mapping

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from fedstat import store
 from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
@@ -18,7 +20,7 @@ from fedstat.results.origin import recorded
 from fedstat.results.ranks import difference
 from fedstat.results.tables import NONE, count, megabytes, number, plus_minus
 from fedstat.study.collect import OF_METHOD, Grid, ordered, origin, stores
-from fedstat.study.run_table import choose, config_of, row, short_runs, words
+from fedstat.study.run_table import choose, config_of, measured, row, short_runs, title_of, words
 
 
 def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
@@ -83,17 +85,21 @@ class RunsResult(ComparisonResult):
         One row per scenario and method, means over seeds: ``scenario``, ``method``, ``n`` (seeds); ``q10``, accuracy
         that a tenth of the clients stay below; ``bytes_up``, ``bytes_down``, sums over all rounds and clients;
         ``seconds``, median time of a round.
+    measure : str
+        Name of the measure that is compared; other measures replace accuracy in this description.
     """
 
     accuracy: str
     scenarios: Mapping[str, ComparisonResult]
     costs: pd.DataFrame
+    measure: str = "accuracy"
 
     def __repr__(self) -> str:
+        noun = "accuracy" if self.measure == "accuracy" else "value"
         head = (
-            f"Test accuracy, {self.accuracy}: mean ± standard error over seeds;\n"
+            f"{self._title}, {self.accuracy}: mean ± standard error over seeds;\n"
             f"difference from {self.reference} within seeds [{100 * self.level:g} %, all rows of a block together];\n"
-            "10 % below: accuracy that a tenth of the clients stay below; sent: up and down, in all rounds"
+            f"10 % below: {noun} that a tenth of the clients stay below; sent: up and down, in all rounds"
         )
         parts = [head, *(self._block(name) for name in self.scenarios)]
         if len(self.scenarios) > 1 and self.table["difference"].notna().any():
@@ -104,6 +110,15 @@ class RunsResult(ComparisonResult):
             parts.append(f"all scenarios (means within each seed)\n{aligned(pd.DataFrame(rows))}")
         cautions = "\n".join(map(str, self.cautions()))
         return "\n".join(map(line, "\n\n".join(filter(None, [*parts, cautions])).split("\n")))
+
+    @property
+    def _title(self) -> str:
+        title = title_of(self.measure)
+        return title[0].upper() + title[1:]
+
+    @property
+    def _column(self) -> str:
+        return "accuracy" if self.measure.partition("_")[0] in ("accuracy", "class") else title_of(self.measure)
 
     def cautions(self) -> list[Caution]:
         """Return a caution if there are few seeds."""
@@ -116,7 +131,7 @@ class RunsResult(ComparisonResult):
         seeds = sorted({int(n) for comparison in self.scenarios.values() for n in comparison.table["n_values"]})
         n_seeds = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))
         return [
-            f"Test accuracy, {self.accuracy}: mean ± standard error over seeds (n = {n_seeds})",
+            f"{self._title}, {self.accuracy}: mean ± standard error over seeds (n = {n_seeds})",
             f"Difference from {self.reference} within seeds, [{self._ci}] simultaneous over methods",
         ]
 
@@ -142,7 +157,7 @@ class RunsResult(ComparisonResult):
         rows = [
             {
                 "": x["method"],
-                "accuracy": plus_minus(x["mean"], x["std_error_mean"], digits),
+                self._column: plus_minus(x["mean"], x["std_error_mean"], digits),
                 "difference": _difference(x, self.reference, digits),
                 "10 % below": number(costs[x["method"]]["q10"], digits),
                 "sent": megabytes(costs[x["method"]]["bytes_up"] + costs[x["method"]]["bytes_down"]),
@@ -166,7 +181,12 @@ def _difference(row: Mapping[Any, Any], reference: str, digits: int = 4) -> str:
 @check.named_options()
 @recorded
 def compare_runs(
-    runs: Runs | Mapping[str, Runs], *, reference: str | None = None, rule: str | None = None, level: float = 0.95
+    runs: Runs | Mapping[str, Runs],
+    *,
+    reference: str | None = None,
+    rule: str | None = None,
+    measure: str = "accuracy",
+    level: float = 0.95,
 ) -> RunsResult:
     """Compare runs within seeds: accuracy, its differences from a reference, the worst-off clients, and costs.
 
@@ -180,14 +200,18 @@ def compare_runs(
     rule : {"last10", "final", "best10", "validated"}, optional
         Rounds whose accuracy is compared, see :data:`fedstat.study.run_table.RULES`. By default last10, which chooses
         nothing; final if a run has fewer than ten rounds.
+    measure : str
+        "accuracy", or a metric that all runs measured (:data:`fedstat.fl.metrics.METRICS`): "balanced_accuracy",
+        "macro_f1", "auc", or "class_accuracy_3" for the accuracy on class 3.
     level : float in (0, 1)
         Confidence level of the intervals.
 
     Returns
     -------
     RunsResult
-        Accuracies are means over clients, weighted by their test samples. Intervals and p-values of differences are
-        those of :func:`fedstat.compare`. Unfinished runs are left out, and named in ``notes``.
+        Accuracies are means over clients, weighted by their test samples (of the class, if the measure is of one).
+        Means leave out clients for which the measure is undefined; ``notes`` say how many. Intervals and p-values of
+        differences are those of :func:`fedstat.compare`. Unfinished runs are left out, and named in ``notes``.
 
     Raises
     ------
@@ -195,7 +219,7 @@ def compare_runs(
         If there is no run.
     ValueError
         If none is finished, two have the same label, scenario and seed, or runs of one scenario and seed have different
-        data; if the reference is not among the labels.
+        data; if the reference is not among the labels; if a run lacks the measure, or it is undefined for all clients.
 
     Examples
     --------
@@ -210,7 +234,7 @@ def compare_runs(
     {'method': ['fedprox, mu=0.1', 'fedprox, mu=1.0'], 'n': [0, 3]}
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    finished, unfinished = _read(runs)
+    finished, unfinished = _read(runs, measure)
     _require_same_data(finished)
     names = _label_runs(finished)
     if not isinstance(runs, Mapping) or isinstance(runs, xr.DataTree):
@@ -234,13 +258,29 @@ def compare_runs(
         over = compare(table, reference=reference, value=rule, block=within, sample=sample, level=level)
     configs = {name: next(run.config for run in finished if run.scenario == name) for name in by_scenario}
     notes = [f"{name}: {note}" for name, comparison in by_scenario.items() for note in comparison.notes]
+    notes += _undefined(finished, measure)
     table_fields = {field.name: getattr(over, field.name) for field in fields(over)}
     return RunsResult(
         **table_fields | {"notes": (*notes, *origin(Grid(table, tuple(unfinished), configs)))},
         accuracy=words(rule, table) or rule,
         scenarios=by_scenario,
         costs=_costs(table),
+        measure=measure,
     )
+
+
+def _undefined(runs: list[_Run], measure: str) -> list[str]:
+    """Return a note on clients without a value of the measure, for each scenario that has them."""
+    notes = []
+    for scenario in dict.fromkeys(run.scenario for run in runs):
+        numbers = [run.undefined for run in runs if run.scenario == scenario]
+        if most := max(numbers):
+            least = "" if min(numbers) == most else f"{min(numbers)} to "
+            notes.append(
+                f"{scenario}: {title_of(measure)} is undefined for {least}{count(most, 'client')} of a run, because "
+                "test samples lack a class; means are over the other clients"
+            )
+    return notes
 
 
 class _Run(NamedTuple):
@@ -250,6 +290,8 @@ class _Run(NamedTuple):
     where: str
     row: dict[str, Any]
     config: dict[str, Any]
+    undefined: int
+    """Clients without a value of the measure."""
 
     @property
     def scenario(self) -> str:
@@ -260,7 +302,7 @@ class _Run(NamedTuple):
         return int(self.row["seed"])
 
 
-def _read(runs: Runs | Mapping[str, Runs]) -> tuple[list[_Run], list[str]]:
+def _read(runs: Runs | Mapping[str, Runs], measure: str) -> tuple[list[_Run], list[str]]:
     """Read finished runs; return also the places of unfinished ones."""
     labelled = isinstance(runs, Mapping) and not isinstance(runs, xr.DataTree)
     groups: Iterable[tuple[Any, Any]] = runs.items() if labelled else [(None, runs)]  # type: ignore[union-attr]
@@ -276,13 +318,26 @@ def _read(runs: Runs | Mapping[str, Runs]) -> tuple[list[_Run], list[str]]:
                 continue
             try:
                 with store.reading(where):
-                    numbers, config = row(run), config_of(run)
+                    numbers, config = row(run, measure), config_of(run)
+                    undefined = 0 if measure == "accuracy" else _count_undefined(run, measure)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
-            finished.append(_Run(None if label is None else str(label), where, numbers, config))
+            finished.append(_Run(None if label is None else str(label), where, numbers, config, undefined))
     if not finished:
         raise ValueError(f"no finished run to compare, but {len(unfinished)} unfinished: {', '.join(unfinished)}")
     return finished, unfinished
+
+
+def _count_undefined(run: xr.DataTree, measure: str) -> int:
+    """Return the number of clients without a value of a measure; raise ValueError if no client has a value."""
+    values, _ = measured(run, measure)
+    is_undefined = np.asarray(np.isnan(values).all(axis=0))
+    if is_undefined.all():
+        raise ValueError(
+            f"{measure} is undefined for all {count(len(is_undefined), 'client')}, because test samples lack a class. "
+            "Compare another measure, such as balanced_accuracy, or give clients samples of all classes."
+        )
+    return int(is_undefined.sum())
 
 
 def _iterate_runs(group: Any) -> Iterator[str | Path | xr.DataTree]:

@@ -72,6 +72,8 @@ def run(
         ablation=settings.ablation,
         probe=settings.probe,
         prediction_rules=settings.make_prediction_rules(),
+        metrics=settings.metrics,
+        store_predictions=settings.store_predictions,
         progress=progress,
         about=about(settings) | files(settings),
         **where,

@@ -133,8 +133,9 @@ def summary(run: str | Path | xr.DataTree) -> Record:
     Record
         Mapping from name to text, which prints as a table. Of a training run: ``method``, ``data``, ``rounds`` (done
         and planned), ``accuracy`` (test accuracy after the last evaluated round, mean over clients weighted by test
-        samples), ``layers``, ``weights`` (rounds after which they are stored), ``size``; and ``caution``, if test
-        samples equal training samples in x. Of other runs: ``made by``, ``state``, ``dims``, ``size``.
+        samples), ``metrics`` (their means, if the run measured any), ``layers``, ``weights`` (rounds after which they
+        are stored), ``size``; and ``caution``, if test samples equal training samples in x. Of other runs: ``made by``,
+        ``state``, ``dims``, ``size``.
 
     Raises
     ------
@@ -208,6 +209,8 @@ def _of_training(run: xr.DataTree, config: Mapping[str, Any]) -> dict[str, str]:
         "rounds": f"{n_done}, finished" if is_finished else f"{n_done} of {config['rounds']}, not finished",
         "accuracy": accuracy,
     }
+    if metrics_text := _metrics_in_words(run_table.further(run), "final", row["clients"]):
+        parts["metrics"] = metrics_text
     return parts | _layers(run, config, n_done)
 
 
@@ -220,6 +223,22 @@ def _equal_samples(run: xr.DataTree) -> str:
         f"{n_equal:,} of {n_test:,} test samples equal{'s' if n_equal == 1 else ''} a training sample of some client, "
         "so that test accuracy may be too high. Remove duplicates from the data."
     )
+
+
+def _metrics_in_words(further: pd.DataFrame, column: str, n_clients: int) -> str:
+    """List means of metrics, and of accuracies by class the range; "" without metrics."""
+    is_class = further["measure"].str.startswith("class_accuracy")
+    texts = []
+    for x in further[~is_class].to_dict("records"):
+        exclusions = (
+            f" ({x['clients']} of {n_clients} clients; others lack a class)" if x["clients"] < n_clients else ""
+        )
+        texts.append(f"{run_table.title_of(x['measure'])} {number(x[column], 3)}{exclusions}")
+    if len(classes := further[is_class].dropna(subset=column)):
+        low, high = classes.sort_values(column, kind="stable").iloc[[0, -1]].to_dict("records")
+        ends = (f"{x[column]:.3f} ({x['measure'].removeprefix('class_accuracy_')})" for x in (low, high))
+        texts.append(f"accuracy by class {' to '.join(ends)}")
+    return ", ".join(texts)
 
 
 def _layers(run: xr.DataTree, config: Mapping[str, Any], n_done: int) -> dict[str, str]:
@@ -331,12 +350,14 @@ def _accuracies(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
         "before": f"selected clients before aggregation, {mean}",
     }
     over_clients = f"mean {row['unweighted']:.3f}, SD {number(row['spread'], 3)}, 10% quantile {row['q10']:.3f}"
+    metrics_text = _metrics_in_words(run_table.further(run), "mean", row["clients"])
     few = f"Means are over evaluated rounds only: {row['evaluated']} of the last {run_table.WINDOW}"
     return [
         "Test accuracy of client models, weighted by test samples",
         *(f"  {row[name]:.3f}  {text}" for name, text in rules.items() if not math.isnan(row[name])),
         *([few] if n_averaged > row["evaluated"] else []),
         f"Over clients, {window}: {over_clients}",
+        *([f"Other metrics, {mean}: {metrics_text}"] if metrics_text else []),
         "One seed: compare methods over several seeds.",
     ]
 

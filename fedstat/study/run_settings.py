@@ -17,6 +17,7 @@ from fedstat.fl.aggregate import Aggregator, private
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.cohort import checked
 from fedstat.fl.job import ComputeConfig, Participation, Precision, Sampling, TrainConfig
+from fedstat.fl.metrics import METRICS, names_of
 from fedstat.fl.prepare import AGGREGATORS, aggregator_named, optimizer_named
 from fedstat.fl.training import PROBES
 from fedstat.study import federation
@@ -136,7 +137,9 @@ OF_PRIVACY = ("clip", "noise_multiplier", "delta", "clip_moments", "noise_multip
 OF_AGGREGATOR = (*OF_PRIVACY, "aggregator")
 """Settings of :meth:`Settings.make_aggregator`."""
 
-LATER = ("stratify", "class_labels", "domains", "sampling", "keep_weights", *OF_AGGREGATOR)
+LATER = (
+    "stratify", "class_labels", "domains", "sampling", "keep_weights", "metrics", "store_predictions", *OF_AGGREGATOR
+)  # fmt: skip
 """Settings that older runs lack. Their defaults are not stored, so that names and settings of older runs stay valid."""
 
 
@@ -206,6 +209,10 @@ class Settings:
         ``fedstat.fl.algorithms.PREDICTION_RULES`` and its settings, such as "fedavg-shrunken by=layer".
     keep_weights : tuple of str
         Layers whose weights are stored; "all" or "none" stands alone.
+    metrics : tuple of str
+        Names of ``fedstat.fl.metrics.METRICS``, which evaluations measure beside accuracy; their order has no effect.
+    store_predictions : bool
+        Store each client's predictions of its test samples after the last round.
     """
 
     scenario: str | None = setting(None, "data", "name of the scenario in tables (default: data set and partition)")
@@ -336,13 +343,23 @@ class Settings:
     keep_weights: tuple[str, ...] = setting(
         ("all",), "measurements", "layers whose weights are stored; or all, or none"
     )
+    metrics: tuple[str, ...] = setting(
+        (),
+        "measurements",
+        f"metrics of each client's test samples, measured in evaluations beside accuracy: {', '.join(METRICS)}",
+        choices=tuple(METRICS),
+    )
+    store_predictions: bool = setting(
+        False, "measurements", "store the predicted labels of all test samples after the last round"
+    )
 
     def __post_init__(self) -> None:
         # Checks that need no data; other settings are checked by the functions that take them.
-        for name in ("options", "net_options", "prediction_rules", "probe", "domains", "keep_weights"):
+        for name in ("options", "net_options", "prediction_rules", "probe", "domains", "keep_weights", "metrics"):
             object.__setattr__(self, name, federation.strings(name, getattr(self, name)))
         object.__setattr__(self, "keep_weights", self.keep_weights or Settings.keep_weights)
         check_fields(self)
+        object.__setattr__(self, "metrics", names_of(self.metrics))
         for name in ("data", "algorithm"):
             object.__setattr__(self, name, custom.within(getattr(self, name), "."))
         object.__setattr__(self, "options", _canonical(self.algorithm, self.options))

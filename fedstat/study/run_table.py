@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedstat import _cli
 from fedstat._utils import check
 from fedstat._utils.guard import replace_file
 from fedstat._utils.lazy import pd, xr
+from fedstat.fl import metrics as fl_metrics
 from fedstat.fl import nets
 from fedstat.fl.stored import from_stored
 from fedstat.results.base import aligned
@@ -192,13 +194,84 @@ def _pipes(block: pd.DataFrame) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in cells)
 
 
-def row(run: xr.DataTree) -> dict[str, Any]:
+def measures(run: xr.DataTree) -> dict[str, tuple[xr.DataArray, xr.DataArray]]:
+    """Return the measures of a run that have one value per client: values (round, client) and weights (client,).
+
+    They are ``accuracy`` and the run's metrics (:data:`fedstat.fl.metrics.METRICS`), among them ``class_accuracy_3``
+    for class 3. Weights are the client's test samples, of the class if the measure is of one.
+    """
+    metrics = _metrics(run)
+    weight = xr.DataArray(_sizes(metrics, "n_test"), dims="client")
+    by_name = {name: (metrics[name], weight) for name in ("accuracy", *fl_metrics.TITLES) if name in metrics}
+    if "class_accuracy" in metrics:
+        values, n_test = metrics["class_accuracy"], run["clients"].to_dataset()["n_test"]
+        for i, label in enumerate(metrics["class"].values):
+            by_name[f"class_accuracy_{label}"] = values.isel({"class": i}), n_test.isel({"class": i})
+    return by_name
+
+
+def measured(run: xr.DataTree, measure: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return values (round, client) and weights (client,) of a measure by its name in :func:`measures`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such measure (the message has the nearest names), or the run did not measure it.
+    """
+    by_name, name = measures(run), re.sub(r"^(class_accuracy)_.*", r"\1", measure)
+    if name in fl_metrics.METRICS and not any(other.startswith(name) for other in by_name):
+        raise ValueError(
+            f"the run did not measure {name!r}, but {', '.join(by_name)}. Train with metrics=[{name!r}] "
+            f"(--metrics {name})."
+        )
+    values, weight = by_name[check.choice("measure", measure, list(by_name))]
+    return values.transpose("round", "client").to_numpy().astype(np.float64), weight.to_numpy().astype(np.float64)
+
+
+def title_of(measure: str) -> str:
+    """Return a measure in words.
+
+    Examples
+    --------
+    >>> title_of("accuracy"), title_of("macro_f1"), title_of("class_accuracy_3")
+    ('test accuracy', 'macro F1', 'accuracy on class 3')
+    """
+    if measure == "accuracy":
+        return "test accuracy"
+    return fl_metrics.TITLES.get(measure, f"accuracy on class {measure.removeprefix('class_accuracy_')}")
+
+
+def further(run: xr.DataTree) -> pd.DataFrame:
+    """Return means of the run's metrics over clients, weighted as :func:`measures` says.
+
+    Returns
+    -------
+    DataFrame
+        ``measure``; ``mean`` over evaluated rounds of the last 10 (the last round of a run with fewer); ``final``, in
+        the last evaluated round; ``clients``, number of clients with a value. A client without test samples of a class
+        has no AUC, and no accuracy on the class.
+    """
+    rows = []
+    for name in measures(run):
+        if name != "accuracy":
+            values, weight = measured(run, name)
+            mean = weighted(values, weight)
+            rounds = np.flatnonzero(np.isfinite(mean))
+            n_clients = int(np.isfinite(values).any(axis=0).sum())
+            last, final = _nanmean(mean[-span(len(mean)) :]), mean[rounds[-1]] if len(rounds) else math.nan
+            rows.append({"measure": name, "mean": last, "final": final, "clients": n_clients})
+    return pd.DataFrame(rows, columns=["measure", "mean", "final", "clients"])
+
+
+def row(run: xr.DataTree, measure: str = "accuracy") -> dict[str, Any]:
     """Summarize a run in one row.
 
     Parameters
     ----------
     run : DataTree
         Result of :func:`fedstat.fl.train`.
+    measure : str
+        One of :func:`measures`, which takes the place of accuracy.
 
     Returns
     -------
@@ -213,11 +286,13 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         training; ``unweighted`` mean over clients, their ``spread`` (standard deviation) and ``q10`` (10 % quantile).
         ``bytes_up``, ``bytes_down``: sums over all rounds; ``seconds``: median over rounds. NaN for what the run lacks;
         with fewer than 10 rounds there are no best10, last10 and optimism, and the last round stands for the last 10.
+        A run with ``metrics`` adds their means by name, see :func:`further`. The round of ``validated`` is that of the
+        best validation accuracy for every measure.
 
     Raises
     ------
     ValueError
-        If it is not a run of the trainer.
+        If it is not a run of the trainer, or lacks the measure.
 
     Notes
     -----
@@ -225,8 +300,9 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     ``optimism`` says by how much. If only some rounds are evaluated, windows average those.
     """
     config, metrics = config_of(run), _metrics(run)
-    test, weight = _values(metrics, "accuracy"), _sizes(metrics, "n_test")
-    accuracy = clients(run)["accuracy"].dropna()
+    test, weight = measured(run, measure)
+    over_clients = clients(run, measure)[measure].dropna()
+    before = weighted(_values(metrics, "accuracy_before"), weight)
     return {
         "scenario": config.get("scenario") or config.get("data") or "run",
         "method": config["algorithm"],
@@ -240,13 +316,14 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         "revision": run.attrs.get("revision", ""),
         "code": run.attrs.get("code", ""),
         **_by_rules(metrics, weighted(test, weight)),
-        "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-span(len(test)) :]),
-        "unweighted": accuracy.mean(),
-        "spread": accuracy.std(),
-        "q10": accuracy.quantile(0.1),
+        "before": _nanmean(before[-span(len(test)) :]) if measure == "accuracy" else math.nan,
+        "unweighted": over_clients.mean(),
+        "spread": over_clients.std(),
+        "q10": over_clients.quantile(0.1),
         "bytes_up": _total(metrics, "bytes_up"),
         "bytes_down": _total(metrics, "bytes_down"),
         "seconds": float(np.nanmedian(metrics["seconds"])) if "seconds" in metrics else math.nan,
+        **{x["measure"]: x["mean"] for x in further(run).to_dict("records")},
     }
 
 
@@ -269,25 +346,22 @@ def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64]) -> dict[str, Any]:
     return accuracies
 
 
-def clients(run: xr.DataTree) -> pd.DataFrame:
-    """Return every client's numbers of samples, and its accuracy: mean over evaluated rounds of the last 10.
+def clients(run: xr.DataTree, measure: str = "accuracy") -> pd.DataFrame:
+    """Return every client's numbers of samples, and its accuracy (or another of :func:`measures`).
+
+    The accuracy is the mean over evaluated rounds of the last 10.
 
     For a run with fewer rounds, that of the last round.
 
     Returns
     -------
     DataFrame
-        ``client``, ``accuracy``, ``n_train``, ``n_test``.
+        ``client``, the measure by name, ``n_train``, ``n_test``.
     """
-    metrics = _metrics(run)
-    last = (
-        metrics["accuracy"]
-        .isel(round=slice(-span(metrics.sizes["round"]), None))
-        .astype(float)
-        .mean("round", skipna=True)
-    )
+    metrics, (values, _) = _metrics(run), measured(run, measure)
+    last = xr.DataArray(values[-span(len(values)) :], dims=("round", "client")).mean("round", skipna=True)
     sizes = {name: _sizes(metrics, name) for name in ("n_train", "n_test")}
-    return pd.DataFrame({"client": metrics["client"].values, "accuracy": last.values, **sizes})
+    return pd.DataFrame({"client": metrics["client"].values, measure: last.values, **sizes})
 
 
 def curve(run: xr.DataTree, name: str = "train_loss") -> pd.DataFrame:

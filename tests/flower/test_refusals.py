@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ import torch
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from flower_parties import InProcess, data, own_data, parties, plan, run
+from scripts import ROOT, load
 
 from fedstat.fl import aggregate, algorithms, optim
 from fedstat.fl.algorithm import Algorithm, SharedMask
@@ -157,3 +161,11 @@ def test_output_layers_of_parties_that_number_classes_differently():
             strategy.start(grid, num_rounds=1)
             assert np.isfinite(strategy.scores[0]["loss"]).all()
             assert torch.isfinite(strategy.rounds[0].global_params["fc1.weight"]).all()
+
+
+@pytest.mark.parametrize("setting", [{"metrics": "auc"}, {"store_predictions": True}, {"probe": "drift"}])
+def test_measurements_that_parties_do_not_send(setting):
+    folder = ROOT / "simulations" / "flower"
+    config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    with pytest.raises(ValueError, match=rf"{next(iter(setting))}=.* is not supported on separate clients"):
+        load(folder / "parties" / "app.py").plan(SimpleNamespace(run_config=config | setting))

@@ -29,6 +29,8 @@ from fedstat.fl import aggregate, algorithms, nets, train
 
 # Where the API of the base differs: a setting (its name, or a value that is a string) here -> in the base.
 BASE_SETTINGS: dict[str, str] = {}
+# Keyword arguments of train that the base lacks; their values here are the defaults.
+NEW_OPTIONS: tuple[str, ...] = ("metrics", "store_predictions")
 # Arrays that were renamed since the base: a regular expression -> its replacement, as re.sub takes them.
 RENAMED_ARRAYS: dict[str, str] = {
     r"/uploads/": "/trained/",
@@ -97,7 +99,7 @@ OPTIONS: dict[str, Any] = {
     "lr": 0.1, "server_lr": 1.0, "aggregator": "mean", "optimizer_state": "reset", "seed": 4, "device": "cpu",
     "client_chunk": 8, "threads": 1, "precision": "float32", "memory_budget": None, "checkpoints": (2,),
     "keep_weights": None, "evaluate_every": 1, "new": None, "ablation": 0, "probe": None, "prediction_rules": {},
-    "about": {},
+    "metrics": (), "store_predictions": False, "about": {},
 }  # fmt: skip
 KEPT = {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep", "rounds": 4}
 SEVERAL = {"epochs": (0, 1, 3), "rate": 1.0, "by": "pooled", "held_out": "halves"}
@@ -239,6 +241,7 @@ def make(run: Run, out: Path, *, base: bool) -> xr.DataTree:
     rules, budget = "prediction_rules", "memory_budget"
     if base:
         settings, options, rules, budget = map(in_base, (settings, options, rules, budget))
+        options = {name: value for name, value in options.items() if name not in NEW_OPTIONS}
     subsets: dict[str, int | None] = {"train": None, "test": 5} | ({"validation": 6} if run.validation else {})
     options["aggregator"] = aggregator(options["aggregator"])
     options[rules] = {

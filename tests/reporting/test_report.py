@@ -254,6 +254,17 @@ def test_a_grid_is_compared_within_seeds(tmp_path):
     assert len(made.html) < 2e6
 
 
+def test_metrics_of_runs_are_columns_of_their_table(tmp_path):
+    settings = Settings(clients=4, rounds=1, max_samples=40, partition="iid", metrics=("balanced_accuracy", "auc"))
+    runs = [experiment.run(settings.but(algorithm=name), out=tmp_path / name) for name in ("fedavg", "fedper")]
+    (section,) = [
+        section for section in fedstat.report(list(tmp_path.iterdir())).parts[0].sections if "Clients" in section.title
+    ]
+    (table,) = section.blocks
+    assert list(table.columns)[-2:] == ["balanced accuracy", "AUC"]
+    assert {row[-2] for row in table.rows} == {f"{run_table.row(run)['balanced_accuracy']:.4f}" for run in runs}
+
+
 @pytest.fixture(scope="module")
 def one_seed(tmp_path_factory):
     return grid(tmp_path_factory.mktemp("one seed"), seeds=1, methods=("fedavg", "fedper"))

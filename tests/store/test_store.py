@@ -51,6 +51,23 @@ def test_what_is_written_is_read_and_the_rest_is_missing(tmp_path):
     assert np.isnan(run["split/fc1/nu"]).all()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "missing"), [("int8", -1), ("int16", -1), ("int64", 0), ("uint8", 0), ("float32", np.nan)]
+)
+def test_a_longer_store_has_the_values_of_the_old_one_and_missing_values_read_as_their_dtype_says(
+    dtype, missing, tmp_path
+):
+    path = tmp_path / "run.zarr"
+    groups = [{"a": store.group({"x": range(n)}, labels=("x", dtype))} for n in (2, 4)]
+    settings = [{"n": n} for n in (2, 4)]
+    attrs = [store.provenance("A run", config, command="made up") for config in settings]
+    with store.create(path, groups[0], attrs[0]) as writer:
+        writer.write("a/labels", (), np.zeros(2, dtype))
+        writer.commit()
+    store.extend(path, groups[1], {"config": attrs[1]["config"]}, {"n": (2, 4)})
+    np.testing.assert_array_equal(store.open_run(path)["a/labels"], [0, 0, missing, missing])
+
+
 @pytest.mark.parametrize("size", [1_000, 100_000])
 def test_only_chunks_above_64_kib_pass_to_another_thread(tmp_path, size, monkeypatch):
     values = np.random.default_rng(0).normal(size=size)  # does not compress

@@ -12,6 +12,7 @@ import xarray as xr
 from fl_runs import EARLIER, SMALL, command
 from real_data import require_real_data
 
+import fedstat
 from fedstat import store
 from fedstat.data import to_float
 from fedstat.fl import algorithms, job, nets, train
@@ -194,6 +195,38 @@ def test_the_layers_whose_weights_are_kept_are_all_none_or_those_named():
     for wrong in (["none", "fc1"], ["all", "fc1"], ["fc7"]):
         with pytest.raises(ValueError, match="keep_weights must be one of"):
             Settings(keep_weights=wrong)
+
+
+def test_metrics_are_settings_which_older_runs_lack(tmp_path, capsys):
+    settings = SMALL.but(metrics=["auc", "macro_f1", "auc"], store_predictions=True, partition="iid")
+    assert settings.metrics == ("macro_f1", "auc")
+    assert settings == SMALL.but(metrics=("macro_f1", "auc"), store_predictions=True, partition="iid")
+    assert not {"metrics", "store_predictions"} & experiment.about(Settings()).keys()
+    for wrong, message in (({"metrics": ["f1_macro"]}, "Did you mean 'macro_f1'"), ({"metrics": 3}, "metrics must be")):
+        with pytest.raises(ValueError, match=message):
+            Settings(**wrong)
+    done = experiment.run(settings, out=tmp_path / "a.zarr")
+    assert Settings(**experiment.settings_of(tmp_path / "a.zarr")) == settings.but(scenario=settings.name)
+    assert {"macro_f1", "auc"} < set(done["metrics"])
+    assert done["predictions/prediction"].dtype == "int8"
+    args = ("--clients", 8, "--rounds", 1, "--max-samples", 40, "--partition", "iid", "--algorithm", "fedavg",
+            "--metrics", "class_accuracy", "balanced_accuracy", "auc", "--store-predictions", "--out",
+            tmp_path / "b.zarr")  # fmt: skip
+    assert command(*args) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    run = store.open_run(tmp_path / "b.zarr")
+    last, n_test = run["metrics"].to_dataset().isel(round=-1), run["clients/n_test"].to_numpy()
+    balanced = np.average(last["balanced_accuracy"], weights=last["n_test"])
+    by_class = np.nansum(last["class_accuracy"].to_numpy() * n_test, 0) / n_test.sum(0)
+    n_defined = int(np.isfinite(last["auc"]).sum())
+    low, high = by_class.argmin(), by_class.argmax()
+    assert f"Other metrics, round 1: balanced accuracy {balanced:.3f}, AUC" in said
+    assert f"({n_defined} of 8 clients; others lack a class)" in said
+    assert f"accuracy by class {by_class[low]:.3f} ({low}) to {by_class[high]:.3f} (" in said
+    assert f"balanced accuracy {balanced:.3f}" in fedstat.summary(run)["metrics"]
+    with pytest.raises(SystemExit):
+        command("--metrics", "f1_macro")
+    assert "Did you mean 'macro_f1'" in capsys.readouterr().err
 
 
 def test_a_run_of_earlier_defaults_is_resumed_and_read_with_its_own_settings(tmp_path):

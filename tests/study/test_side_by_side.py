@@ -11,6 +11,7 @@ from small_runs import dense
 import fedstat
 from fedstat import fl, study
 from fedstat.fl import algorithms, nets
+from fedstat.fl.metrics import METRICS
 from fedstat.study import run_table
 
 SEEDS = range(3)
@@ -91,3 +92,58 @@ def test_what_cannot_be_compared_is_said(folder, tmp_path):
         study.compare_runs(tmp_path)
     with pytest.raises(ValueError, match=r"paths or what fedstat.fl.train returned, but got int"):
         study.compare_runs(3)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Runs with metrics; test samples of the last client are of one class."""
+    data = dense()
+    y = data.y.to_numpy()
+    y[-1, 24:] = 1
+    data["y"] = data.y.dims, y
+    how = {"rounds": 3, "batch_size": 8, "metrics": [*METRICS]}
+    return [
+        fl.train(data, nets.mlp([6, 4, 1]), method, seed=seed, **how)
+        for method in (algorithms.fedavg(), algorithms.fedper()) for seed in SEEDS
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("measure", ["balanced_accuracy", "macro_f1", "auc", "class_accuracy_1"])
+def test_any_measure_is_compared_as_in_the_table_of_runs(measured, measure):
+    rows = pd.DataFrame(map(run_table.row, measured))
+    for run, value in zip(measured, rows[measure], strict=True):
+        last, weight = run["metrics"].to_dataset().isel(round=-1), run["metrics/n_test"]
+        if measure == "class_accuracy_1":
+            last, weight = last["class_accuracy"].sel({"class": 1}), run["clients/n_test"].sel({"class": 1})
+        else:
+            last = last[measure]
+        is_defined = np.isfinite(last)
+        np.testing.assert_allclose(value, np.average(last[is_defined], weights=weight[is_defined]), rtol=1e-6)
+    expected = fedstat.compare(rows, reference="fedavg", value=measure).table
+    found = study.compare_runs(measured, measure=measure)
+    pd.testing.assert_frame_equal(found.table, expected, rtol=1e-12)
+    clients = run_table.clients(measured[0], measure)[measure].dropna()
+    assert len(clients) == (4 if measure == "auc" else 5)
+    by_method = found.costs.set_index("method")["q10"]
+    assert by_method["fedavg"] == pytest.approx(
+        np.mean([run_table.clients(run, measure)[measure].quantile(0.1) for run in measured[:3]])
+    )
+    title = run_table.title_of(measure)
+    assert str(found).startswith(f"{title[0].upper()}{title[1:]}, the last evaluated round: mean ± standard error")
+    assert ("AUC is undefined for 1 client of a run" in " ".join(found.summary().split())) == (measure == "auc")
+    assert all(len(line) <= 90 for line in str(found).split("\n"))
+
+
+def test_a_measure_that_runs_lack_is_refused(measured, folder):
+    with pytest.raises(ValueError, match=r"run 1: measure must be one of 'accuracy'.*Did you mean 'macro_f1'"):
+        study.compare_runs(measured, measure="f1_macro")
+    with pytest.raises(ValueError, match=r"Did you mean 'class_accuracy_0' or 'class_accuracy_1'"):
+        study.compare_runs(measured, measure="class_accuracy")
+    for measure in ("auc", "class_accuracy_1"):
+        with pytest.raises(ValueError, match=r"did not measure '(auc|class_accuracy)', but accuracy. Train with"):
+            study.compare_runs(folder, measure=measure)
+    one_class = dense(clients=2)
+    one_class["y"] = one_class.y * 0
+    run = fl.train(one_class, nets.mlp([6, 4, 1]), algorithms.fedavg(), rounds=1, metrics="auc")
+    with pytest.raises(ValueError, match=r"auc is undefined for all 2 clients"):
+        study.compare_runs(run, measure="auc")

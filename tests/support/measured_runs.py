@@ -9,6 +9,7 @@ import xarray as xr
 from algorithm_jobs import dataset, make, net_of
 
 from fedstat.fl import algorithms, train
+from fedstat.fl.metrics import METRICS
 
 TIES = [7, 8, 11, 12, 15, 16]
 """Samples of clients whose halves are ordered otherwise than the whole, in batches of three."""
@@ -54,7 +55,7 @@ def measured_run(name: str, sizes: list[int], *, batch_size: int, **options: Any
     probe = ("split-half", "drift", "trained-weights")
     return train(
         dataset(sizes, validation=True), net_of(name), make(name), batch_size=batch_size, probe=probe,
-        prediction_rules=rules, **new, **settings, **options,
+        prediction_rules=rules, metrics=[*METRICS], store_predictions=True, **new, **settings, **options,
     )  # fmt: skip
 
 

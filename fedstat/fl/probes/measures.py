@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedstat.fl.cohort import Cohort
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.evaluate import evaluate, measured, require_finite
 from fedstat.fl.hooks import Hooks
-from fedstat.fl.job import Job
+from fedstat.fl.job import Job, Metrics
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.probes import Observer, Values
 from fedstat.fl.state import Download, State
@@ -193,6 +194,7 @@ def _measure_train_loss(job: Job, outcome: Outcome) -> Values:
 def _measure_accuracy_before(job: Job, outcome: Outcome) -> Values:
     """Return test accuracy (client,) of models after local training; NaN for clients that were not selected."""
     clients, params = outcome.cohort.local, outcome.trained.params
+    job = replace(job, metrics=Metrics())
     metrics = measured(job, clients, lambda span: {name: p[span] for name, p in params.items()})
     require_finite(job, metrics, clients, outcome.state.round)
     return {"metrics/accuracy_before": metrics["accuracy"]}

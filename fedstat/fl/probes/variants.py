@@ -12,7 +12,7 @@ import numpy as np
 from fedstat import store
 from fedstat._utils import streams
 from fedstat._utils.lazy import torch
-from fedstat.fl import cohort, masks, nets
+from fedstat.fl import cohort, masks, metrics, nets
 from fedstat.fl.algorithm import Algorithm, InitContext, Mask, Phase
 from fedstat.fl.batches import Rows, pad_rows
 from fedstat.fl.chunks import each_chunk
@@ -100,12 +100,14 @@ def prediction_jobs(job: Job, rules: Mapping[str, Callable[[Algorithm], Algorith
 
 
 def prediction_rules_probe(job: Job, rules: Mapping[str, Job]) -> Observer:
-    """Return the probe of group ``readouts``: accuracy, loss (readout, client), step (readout, client, layer)."""
+    """Return the probe of group ``readouts``: scores (readout, client, ...), step (readout, client, layer)."""
+    coords = {"readout": [*map(stored_algorithm, rules)], "client": job.clients, "layer": [*nets.layers(job.net)]}
     group = store.group(
-        {"readout": [*map(stored_algorithm, rules)], "client": job.clients, "layer": [*nets.layers(job.net)]},
+        coords | {"class": job.metrics.classes},
         accuracy=("readout client", "float32", "test accuracy"),
         loss=("readout client", "float32", "mean test loss"),
         step=("readout client layer", "float32", "B of W + B (W' − W)"),
+        **metrics.layout(job.metrics, ("readout", "client")),
     )
 
     def measure(job: Job, state: State) -> Values:
@@ -116,7 +118,7 @@ def prediction_rules_probe(job: Job, rules: Mapping[str, Job]) -> Observer:
             step = np.asarray(scores.get("choice/step", 1.0 if variant.algorithm.finetune else 0.0))
             step = step[:, None] if dims(variant).get("step") == ("client",) else step
             columns["step"].append(np.broadcast_to(step, (variant.clients, len(nets.layers(variant.net)))))
-            for name in ("accuracy", "loss"):
+            for name in ("accuracy", "loss", *job.metrics.names):
                 columns[name].append(scores[name])
         return {
             f"readouts/{name}": job.process_group.of_all(np.stack(values, 1)).swapaxes(0, 1)

@@ -18,6 +18,8 @@ from fedstat.study.run_settings import Settings
 
 _NOT_SETTINGS = ("out", "secure", "headroom", "data_dir")
 _SEVERAL = ("options", "net_options")
+_UNMEASURED = ("metrics", "store_predictions", "probe", "prediction_rules", "ablation", "unseen_fraction")
+"""Settings of measurements that parties do not send."""
 
 
 def settings(context: Context) -> Settings:
@@ -34,6 +36,12 @@ def dealt(context: Context) -> xr.Dataset:
 def plan(context: Context) -> Plan:
     """What all parties agree on."""
     run, config = settings(context), context.run_config
+    for name in _UNMEASURED:
+        if (value := getattr(run, name)) != getattr(Settings, name):
+            raise ValueError(
+                f"{name}={value!r} is not supported on separate clients, which send accuracy and loss alone. Remove "
+                "it, or use fedstat.fl.train."
+            )
     return Plan(
         net=network(run, dealt(context)),
         algorithm=run.make_algorithm(),

@@ -1,0 +1,44 @@
+"""Predicted labels of the clients' test samples after the last round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedstat import store
+from fedstat.fl.evaluate import evaluate
+from fedstat.fl.job import Job
+from fedstat.fl.metrics import PREDICTION
+from fedstat.fl.nets import n_outputs
+from fedstat.fl.probes import Observer, Values
+from fedstat.fl.state import State
+
+_MISSING = -1
+
+
+def predictions_probe(job: Job) -> Observer:
+    """Return the probe of group ``predictions``: prediction (sample), with client and y (sample).
+
+    Samples are the test samples, one client after the other, those of a client in the order of the data. Labels are the
+    client's. They take one byte each up to 128 labels, else two or four. −1 stands for samples of an unfinished run.
+    """
+    dtype = np.min_scalar_type(-max(2, n_outputs(job.net)))  # signed, for -1
+    sizes, y = job.test.sizes, job.test.y.cpu().numpy()
+    attrs = {"long_name": "label that the client's model predicts", "missing": f"{_MISSING}: run not finished"}
+    group = store.group(
+        {
+            "client": ("sample", np.repeat(np.arange(job.clients), sizes)),
+            "y": ("sample", y.astype(dtype), {"long_name": "label of the test sample"}),
+        },
+        prediction=("sample", dtype.name, attrs),
+    )
+
+    def measure(job: Job, state: State) -> Values:
+        names = job.metrics._replace(names=(PREDICTION,))
+        predicted = evaluate(replace(job, metrics=names), state)[PREDICTION]
+        is_sample = np.arange(predicted.shape[1]) < job.test.sizes[:, None]
+        parts = job.process_group.each(predicted[is_sample].astype(dtype))
+        return {"predictions/prediction": np.concatenate(parts)}
+
+    return Observer({"predictions": group}, on_end=measure)
