@@ -330,6 +330,7 @@ class FactorResult(Result):
 
     def _select_varying(self, name: str, z: Any) -> Floats:
         """Return rows as an array (row, unit), without constant units."""
+        check.unmasked(name, z)
         z = labels.labelled(z, ("row", "unit"))
         z = z.transpose(..., "unit") if isinstance(z, xr.DataArray) and "unit" in z.dims else z
         rows = np.asarray(z, dtype=float)

@@ -212,7 +212,7 @@ def extreme_eigenvalues(h: Array, *, direct_below: int = 512, tol: float = 1e-4,
     Raises
     ------
     ValueError
-        If ``h`` is not square, is empty, or has entries that are not finite.
+        If ``h`` is not square, is not symmetric up to rounding, is empty, or has entries that are not finite.
 
     Examples
     --------
@@ -226,9 +226,16 @@ def extreme_eigenvalues(h: Array, *, direct_below: int = 512, tol: float = 1e-4,
     xp = array_namespace(h)
     if h.ndim < 2 or h.shape[-1] != h.shape[-2] or h.shape[-1] == 0:
         raise ValueError(f"h must be square and not empty, (..., sample, sample), but got shape {tuple(h.shape)}")
+    rounding = max(1e-8, 8 * float(xp.finfo(h.dtype).eps)) if xp.isdtype(h.dtype, "real floating") else 0.0
     h = xp.astype(h, xp.float64, copy=False)
     if not all(bool(xp.all(xp.isfinite(row))) for row in (h if h.ndim > 2 else [h])):
         raise ValueError("h must be finite, but got NaN or infinite entries. Check the samples for such values.")
+    for matrix in h if h.ndim > 2 else [h]:
+        asymmetry = float(xp.max(xp.abs(matrix - xp.matrix_transpose(matrix))))
+        if asymmetry > rounding * float(xp.max(xp.abs(matrix))):
+            raise ValueError(
+                f"h must be symmetric, but got |H - H'| up to {asymmetry:.3g}. Pass a kernel, or (H + H') / 2."
+            )
     if h.shape[-1] <= direct_below:
         return _solve_directly(xp, h)
     if h.ndim > 2:

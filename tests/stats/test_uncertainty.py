@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from numpy.testing import assert_allclose
 from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
+import fedstat
 import fedstat.labelled as fs
 from fedstat._utils.streams import generator
 from fedstat.stats import factor, number_of_factors, resampling, split
@@ -301,3 +303,49 @@ def test_n_factors_leaves_dead_units_out_and_needs_n_for_a_correlation_matrix() 
     assert len(fs.n_factors(z).curves["eigenvalues"]) == 5
     with pytest.raises(ValueError, match="n_obs must be given with a correlation matrix"):
         fs.n_factors(np.eye(4), corr=True)
+
+
+def test_equal_clients_are_named_by_every_verb_over_clients(tmp_path: Path) -> None:
+    """As in icc: 3 clients, each 4 times, are not 12 independent clients."""
+    rng = np.random.default_rng(0)
+    w, names = np.tile(rng.normal(size=(3, 6, 20)), (4, 1, 1)), [f"c{i}" for i in range(12)]
+    copies = xr.DataArray(w, dims=("client", "unit", "weight"), coords={"client": names})
+    pairs = "18 pairs of clients (c0 and c3, ...) have equal weights, but "
+    replicates = xr.DataArray(
+        np.tile(rng.normal(size=(3, 2, 6, 20)), (4, 1, 1, 1)),
+        dims=("client", "replicate", "unit", "weight"), coords={"client": names},
+    )  # fmt: skip
+    results = {
+        "bootstrap": fedstat.bootstrap(copies, n_factors=2, method="pc", n_boot=5),
+        "jackknife": fedstat.jackknife(copies, n_factors=2, method="pc"),
+        "permutation_test": fedstat.permutation_test(copies, n_factors=2, method="pc", n_permutations=5),
+        "variance_components": fedstat.variance_components(replicates),
+        "icc": fedstat.icc(copies),
+    }
+    for verb, result in results.items():
+        texts = [caution.text for caution in result.cautions() if caution.title == "Clients not independent"]
+        assert len(texts) == 1, verb
+        assert texts[0].startswith(pairs), verb
+        assert "18 pairs of clients" in repr(result), verb
+    results["bootstrap"].save(tmp_path / "result.json")
+    assert repr(fedstat.load(tmp_path / "result.json")) == repr(results["bootstrap"])
+
+
+EQUAL = {
+    "distinct": (weights(), None, ""),
+    "one pair": (weights()[[0, 1, 2, 3, 4, 5, 2]], None, "clients 2 and 6 have equal weights"),
+    "in float32": (weights().astype(np.float32)[[0, 1, 2, 3, 4, 0]], None, "clients 0 and 5 have equal weights"),
+    "scaled copies": (np.concatenate([weights(), 2 * weights()[:1]]), None, ""),
+    "all equal": (weights()[[0, 0, 0]], None, "3 pairs of clients (0 and 1"),
+    "in one cluster": (weights()[[0, 1, 2, 0, 1, 2]], [0, 1, 2, 0, 1, 2], ""),
+    "in two clusters": (weights()[[0, 1, 2, 0, 1, 2]], [0, 1, 2, 3, 1, 2], "clients 0 and 3 have equal weights"),
+}
+
+
+@pytest.mark.parametrize(("w", "clusters", "text"), EQUAL.values(), ids=EQUAL)
+def test_equal_clients_count_unless_they_are_left_out_together(
+    w: np.ndarray, clusters: list[int] | None, text: str
+) -> None:
+    result = fedstat.jackknife(w, n_factors=2, method="pc", clusters=clusters)
+    texts = [caution.text for caution in result.cautions() if caution.title == "Clients not independent"]
+    assert [t.partition(",")[0] for t in texts] == ([text] if text else [])
