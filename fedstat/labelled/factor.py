@@ -236,7 +236,8 @@ def fa(
     n_starts, seed : int
         Number of initial values, all but the first random, and their seed.
     heywood : {"allow", "bound", "error"}
-        Communalities above 1: allow and flag them, clip them to 1 in every iteration, or raise an error.
+        Communalities above 1: allow and flag them, clip them to 1 in every iteration, or raise an error. "minres"
+        always bounds them; "error" then refuses communalities at the bound.
     max_iter, tol : optional
         Maximum number of iterations (50 for "pa", 1000 for "minres"); largest last change (1e-3 and 1e-6).
     layer, checkpoint, stage, baseline, progress
@@ -292,7 +293,7 @@ def fa(
         )
     require_fit_in_memory(z, len(units), method, n_factors, init)
     if corr:
-        return analyze_correlation(correlation_matrix(z), units, n_obs, None, **fitting)
+        return analyze_correlation(correlation_matrix(z, units), units, n_obs, None, **fitting)
     m, exponent = row_sums(z, units)
     result = analyze_correlation(correlation(m), units, int(m.n), None, **fitting)
     return replace(result, **standard(m, exponent))
@@ -432,9 +433,11 @@ def analyze_correlation(
         n_minima=n_minima,
     )
     if heywood == "error" and result.heywood.any():
+        is_bounded, lower = method == "minres", "kappa" if n_factors is None else "n_factors"
+        hint = "heywood='allow', which flags these units" if is_bounded else "heywood='bound' or 'allow'"
         raise ValueError(
-            f"communality above 1 (Heywood case) in unit(s) {few(units[result.heywood])}. "
-            "Lower kappa or n_factors, or pass heywood='bound' or method='minres'."
+            f"communality {'at the bound of' if is_bounded else 'above'} 1 (Heywood case) in unit(s) "
+            f"{few(units[result.heywood])}. Lower {lower}, or pass {hint}."
         )
     _warn_if_improper(result, numpy_of(fit.eigenvalues))
     return result.rotate(rotation) if rotation is not None else result
