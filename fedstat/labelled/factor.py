@@ -259,6 +259,10 @@ def fa(
     A ConvergenceWarning is usual for "pa" at κ = 0.85. A UserWarning says that there are as many factors as the rank of
     R: every communality is 1 by construction. More: :doc:`/background/statistics`.
 
+    White noise has a high communality, too, at high κ or with few rows. The print has its median in white noise with as
+    many units and independent rows, a lower reference since rows of a client are dependent
+    (:attr:`fedstat.results.FactorResult.noise_communality`). For a test use :func:`fedstat.permutation_test`.
+
     Examples
     --------
     >>> rng = np.random.default_rng(0)
@@ -267,6 +271,7 @@ def fa(
     Factor analysis (pa): 4 units, 2000 rows
     1 factor (given); converged in 7 iterations (last change 0.0009)
     Communality: median 0.48, range 0.00 to 0.55; 0 Heywood cases, 0 constant
+      White noise of this shape: median 0.00
       highest: 2 (0.55), 0 (0.50), 1 (0.47), 3 (0.00)
       lowest:  3 (0.00), 1 (0.47), 0 (0.50), 2 (0.55)
     """

@@ -506,7 +506,7 @@ def n_factors(
         )
     live = fit.correlation[np.ix_(~fit.constant, ~fit.constant)]
     numbers, curves = number_of_factors.compare(live, fit.n_obs, kappa=kappa, draws=draws, quantile=quantile, seed=seed)
-    return NFactorsResult(numbers, curves, kappa, fit.n_obs)
+    return NFactorsResult(numbers, curves, kappa, fit.n_obs, draws, quantile)
 
 
 def _row(varied: str, value: str, reference: SplitResult, other: SplitResult) -> dict[str, Any]:

@@ -406,12 +406,18 @@ class NFactorsResult(Result):
         κ, the proportion of the eigenvalue sum that the factors must reach.
     n_obs : int
         Number of rows that parallel analysis assumed.
+    draws : int or None
+        Number of random data sets of parallel analysis; None if unknown.
+    quantile : float or None
+        Quantile of their eigenvalues.
     """
 
     numbers: dict[str, int]
     curves: dict[str, Floats]
     kappa: float
     n_obs: int
+    draws: int | None = None
+    quantile: float | None = None
     _figure: ClassVar[str] = "scree"
     _headings: ClassVar[Headings] = {
         "rule": "term", "factors": "n_factors", "proportion": "share", "criterion": "criterion"
@@ -443,8 +449,9 @@ class NFactorsResult(Result):
         return pd.DataFrame(rows)
 
     def glance(self) -> pd.DataFrame:
-        """Return one row: n_units, n_obs (rows), and the number of factors by each rule."""
+        """Return one row: n_units, n_obs (rows), draws, quantile, and the number of factors by each rule."""
         row: dict[str, Any] = {"n_units": len(self.curves["eigenvalues"]), "n_obs": self.n_obs}
+        row |= {"draws": self.draws, "quantile": self.quantile}
         return pd.DataFrame([row | self.numbers])
 
     def numbers_by_name(self) -> dict[str, int]:
@@ -468,4 +475,12 @@ class NFactorsResult(Result):
                 f"  {name:<{width}}  {n:>4}  {criterion}"
                 for (name, n), criterion in zip(numbers.items(), criteria, strict=True)
             ),
+            *self._describe_draws(),
         ]
+
+    def _describe_draws(self) -> list[str]:
+        """Return the line on the random data of parallel analysis."""
+        if self.draws is None or self.quantile is None:
+            return []
+        noise = f"{count(self.draws, 'draw')} of {self.n_obs} independent rows"
+        return [f"Random data: {100 * self.quantile:g}% quantile of {noise}"]

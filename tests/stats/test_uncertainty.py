@@ -349,3 +349,87 @@ def test_equal_clients_count_unless_they_are_left_out_together(
     result = fedstat.jackknife(w, n_factors=2, method="pc", clusters=clusters)
     texts = [caution.text for caution in result.cautions() if caution.title == "Clients not independent"]
     assert [t.partition(",")[0] for t in texts] == ([text] if text else [])
+
+
+NOISE = {
+    "few rows": (64, 20, {"kappa": 0.85}, 0.05),
+    "many rows": (64, 1000, {"kappa": 0.85}, 0.1),
+    "many rows at a low kappa": (64, 1000, {"kappa": 0.5}, 0.02),
+    "more units than are simulated": (200, 300, {"kappa": 0.85}, 0.03),
+    "more units than rows": (300, 60, {"kappa": 0.85}, 0.05),
+    "pc": (40, 200, {"kappa": 0.75, "method": "pc"}, 0.02),
+    "leverage": (40, 200, {"kappa": 0.75, "method": "leverage"}, 0.03),
+    "minres, a single draw": (20, 60, {"kappa": 0.75, "method": "minres"}, 0.1),
+    "a fixed number of factors": (30, 100, {"n_factors": 5}, 0.03),
+    "until convergence": (30, 60, {"kappa": 0.75, "max_iter": 1000}, 0.05),
+}
+
+
+@pytest.mark.parametrize(("units", "rows", "how", "atol"), NOISE.values(), ids=NOISE)
+def test_the_communality_of_noise_is_that_of_rows_drawn_in_full(
+    units: int, rows: int, how: dict[str, object], atol: float
+) -> None:
+    rng = np.random.default_rng(5)
+    n_draws = 1 if units > 100 else 4
+    drawn = [correlation(moments(rng.normal(size=(rows, units)))) for _ in range(n_draws)]
+    medians = [np.median(factor.fit(r, **how).communality) for r in drawn]  # type: ignore[arg-type]
+    assert_allclose(number_of_factors.noise_communality(units, rows, **how), np.mean(medians), atol=atol)
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
+def test_prints_have_the_communality_of_noise_of_their_shape() -> None:
+    w = np.random.default_rng(1).normal(size=(8, 20, 30))
+    w[:, 4] = 0
+    split_ = fedstat.split(w)
+    noise = number_of_factors.noise_communality(
+        19, 240, method="pa", max_iter=None, tol=None, init="pc", kappa=0.85
+    )  # units that vary
+    assert split_.fit.noise_communality == noise
+    line = f"  White noise of this shape: median {noise:.2f}"
+    assert f"{line}; test: fedstat.permutation_test" in repr(split_).splitlines()
+    assert abs(np.nanmedian(split_.communality) - noise) < 0.05  # the weights are white noise
+    assert line in repr(fedstat.fa(fedstat.layer_matrix(w))).splitlines()  # without clients
+    assert f"{line}; test" not in repr(fedstat.fa(fedstat.layer_matrix(w)))
+    r = np.corrcoef(np.random.default_rng(0).normal(size=(240, 19)), rowvar=False)
+    assert line in repr(fedstat.fa(r, corr=True, n_obs=240)).splitlines()
+
+
+UNKNOWN = {
+    "no number of rows": lambda: fedstat.fa(np.eye(5) * 0.7 + 0.3, corr=True, n_factors=1),
+    "more units than are simulated, of a fixed number of factors": lambda: fedstat.fa(
+        np.random.default_rng(0).normal(size=(400, 130)), n_factors=2, method="pc"
+    ),
+    "one varying unit": lambda: fedstat.fa(np.random.default_rng(0).normal(size=(9, 2)) * [1, 0], n_factors=1),
+    "agreement": lambda: fedstat.split(weights(), method="icc"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:n_factors reaches the rank")
+@pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
+def test_prints_say_nothing_of_noise_whose_communality_is_unknown(make) -> None:  # type: ignore[no-untyped-def]
+    assert "White noise" not in repr(make())
+
+
+def test_initial_values_and_bounds_of_the_fit_are_those_of_its_noise() -> None:
+    z = np.random.default_rng(0).normal(size=(60, 12))
+    bound = fedstat.fa(z, kappa=0.75, heywood="bound", init="smc", max_iter=1000)
+    expected = {"method": "pa", "max_iter": 1000, "tol": None, "kappa": 0.75, "init": "smc", "heywood": "bound"}
+    assert bound.noise_communality == number_of_factors.noise_communality(12, 60, **expected)
+    given = fedstat.fa(z, kappa=0.75, init=np.full(12, 0.5), max_iter=1000)
+    expected = {"method": "pa", "max_iter": 1000, "tol": None, "kappa": 0.75}
+    assert given.noise_communality == number_of_factors.noise_communality(12, 60, **expected)
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ({}, "Random data: 95% quantile of 100 draws of 200 independent rows"),
+        ({"draws": 7, "quantile": 0.5}, "Random data: 50% quantile of 7 draws of 200 independent rows"),
+        ({"draws": 1, "quantile": 0.999}, "Random data: 99.9% quantile of 1 draw of 200 independent rows"),
+    ],
+)
+def test_n_factors_prints_the_draws_and_the_quantile(how: dict[str, float], line: str) -> None:
+    result = fs.n_factors(weights(), **how)  # type: ignore[arg-type]
+    assert repr(result).splitlines()[-1] == line
+    row = result.glance().iloc[0]
+    assert (row["draws"], row["quantile"]) == (how.get("draws", 100), how.get("quantile", 0.95))
