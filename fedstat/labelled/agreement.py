@@ -333,7 +333,7 @@ def variance_components(
         method=method,
         agreement=np.concatenate(agreements),
         adjusted=covariate is not None,
-        equal_clients=clients.astype(str)[equal_rows(np.concatenate(client_means, axis=1).astype(float))],
+        equal_clients=np.array(list(map(str, clients)))[equal_rows(np.concatenate(client_means, axis=1).astype(float))],
     )
 
 

@@ -219,10 +219,8 @@ def fa(
         Weights in any form that :func:`fedstat.split` takes, such as (client, unit, weight...); the result then has
         agreement, too. Or rows: the output of :func:`layer_matrix`, a DataFrame whose columns are units, a DataArray
         with a dim ``unit``, or a Dask array. Or a correlation matrix (unit, unit) with ``corr=True``.
-    kappa : float in (0, 1]
-        κ, the proportion of the eigenvalue sum that factors must reach. The smallest such number of factors is fitted.
-    n_factors : int, optional
-        Number of factors, instead of the κ rule.
+    kappa, n_factors : float in (0, 1]; int, optional
+        κ, the proportion of the eigenvalue sum that the smallest number of factors must reach; or the number itself.
     method : {"pa", "minres", "pc", "leverage"}
         Method that estimates the communalities, see :func:`fedstat.stats.factor.fit`.
     rotation : {"varimax", "promax", "oblimin"}, optional
@@ -236,8 +234,7 @@ def fa(
     n_starts, seed : int
         Number of initial values, all but the first random, and their seed.
     heywood : {"allow", "bound", "error"}
-        Communalities above 1: allow and flag them, clip them to 1 in every iteration, or raise an error. "minres"
-        always bounds them; "error" then refuses communalities at the bound.
+        Communalities above 1 (at 1 for "minres", which bounds them): allow and flag, clip in every step, or refuse.
     max_iter, tol : optional
         Maximum number of iterations (50 for "pa", 1000 for "minres"); largest last change (1e-3 and 1e-6).
     layer, checkpoint, stage, baseline, progress
@@ -256,12 +253,8 @@ def fa(
 
     Notes
     -----
-    A ConvergenceWarning is usual for "pa" at κ = 0.85. A UserWarning says that there are as many factors as the rank of
-    R: every communality is 1 by construction. More: :doc:`/background/statistics`.
-
-    White noise has a high communality, too, at high κ or with few rows. The print has its median in white noise with as
-    many units and independent rows, a lower reference since rows of a client are dependent
-    (:attr:`fedstat.results.FactorResult.noise_communality`). For a test use :func:`fedstat.permutation_test`.
+    A ConvergenceWarning is usual for "pa" at κ = 0.85. White noise has a high communality, too: the print has its
+    median for as many independent rows, a lower reference for dependent rows. More: :doc:`/background/statistics`.
 
     Examples
     --------

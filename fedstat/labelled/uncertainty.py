@@ -238,7 +238,7 @@ def _equal_clients(m: Moments, clients: NDArray[Any], groups: NDArray[np.int64] 
     pairs = clustering.equal_rows(np.concatenate([numpy_of(m.mean), variances], axis=1))
     if groups is not None:
         pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
-    return clients.astype(str)[pairs]
+    return np.array(list(map(str, clients)))[pairs]  # zarr has names of StringDType, which results do not store
 
 
 def _client_groups(clients: NDArray[Any], n_groups: int | None, clusters: Any, seed: int) -> NDArray[np.int64]:

@@ -207,7 +207,8 @@ def at_any_scale(compute: Callable[[Array], Any], w: Array) -> tuple[Any, Floats
             raise
     else:
         unusual = unusual[~((sums.squares > 1 / _ORDINARY) & (sums.squares < _ORDINARY))]
-        if str(w.dtype).removeprefix("torch.") != "float64":  # squares of other types do not leave float64
+        is_double = str(w.dtype).removeprefix("torch.") == "float64"  # squares of other types do not leave float64
+        if not is_double or not unusual.size:
             return sums, exponent
     xp = array_namespace(w)
     units = xp.asarray(unusual, device=device_of(w))
