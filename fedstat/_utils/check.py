@@ -249,7 +249,11 @@ def array(name: str, values: Any) -> NDArray[Any]:
 
 
 def unmasked(name: str, values: Any) -> None:
-    """Raise ValueError if some values of an array are masked."""
+    """Raise ValueError if some values of an array, or of the arrays of a list, are masked."""
+    if isinstance(values, list | tuple):
+        for array in values:
+            if isinstance(array, list | tuple | np.ma.MaskedArray):
+                unmasked(name, array)
     if np.ma.is_masked(values):
         raise ValueError(
             f"{name} must hold a value everywhere, but got a masked array with {np.ma.count_masked(values)} masked "

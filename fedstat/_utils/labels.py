@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -228,7 +229,10 @@ def labelled(values: Any, frame: Sequence[str] = ("unit", "weight"), stack: Sequ
         If an array has the labels of the first array in another order.
     """
     if hasattr(values, "iloc") and values.ndim == 2:
-        return xr.DataArray(values.to_numpy(), dict(zip(frame, values.axes, strict=True)), frame)
+        are_numbers = all(dtype.kind in "iuf" for dtype in values.dtypes)
+        is_nullable = are_numbers and not all(isinstance(dtype, np.dtype) for dtype in values.dtypes)
+        numbers = values.to_numpy(float, na_value=math.nan) if is_nullable else values.to_numpy()
+        return xr.DataArray(numbers, dict(zip(frame, values.axes, strict=True)), frame)
     if not stack or not isinstance(values, list | tuple):
         return values
     arrays = [labelled(array, ("unit", "weight"), stack[1:]) for array in values]

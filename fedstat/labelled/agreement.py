@@ -35,6 +35,7 @@ from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_resampling, icc_tests, reml
 from fedstat.stats import variance_components as by_moments
+from fedstat.stats.clustering import equal_rows
 from fedstat.stats.icc import agreement
 from fedstat.stats.icc import sums as sum_clients
 from fedstat.stats.icc_resampling import over_clients
@@ -256,6 +257,7 @@ def variance_components(
     -------
     ComponentsResult
         Variances, reliability, intervals and tests of each unit and of the layer; a :class:`LayerResults` of several.
+        All but the variances are independent of the scale of the weights; variances beyond float64 are 0 or infinite.
 
     Raises
     ------
@@ -299,26 +301,31 @@ def variance_components(
     x = None if covariate is None else _labels.matched("covariate", covariate, {"client": clients})
     n = None if sizes is None else _labels.matched("sizes", sizes, models)
     estimate: Any = reml.components if method == "reml" else by_moments.components
+    sums_of = partial(reml.gram, sizes=n, covariate=x) if method == "reml" else partial(by_moments.parts, covariate=x)
     components: list[Components] = []
-    pooled: list[Any] = []
+    pooled: list[tuple[Any, float]] = []
     agreements: list[NDArray[np.float64]] = []
+    client_means: list[NDArray[np.float64]] = []
     equal: Any = True
     for block, w in _unit_blocks(weights):
         with _name_units(units[block], clients):
-            sums = reml.gram(w, n, x) if method == "reml" else by_moments.parts(w, x)
-            components.append(estimate(sums, level=level))
-        pooled.append(sums.pooled())
+            sums, exponent = by_moments.at_any_scale(sums_of, w)
+            components.append(_rescale(estimate(sums, level=level), exponent))
+        pooled.append((sums.rescaled(exponent - exponent.max()).pooled(), float(exponent.max())))
         equal = equal & numpy_of((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
         agreements.append(agreement(sum_clients(w.mean(1))))
+        client_means += [numpy_of(w[:, r].mean(2)) for r in (0, -1)]
         n_replicates, n_weights = w.shape[1], w.shape[3]
     if equal.any() and not equal.all():
         check.warn(
             f"Replicates of client(s) {few(clients[equal])} are identical, which biases reliability upwards. Drop "
             "these clients, or train on other samples."
         )
+    top = max(exponent for _, exponent in pooled)
+    layer_sums = reduce(add, (sums.rescaled(np.array([exponent - top])) for sums, exponent in pooled))
     return ComponentsResult(
         components=_concatenate(components),
-        layer_components=estimate(reduce(add, pooled), level=level),
+        layer_components=_rescale(estimate(layer_sums, level=level), np.array([top])),
         units=units,
         n_clients=len(clients),
         n_replicates=n_replicates,
@@ -326,6 +333,7 @@ def variance_components(
         method=method,
         agreement=np.concatenate(agreements),
         adjusted=covariate is not None,
+        equal_clients=np.array(list(map(str, clients)))[equal_rows(np.concatenate(client_means, axis=1).astype(float))],
     )
 
 
@@ -376,6 +384,7 @@ def _dense(weights: Any) -> Any:
     if not isinstance(weights, list | tuple):
         return weights
     check.refuse_sources("weights", weights)
+    check.unmasked("weights", weights)
     shapes = [[np.shape(w) for w in client] for client in weights]
     for c, client_shapes in enumerate(shapes):
         for r, shape in enumerate(client_shapes):
@@ -385,6 +394,13 @@ def _dense(weights: Any) -> Any:
                     f"shape {shapes[0][0]}, but client {c} has {len(client_shapes)}, and replicate {r} has {shape}"
                 )
     return np.array([[np.asarray(w) for w in client] for client in weights])
+
+
+def _rescale(c: Components, exponent: NDArray[np.float64]) -> Components:
+    """Return the estimates of weights multiplied by 2 to the power of ``exponent``; variances may become 0 or inf."""
+    power = (2 * exponent).astype(int)
+    with np.errstate(over="ignore"):
+        return c._replace(between=np.ldexp(c.between, power), within=np.ldexp(c.within, power))
 
 
 def _concatenate(blocks: list[Components]) -> Components:

@@ -343,7 +343,7 @@ def less_mean(x: NDArray[np.float64], eps: float) -> NDArray[np.float64]:
     return np.asarray(deviation)
 
 
-def correlation_matrix(r: Any) -> Any:
+def correlation_matrix(r: Any, units: NDArray[Any]) -> Any:
     """Check a correlation matrix and make it exactly symmetric; NaN rows mark constant units."""
     values = numpy_of(r)
     a, tol = values.astype(float), max(1e-8, 8 * precision(values))
@@ -351,14 +351,20 @@ def correlation_matrix(r: Any) -> Any:
         raise ValueError(f"a correlation matrix must be square, but got shape {a.shape}. Pass corr=False for raw rows.")
     live = ~np.isnan(np.diagonal(a))
     core = a[np.ix_(live, live)]
-    if not np.isfinite(core).all():
-        raise ValueError("a correlation matrix must be finite except for constant units, but got NaN or infinity")
+    if not (finite := np.isfinite(core)).all():
+        alone = finite.sum(axis=0) <= 1  # a unit with missing values has a correlation with itself only, in R
+        bad = alone if alone.any() else ~finite.all(axis=0)
+        raise ValueError(
+            f"a correlation matrix must be finite except for constant units, but got NaN or infinity in unit(s) "
+            f"{few(units[live][bad])}. The usual cause is a missing value: compute R from complete rows, or leave out "
+            "these units. Constant units have NaN on the diagonal, too."
+        )
     if (worst := float(np.abs(core - core.T).max(initial=0))) > tol:
         raise ValueError(f"a correlation matrix must be symmetric, but got |R - R'| up to {worst:.3g}")
     if (worst := float(np.abs(np.diagonal(core) - 1).max(initial=0))) > tol:
         i = int(np.flatnonzero(live)[np.abs(np.diagonal(core) - 1).argmax()])
         raise ValueError(
-            f"a correlation matrix must have a unit diagonal, but got R[{i}, {i}] = {a[i, i]:g}. "
+            f"a correlation matrix must have a diagonal of 1, but got {a[i, i]:g} for unit {units[i]}. "
             "Pass raw rows with corr=False to standardize them; mark constant units by NaN rows."
         )
     slack = tol * max(1, len(core))

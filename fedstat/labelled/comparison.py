@@ -21,6 +21,7 @@ from fedstat.labelled.inputs import holds_layers, layers_of
 from fedstat.labelled.runs import layers_of_run, require_done
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
+from fedstat.stats import moments
 from fedstat.stats.eigenvalues import effective_rank as rank_of
 from fedstat.stats.ranking import LEAST_PAIRS, paired_test
 from fedstat.store import is_store, open_run
@@ -66,7 +67,8 @@ def compare(
     ------
     ValueError
         If a column or the reference is missing, a row lacks its method or block, a value is infinite, or a method has
-        two values in a block. If ``block`` has several columns and ``sample`` is none of them.
+        two values in a block. If a value is no number (the row is named), or a column of ``block`` holds 0 and "0". If
+        ``block`` has several columns and ``sample`` is none of them.
 
     Notes
     -----
@@ -98,7 +100,10 @@ def compare(
         )
     within = [block] if isinstance(block, str) else list(block)
     data = complete_rows(data, value, method, *within)
+    _require_one_type(data, within)
     data[method] = data[method].astype(str)
+    exponent = float(moments.exponent(data[value].abs().max(skipna=True)))
+    data[value] *= 2.0**-exponent  # so that squares neither overflow nor vanish
     check.choice("reference", reference, list(dict.fromkeys(data[method])))
     require_single_values(data, method, within)
     by_method = _wide(data, value, method, within)
@@ -118,7 +123,9 @@ def compare(
     table = pd.DataFrame(rows).reindex(columns=_COLUMNS)
     counts = ["n", "n_pairs"]
     table[counts] = table[counts].fillna(0).astype(int)
-    return ComparisonResult(_adjusted(table, level), reference, level, tuple(notes), value, tuple(within), sample)
+    table = _adjusted(table, level)
+    table[_IN_UNITS] *= 2.0**exponent
+    return ComparisonResult(table, reference, level, tuple(notes), value, tuple(within), sample)
 
 
 _COLUMNS = [
@@ -127,8 +134,13 @@ _COLUMNS = [
 ]  # fmt: skip
 
 
+_IN_UNITS = [
+    "mean", "std_error_mean", "difference", "std_error", "conf_low", "conf_high", "sim_conf_low", "sim_conf_high"
+]  # fmt: skip
+
+
 def complete_rows(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
-    """Return these columns; raise ValueError unless every row has its labels and a value that is finite or NaN."""
+    """Return these columns, values as floats; raise ValueError unless rows have labels and a finite value or NaN."""
     for column in (value, *labels):
         if column not in data.columns:
             check.choice("a column of data", column, [str(c) for c in data.columns])
@@ -139,9 +151,8 @@ def complete_rows(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
                 f"{column!r} is missing in {missing.sum()} of {len(data)} rows, first in the row with "
                 f"{_place(data[missing], labels)}. Fill in or drop these rows."
             )
+    data[value] = _floats(data, value, labels)
     for column in data.columns:
-        if np.iscomplexobj(data[column]) and column == value:
-            raise ValueError(f"{column!r} must hold numbers, but got dtype {data[column].dtype}")
         numeric = pd.api.types.is_numeric_dtype(data[column])
         if numeric and (infinite := np.isinf(data[column].astype(float))).any():
             raise ValueError(
@@ -149,6 +160,43 @@ def complete_rows(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
                 f"{_place(data[infinite], labels)}. Enter NaN for a diverged run."
             )
     return data
+
+
+def _floats(data: pd.DataFrame, value: str, labels: Sequence[str]) -> pd.Series[float]:
+    """Return the column of values as floats; raise ValueError that names the row of a value that is no number."""
+    column = data[value]
+    if column.dtype.kind in "cmM":
+        raise ValueError(f"{value!r} must hold numbers, but got dtype {column.dtype}")
+    if column.dtype.kind in "iufb":
+        return column.astype(float)
+    numbers = np.full(len(column), np.nan)
+    for i, x in enumerate(column.where(column.notna(), math.nan)):
+        try:
+            numbers[i] = float(x)
+        except (TypeError, ValueError):
+            text = str(x).strip()
+            hint = "Enter NaN for a missing value, or leave out the row."
+            hint = "Divide percentages by 100, and drop the sign." if text.endswith("%") else hint
+            hint = "Write a decimal point, as pandas.read_csv(..., decimal=',') does." if "," in text else hint
+            raise ValueError(
+                f"{value!r} must hold numbers, but got {x!r:.200} in the row with {_place(data.iloc[i:], labels)}. "
+                f"{hint}"
+            ) from None
+    return pd.Series(numbers, column.index)
+
+
+def _require_one_type(data: pd.DataFrame, block: list[str]) -> None:
+    """Raise ValueError if a column of block holds labels that look equal and differ, as 0 and "0"."""
+    for column in block:
+        by_text: dict[str, Any] = {}
+        for label in data[column].unique():
+            is_whole = isinstance(label, float) and label.is_integer()
+            text = str(int(label) if is_whole else label).strip()
+            if repr(by_text.setdefault(text, label)) != repr(label):
+                raise ValueError(
+                    f"{column!r} holds {by_text[text]!r} and {label!r}, which are different blocks, so that their rows "
+                    f"have no pair. Convert the column to one type, as data[{column!r}].astype(int) does for seeds."
+                )
 
 
 def require_single_values(data: pd.DataFrame, method: str, block: list[str]) -> None:

@@ -219,10 +219,8 @@ def fa(
         Weights in any form that :func:`fedstat.split` takes, such as (client, unit, weight...); the result then has
         agreement, too. Or rows: the output of :func:`layer_matrix`, a DataFrame whose columns are units, a DataArray
         with a dim ``unit``, or a Dask array. Or a correlation matrix (unit, unit) with ``corr=True``.
-    kappa : float in (0, 1]
-        κ, the proportion of the eigenvalue sum that factors must reach. The smallest such number of factors is fitted.
-    n_factors : int, optional
-        Number of factors, instead of the κ rule.
+    kappa, n_factors : float in (0, 1]; int, optional
+        κ, the proportion of the eigenvalue sum that the smallest number of factors must reach; or the number itself.
     method : {"pa", "minres", "pc", "leverage"}
         Method that estimates the communalities, see :func:`fedstat.stats.factor.fit`.
     rotation : {"varimax", "promax", "oblimin"}, optional
@@ -236,7 +234,7 @@ def fa(
     n_starts, seed : int
         Number of initial values, all but the first random, and their seed.
     heywood : {"allow", "bound", "error"}
-        Communalities above 1: allow and flag them, clip them to 1 in every iteration, or raise an error.
+        Communalities above 1 (at 1 for "minres", which bounds them): allow and flag, clip in every step, or refuse.
     max_iter, tol : optional
         Maximum number of iterations (50 for "pa", 1000 for "minres"); largest last change (1e-3 and 1e-6).
     layer, checkpoint, stage, baseline, progress
@@ -255,8 +253,8 @@ def fa(
 
     Notes
     -----
-    A ConvergenceWarning is usual for "pa" at κ = 0.85. A UserWarning says that there are as many factors as the rank of
-    R: every communality is 1 by construction. More: :doc:`/background/statistics`.
+    A ConvergenceWarning is usual for "pa" at κ = 0.85. White noise has a high communality, too: the print has its
+    median for as many independent rows, a lower reference for dependent rows. More: :doc:`/background/statistics`.
 
     Examples
     --------
@@ -266,6 +264,7 @@ def fa(
     Factor analysis (pa): 4 units, 2000 rows
     1 factor (given); converged in 7 iterations (last change 0.0009)
     Communality: median 0.48, range 0.00 to 0.55; 0 Heywood cases, 0 constant
+      White noise of this shape: median 0.00
       highest: 2 (0.55), 0 (0.50), 1 (0.47), 3 (0.00)
       lowest:  3 (0.00), 1 (0.47), 0 (0.50), 2 (0.55)
     """
@@ -292,7 +291,7 @@ def fa(
         )
     require_fit_in_memory(z, len(units), method, n_factors, init)
     if corr:
-        return analyze_correlation(correlation_matrix(z), units, n_obs, None, **fitting)
+        return analyze_correlation(correlation_matrix(z, units), units, n_obs, None, **fitting)
     m, exponent = row_sums(z, units)
     result = analyze_correlation(correlation(m), units, int(m.n), None, **fitting)
     return replace(result, **standard(m, exponent))
@@ -432,9 +431,11 @@ def analyze_correlation(
         n_minima=n_minima,
     )
     if heywood == "error" and result.heywood.any():
+        is_bounded, lower = method == "minres", "kappa" if n_factors is None else "n_factors"
+        hint = "heywood='allow', which flags these units" if is_bounded else "heywood='bound' or 'allow'"
         raise ValueError(
-            f"communality above 1 (Heywood case) in unit(s) {few(units[result.heywood])}. "
-            "Lower kappa or n_factors, or pass heywood='bound' or method='minres'."
+            f"communality {'at the bound of' if is_bounded else 'above'} 1 (Heywood case) in unit(s) "
+            f"{few(units[result.heywood])}. Lower {lower}, or pass {hint}."
         )
     _warn_if_improper(result, numpy_of(fit.eigenvalues))
     return result.rotate(rotation) if rotation is not None else result

@@ -210,6 +210,7 @@ def _array(value: Any, where: str) -> NDArray[Any]:
     if isinstance(value, Head):
         return value.read()
     if not is_torch_array(value):
+        check.unmasked(where, value)
         return np.asarray(value)
     if value.is_nested or str(value.layout) != "torch.strided" or value.is_quantized:
         raise ValueError(

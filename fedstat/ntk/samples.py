@@ -144,6 +144,7 @@ def by_sample(name: str, values: Any, x: Any, *dims: str) -> Any:
 
 
 def _read_real(name: str, values: Any) -> np.ndarray:
+    check.unmasked(name, values)
     a = np.asarray(values)
     if a.dtype.kind not in "biuf":
         raise ValueError(f"{name} must hold real numbers, but got {a.dtype}. Convert it first.")
@@ -343,12 +344,17 @@ def extreme_eigenvalues(h: Any) -> ExtremeEigenvalues:
     Parameters
     ----------
     h : DataArray or array (sample, sample), or (client, sample, sample) for the blocks of H^p
-        Kernel, for example from :func:`kernel`. Rows and columns of NaN stand for missing samples.
+        Symmetric kernel, for example from :func:`kernel`. Rows and columns of NaN stand for missing samples.
 
     Returns
     -------
     ExtremeEigenvalues
         Unpacks to (λ_min, λ_max).
+
+    Raises
+    ------
+    ValueError
+        If ``h`` is not square, is not symmetric, is empty, or does not hold finite real numbers.
 
     Warns
     -----
@@ -362,7 +368,7 @@ def extreme_eigenvalues(h: Any) -> ExtremeEigenvalues:
     >>> low, high
     (0.5, 0.5)
     """
-    values = np.asarray(h, dtype=np.float64)
+    values = _read_real("h", h)
     if values.ndim not in (2, 3) or values.shape[-1] != values.shape[-2] or values.size == 0:
         raise ValueError(
             f"h must be (sample, sample) or (client, sample, sample) and not empty, but got {values.shape}"

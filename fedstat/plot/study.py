@@ -208,14 +208,25 @@ _COSTS = {"round": "round", "bytes": "MB uploaded and downloaded by all clients"
 
 
 def critical_difference(
-    data: Any, *, level: float = 0.95, highlight: Sequence[str] = HIGHLIGHTS, ax: Axes | None = None
+    data: Any,
+    *,
+    value: str = "accuracy",
+    higher_is_better: bool | None = None,
+    level: float = 0.95,
+    highlight: Sequence[str] = HIGHLIGHTS,
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw mean ranks over scenarios with Nemenyi's critical difference, the best method on top (Demšar 2006).
 
     Parameters
     ----------
     data : DataFrame (scenario, method)
-        Accuracies without gaps, such as means over seeds: one row per scenario, one column per method.
+        Accuracies or other values without gaps, such as means over seeds: one row per scenario, one column per method.
+    value : str
+        Name of the values, such as "loss".
+    higher_is_better : bool, optional
+        True if the highest value has rank 1, False for the lowest. By default, the name tells: the highest accuracy,
+        AUC, F1, precision, recall or R2; the lowest loss, error, RMSE, MSE, MAE, NLL or perplexity.
     level : float in (0, 1)
         Simultaneous confidence level over all pairs of methods.
     highlight : sequence of str
@@ -232,11 +243,13 @@ def critical_difference(
     Raises
     ------
     ValueError
-        If there are fewer than two scenarios or three methods, or a value is missing.
+        If there are fewer than two scenarios or three methods, or a value is missing. If there is no
+        ``higher_is_better``, and the name of the values is no known measure.
     """
     if not isinstance(data, pd.DataFrame):
         raise refusal("critical_difference", "a table of accuracies (scenario, method)", data)
-    ranks = ranking.friedman(data.to_numpy())
+    sign = 1 if ranking.is_higher_better(value, higher_is_better) else -1
+    ranks = ranking.friedman(sign * data.to_numpy())
     critical = ranking.critical_difference(data.shape[1], len(data), level=level)
     order = np.argsort(ranks.mean_ranks, kind="stable")
     names, k = [str(data.columns[i]) for i in order], len(order)
@@ -256,7 +269,7 @@ def critical_difference(
     ax.set_yticks(range(k), [title_of(name) for name in names])
     for label, name in zip(ax.get_yticklabels(), names, strict=True):
         label.set_color(styles[name].colour if name in highlight else gray(0.2))
-    ax.set(xlabel=f"rank by accuracy in {len(data)} scenarios, 1 is best", ylim=(k - 0.4, -2.4))
+    ax.set(xlabel=f"rank by {value} in {len(data)} scenarios, 1 is best", ylim=(k - 0.4, -2.4))
     ax.set_xlim(0.3, max(k + 1.2 + 0.6 * len(bars), 1.3 + 1.6 * critical))
     ax.set_xticks([tick for tick in MaxNLocator(8, integer=True).tick_values(1, k) if 1 <= tick <= k])
     ax.grid(axis="y", color=gray(0.94), linewidth=0.6)

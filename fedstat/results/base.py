@@ -270,6 +270,21 @@ class UnitStatistics(Protocol):
         """Return the sentences of a caption."""
 
 
+def copies(pairs: NDArray[Any], effect: str) -> list[Caution]:
+    r"""Return a caution if pairs of clients (pair, 2) have equal weights.
+
+    Examples
+    --------
+    >>> print(*copies(np.array([["a", "b"], ["a", "c"], ["b", "c"]]), "but SEs assume independent clients"))
+    Caution: 3 pairs of clients (a and b, ...) have equal weights, but SEs assume independent clients
+    """
+    if not len(pairs):
+        return []
+    a, b = pairs[0]
+    names = f"clients {a} and {b}" if len(pairs) == 1 else f"{len(pairs)} pairs of clients ({a} and {b}, ...)"
+    return [Caution("Clients not independent", f"{names} have equal weights, {effect}")]
+
+
 def line(text: str) -> str:
     """Cut a line of print to 100 columns, visibly."""
     return text if len(text) <= WIDTH else text[: WIDTH - 4] + " ..."

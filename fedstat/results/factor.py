@@ -142,6 +142,25 @@ class FactorResult(Result):
         phi = np.eye(self.n_factors) if self.phi is None else self.phi
         return np.asarray(np.diagonal(phi @ pattern.T @ pattern))
 
+    @cached_property
+    def noise_communality(self) -> float:
+        """Median communality of white noise with as many units and rows, analyzed alike; NaN if it is unknown.
+
+        It is simulated, see :func:`fedstat.stats.number_of_factors.noise_communality`. Rows of one client are
+        dependent, and act as fewer rows, so that noise of as many independent rows is a lower reference. For a test use
+        :func:`fedstat.permutation_test`.
+        """
+        n_varying = int((~self.constant).sum())
+        if self.n_obs is None or self.n_obs < 3 or n_varying < 2:
+            return np.nan
+        init, max_iter, tol = (self.options.get(name) for name in ("init", "max_iter", "tol"))
+        fitting: dict[str, Any] = {"init": init} if isinstance(init, str) else {}
+        fitting |= {"heywood": "bound"} if self.options.get("heywood") == "bound" else {}
+        fitting |= {"n_factors": self.n_factors} if self.kappa is None else {"kappa": self.kappa}
+        return number_of_factors.noise_communality(
+            n_varying, self.n_obs, method=self.method, max_iter=max_iter, tol=tol, **fitting
+        )
+
     @property
     def _varying(self) -> Floats:
         """R without constant units."""
@@ -330,6 +349,7 @@ class FactorResult(Result):
 
     def _select_varying(self, name: str, z: Any) -> Floats:
         """Return rows as an array (row, unit), without constant units."""
+        check.unmasked(name, z)
         z = labels.labelled(z, ("row", "unit"))
         z = z.transpose(..., "unit") if isinstance(z, xr.DataArray) and "unit" in z.dims else z
         rows = np.asarray(z, dtype=float)
@@ -412,9 +432,17 @@ class FactorResult(Result):
                 f"Communality: median {coefficient(middle)}, range {coefficient(least)} to {coefficient(most)}; "
                 f"{count(int(self.heywood.sum()), 'Heywood case')}, {count_constant(self.constant, self.untrained)}"
             ),
+            *self._describe_noise(),
             *extremes(nu, self.units),
             *describe_constant(self.units, self.constant, self.untrained),
         ]
+
+    def _describe_noise(self) -> list[str]:
+        """Return the line on the communality of white noise, if it is known."""
+        if np.isnan(noise := self.noise_communality):
+            return []
+        test = "; test: fedstat.permutation_test" if (self.n_clients or 0) > 1 else ""
+        return [f"  White noise of this shape: median {coefficient(noise)}{test}"]
 
     def cautions(self) -> list[Caution]:
         """Return cautions on an iteration that did not converge, and on Heywood cases."""

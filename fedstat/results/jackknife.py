@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import Caution, Result
+from fedstat.results.base import Caution, Result, copies
 from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import join_columns
-from fedstat.results.uncertainty import MIN_SEPARATION, separate
+from fedstat.results.uncertainty import MIN_SEPARATION, no_pairs, separate
 from fedstat.stats import resampling
 from fedstat.stats.factor import gap
 
@@ -40,6 +40,8 @@ class JackknifeResult(Result):
     gap : array (client group,)
         Difference of the eigenvalues of R at the cut, the last factor's and the next; see
         :func:`fedstat.stats.factor.gap`.
+    equal_clients : array (pair, 2)
+        Names of pairs of clients with equal weights in different groups.
     """
 
     split: SplitResult
@@ -48,6 +50,7 @@ class JackknifeResult(Result):
     n_factors: NDArray[np.int64]
     converged: NDArray[np.bool_]
     gap: Floats
+    equal_clients: NDArray[np.str_] = field(default_factory=no_pairs)
     _figure: ClassVar[str] = "communality"
     _by: ClassVar[str | None] = "estimate"
     _headings: ClassVar[Headings] = {
@@ -133,8 +136,9 @@ class JackknifeResult(Result):
         ]
 
     def cautions(self) -> list[Caution]:
-        """Return cautions on factors that are not identified, a dominating group, and fits that did not converge."""
-        cautions, x = [], self.glance().iloc[0]
+        """Return cautions on equal clients, factors not identified, a dominating group, and fits not converged."""
+        cautions = copies(self.equal_clients, "but SEs assume independent clients; clusters= leaves them out together")
+        x = self.glance().iloc[0]
         if x["eigenvalue_gap"] < MIN_SEPARATION:
             text = (
                 f"eigenvalues at the cut are {x['eigenvalue_gap']:.1f} SE apart: factors are not identified, and SEs "

@@ -12,7 +12,7 @@ import scipy
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Result, aligned, columns, line, wrapped
 from fedstat.results.exports import Headings
-from fedstat.results.tables import count, decimals, interval, number, p_cell
+from fedstat.results.tables import NONE, count, decimals, interval, number, p_cell
 from fedstat.stats.ranking import LEAST_PAIRS
 
 _ROUNDING = 1e-9
@@ -224,8 +224,17 @@ class ComparisonResult(Result):
         return [
             f"{self.value}: {methods}, paired by {' and '.join(self.block)}{pairs}",
             *self._describe_sample(),
-            f"Paired t tests; CIs simultaneous over {count(n_comparisons, 'comparison')} (Bonferroni)",
+            self._describe_tests(),
         ]
+
+    def _describe_tests(self) -> str:
+        """Return the line on tests and intervals, with the number of comparisons that have enough pairs."""
+        compared = self.table[self.table["method"] != self.reference]
+        n_all, n = len(compared), int(((compared["n"] >= LEAST_PAIRS) | compared["p_value"].notna()).sum())
+        if not n:
+            return f"No test and no CI: they need at least {LEAST_PAIRS} pairs"
+        of = f"{n} of {n_all} comparisons" if n < n_all else count(n, "comparison")
+        return f"Paired t tests; CIs simultaneous over {of} (Bonferroni)"
 
     def __repr__(self) -> str:
         *head, tests = self._caption()
@@ -267,8 +276,13 @@ def difference(row: Mapping[Any, Any], pairs: str = "seeds", digits: int = 4) ->
     '+0.0100 [-0.0200, +0.0400]'
     >>> difference({"difference": 0.01, "sim_conf_low": float("nan"), "sim_conf_high": float("nan"), "n": 2}, "blocks")
     '+0.0100 (too few blocks)'
+    >>> nothing = float("nan")
+    >>> difference({"difference": nothing, "sim_conf_low": nothing, "sim_conf_high": nothing, "n": 0, "n_pairs": 0})
+    '– (no pairs)'
     """
     limits = row["difference"], row["sim_conf_low"], row["sim_conf_high"]
-    if 0 < row["n"] < LEAST_PAIRS:
+    if not row["n"]:
+        return f"{NONE} (no complete pairs)" if row.get("n_pairs") else f"{NONE} (no pairs)"
+    if row["n"] < LEAST_PAIRS:
         return f"{interval(*limits, digits)} (too few {pairs})"
-    return interval(*limits, digits, equal=f"{row['n']} {pairs}" if row["n"] else "")
+    return interval(*limits, digits, equal=f"{row['n']} {pairs}")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Caution, Result, aligned, listing
+from fedstat.results.base import TERMINAL, Caution, Result, aligned, copies, listing
 from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import count, join_columns, p_equals
@@ -21,6 +21,11 @@ from fedstat.stats.resampling import expanded_percentiles
 Floats = NDArray[np.float64]
 _LEVEL = 0.05
 MIN_SEPARATION = 2.0  # standard errors between groups, or between eigenvalues at the cut
+
+
+def no_pairs() -> NDArray[np.str_]:
+    """Return an array without pairs of clients."""
+    return np.empty((0, 2), np.str_)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,6 +51,8 @@ class BootstrapResult(Result):
         :func:`fedstat.stats.factor.gap`.
     half_samples : array (half, unit)
         Communality in random halves of the clients. No rows for fewer than 4 clients.
+    equal_clients : array (pair, 2)
+        Names of pairs of clients with equal weights.
     """
 
     split: SplitResult
@@ -56,6 +63,7 @@ class BootstrapResult(Result):
     level: float
     gap: Floats = field(default_factory=lambda: np.empty(0))
     half_samples: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    equal_clients: NDArray[np.str_] = field(default_factory=no_pairs)
     _figure: ClassVar[str] = "forest"
     _by: ClassVar[str | None] = "estimate"
     _headings: ClassVar[Headings] = {
@@ -195,8 +203,9 @@ class BootstrapResult(Result):
         ]
 
     def cautions(self) -> list[Caution]:
-        """Return cautions on eigenvalues or groups that are near each other, and on fits that did not converge."""
-        cautions, gap = [], self._measure_gap()
+        """Return cautions on equal clients, eigenvalues or groups near each other, and fits that did not converge."""
+        cautions = copies(self.equal_clients, "but SEs, CIs and frequencies assume independent clients")
+        gap = self._measure_gap()
         if gap < MIN_SEPARATION:
             text = f"eigenvalues at the cut are {gap:.1f} SE apart: factors are not identified"
             cautions.append(Caution("Factors not identified", text))
@@ -213,11 +222,15 @@ class BootstrapResult(Result):
 
 
 def separate(split: SplitResult, std_error: Floats) -> float:
-    """Return the mean communality of shared minus personal units, in mean standard errors; NaN without both groups."""
+    """Return the mean communality of shared minus personal units, in mean standard errors.
+
+    NaN without both groups, or with standard errors of 0, as of equal clients.
+    """
     nu, group = split.communality, split.group
     if not all((group == name).any() for name in ("shared", "personal")):
         return np.nan
-    return float((nu[group == "shared"].mean() - nu[group == "personal"].mean()) / np.nanmean(std_error))
+    difference, error = nu[group == "shared"].mean() - nu[group == "personal"].mean(), np.nanmean(std_error)
+    return float(difference / error) if error > 0 else np.nan
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -239,10 +252,13 @@ class PermutationResult(Result):
         Observed split.
     communality : array (permutation, unit)
         Communality ν after a permutation of the units within each client.
+    equal_clients : array (pair, 2)
+        Names of pairs of clients with equal weights.
     """
 
     split: SplitResult
     communality: Floats
+    equal_clients: NDArray[np.str_] = field(default_factory=no_pairs)
     _figure: ClassVar[str] = "communality"
     _by: ClassVar[str | None] = "estimate"
     _headings: ClassVar[Headings] = {
@@ -298,6 +314,10 @@ class PermutationResult(Result):
         row = {"statistic": self.statistic, "null_mean": null, "p_value": self.p_value}
         n_significant = int((self.tidy()["p_adjusted"] <= _LEVEL).sum())
         return pd.DataFrame([row | {"n_permutations": len(self.communality), "n_significant": n_significant}])
+
+    def cautions(self) -> list[Caution]:
+        """Return a caution on equal clients."""
+        return copies(self.equal_clients, "but the test permutes clients independently: p values may be too small")
 
     def conclude(self) -> str:
         """Return the conclusion of the test at 5%, in words."""
@@ -386,12 +406,18 @@ class NFactorsResult(Result):
         κ, the proportion of the eigenvalue sum that the factors must reach.
     n_obs : int
         Number of rows that parallel analysis assumed.
+    draws : int or None
+        Number of random data sets of parallel analysis; None if unknown.
+    quantile : float or None
+        Quantile of their eigenvalues.
     """
 
     numbers: dict[str, int]
     curves: dict[str, Floats]
     kappa: float
     n_obs: int
+    draws: int | None = None
+    quantile: float | None = None
     _figure: ClassVar[str] = "scree"
     _headings: ClassVar[Headings] = {
         "rule": "term", "factors": "n_factors", "proportion": "share", "criterion": "criterion"
@@ -423,8 +449,9 @@ class NFactorsResult(Result):
         return pd.DataFrame(rows)
 
     def glance(self) -> pd.DataFrame:
-        """Return one row: n_units, n_obs (rows), and the number of factors by each rule."""
+        """Return one row: n_units, n_obs (rows), draws, quantile, and the number of factors by each rule."""
         row: dict[str, Any] = {"n_units": len(self.curves["eigenvalues"]), "n_obs": self.n_obs}
+        row |= {"draws": self.draws, "quantile": self.quantile}
         return pd.DataFrame([row | self.numbers])
 
     def numbers_by_name(self) -> dict[str, int]:
@@ -448,4 +475,12 @@ class NFactorsResult(Result):
                 f"  {name:<{width}}  {n:>4}  {criterion}"
                 for (name, n), criterion in zip(numbers.items(), criteria, strict=True)
             ),
+            *self._describe_draws(),
         ]
+
+    def _describe_draws(self) -> list[str]:
+        """Return the line on the random data of parallel analysis."""
+        if self.draws is None or self.quantile is None:
+            return []
+        noise = f"{count(self.draws, 'draw')} of {self.n_obs} independent rows"
+        return [f"Random data: {100 * self.quantile:g}% quantile of {noise}"]

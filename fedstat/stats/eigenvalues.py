@@ -212,7 +212,7 @@ def extreme_eigenvalues(h: Array, *, direct_below: int = 512, tol: float = 1e-4,
     Raises
     ------
     ValueError
-        If ``h`` is not square, is empty, or has entries that are not finite.
+        If ``h`` is not square, is not symmetric up to rounding, is empty, or has entries that are not finite.
 
     Examples
     --------
@@ -226,9 +226,12 @@ def extreme_eigenvalues(h: Array, *, direct_below: int = 512, tol: float = 1e-4,
     xp = array_namespace(h)
     if h.ndim < 2 or h.shape[-1] != h.shape[-2] or h.shape[-1] == 0:
         raise ValueError(f"h must be square and not empty, (..., sample, sample), but got shape {tuple(h.shape)}")
+    rounding = max(1e-8, 8 * float(xp.finfo(h.dtype).eps)) if xp.isdtype(h.dtype, "real floating") else 0.0
     h = xp.astype(h, xp.float64, copy=False)
     if not all(bool(xp.all(xp.isfinite(row))) for row in (h if h.ndim > 2 else [h])):
         raise ValueError("h must be finite, but got NaN or infinite entries. Check the samples for such values.")
+    for matrix in h if h.ndim > 2 else [h]:
+        _require_symmetric(xp, matrix, rounding)
     if h.shape[-1] <= direct_below:
         return _solve_directly(xp, h)
     if h.ndim > 2:
@@ -238,6 +241,19 @@ def extreme_eigenvalues(h: Array, *, direct_below: int = 512, tol: float = 1e-4,
     if estimate is None or (certify and not _is_certain(h, estimate)):
         return _solve_directly(xp, h)
     return estimate
+
+
+def _require_symmetric(xp: Any, h: Array, rounding: float) -> None:
+    """Raise ValueError if a matrix is not symmetric up to rounding; H and Hᵀ are compared if their sums differ."""
+    weight = xp.asarray(generator(0, "symmetry").uniform(1, 2, size=h.shape[0]), device=device_of(h))
+    of_rows, of_columns = h @ weight, weight @ h
+    if float(xp.max(xp.abs(of_rows - of_columns))) <= 0.01 * rounding * float(xp.max(xp.abs(of_rows))):
+        return
+    asymmetry = float(xp.max(xp.abs(h - xp.matrix_transpose(h))))
+    if asymmetry > rounding * float(xp.max(xp.abs(h))):
+        raise ValueError(
+            f"h must be symmetric, but got |H - H'| up to {asymmetry:.3g}. Pass a kernel, or (H + H') / 2."
+        )
 
 
 def _solve_directly(xp: Any, h: Array) -> Extremes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from itertools import permutations
 from typing import NamedTuple
 
@@ -127,6 +128,35 @@ class Friedman(NamedTuple):
     exact: bool
 
 
+_HIGHER = {"accuracy", "acc", "auc", "auroc", "auprc", "f1", "precision", "recall", "r2"}
+_LOWER = {"loss", "error", "err", "rmse", "mse", "mae", "nll", "perplexity", "ppl"}
+
+
+def is_higher_better(value: str, higher_is_better: bool | None = None) -> bool:
+    """Return True if higher values rank first, by the user's choice or else by the name of the values.
+
+    Raises
+    ------
+    ValueError
+        If there is no choice, and the name has no word of a known measure, or words of both kinds.
+
+    Examples
+    --------
+    >>> is_higher_better("test_accuracy"), is_higher_better("validation loss"), is_higher_better("score", True)
+    (True, False, True)
+    """
+    if higher_is_better is not None:
+        return check.choice("higher_is_better", higher_is_better, (True, False))
+    words = set(re.split(r"[^a-z0-9]+", value.lower()))
+    higher, lower = bool(words & _HIGHER), bool(words & _LOWER)
+    if higher == lower:
+        raise ValueError(
+            f"higher_is_better is required, since the name {value!r} does not tell which values are better. Pass "
+            "higher_is_better=True, or False as for a loss."
+        )
+    return higher
+
+
 def friedman(values: ArrayLike) -> Friedman:
     """Test H0: all methods have equal distributions of ranks (Friedman [1]_, with Iman and Davenport's F [2]_).
 
@@ -134,6 +164,7 @@ def friedman(values: ArrayLike) -> Friedman:
     ----------
     values : array (block, method)
         Finite values, such as accuracies of methods (columns) on data sets (rows); at least 2 blocks and 3 methods.
+        The largest value has rank 1: pass ``-values`` of losses.
 
     Returns
     -------

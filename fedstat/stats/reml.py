@@ -63,6 +63,16 @@ class Gram(NamedTuple):
         n_weights = self.n_weights + other.n_weights
         return Gram(self.means + other.means, self.within + other.within, self.design, n_weights, self.sizes)
 
+    @property
+    def squares(self) -> Floats:
+        """Sum of all squares of each unit, array (unit,)."""
+        return np.asarray((_diagonal(self.means) + self.within).sum(axis=0))
+
+    def rescaled(self, exponent: Floats) -> Gram:
+        """Return the sums of weights whose units are multiplied by 2 to the power of ``exponent`` (unit,)."""
+        scale = 4.0**exponent
+        return self._replace(means=self.means * scale[:, None, None], within=self.within * scale)
+
     def pooled(self) -> Gram:
         """Pool all units."""
         differs = (_diagonal(self.means) > 0).any(axis=0)

@@ -12,7 +12,7 @@ block of weights at a time. The results of :func:`components`, one number per un
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,13 +23,15 @@ from numpy.typing import NDArray
 
 from fedstat import stats
 from fedstat._utils import check
-from fedstat.stats import resampling
+from fedstat.stats import moments, resampling
 from fedstat.stats.icc import at_once, slices
 from fedstat.stats.icc import fdr as adjusted
 
 Array = Any
 Floats = NDArray[np.float64]
 
+# Sums of squares of a unit between this number and its reciprocal are far from the limits of float64.
+_ORDINARY = 1e200
 # Distance from leverage 1 at which the fit passes through a client; relative variation of a constant covariate.
 _FULL_LEVERAGE, _CONSTANT = 1e-9, 1e-10
 
@@ -61,6 +63,17 @@ class SumsOfSquares(NamedTuple):
     def leverage(self) -> Floats:
         """Leverage of each client in the fit, array (client,)."""
         return np.asarray((self.design**2).sum(axis=1))
+
+    @property
+    def squares(self) -> Floats:
+        """Sum of all squares of each unit, array (unit,)."""
+        return np.asarray(on_host(self.between + self.within).sum(axis=0))
+
+    def rescaled(self, exponent: Floats) -> SumsOfSquares:
+        """Return the sums of weights whose units are multiplied by 2 to the power of ``exponent`` (unit,)."""
+        xp = array_namespace(self.between)
+        scale = xp.asarray(4.0**exponent, device=device_of(self.between))
+        return self._replace(between=self.between * scale, within=self.within * scale)
 
     def __add__(self, other: SumsOfSquares) -> SumsOfSquares:  # type: ignore[override]
         a, b = (tuple(p.between.shape) for p in (self, other))
@@ -169,6 +182,50 @@ def parts(w: Array, covariate: Any = None) -> SumsOfSquares:
         within[:, units] += v
     require_finite(between, within, w)
     return SumsOfSquares(between, within, basis, n_weights, n_replicates)
+
+
+def at_any_scale(compute: Callable[[Array], Any], w: Array) -> tuple[Any, Floats]:
+    """Compute sums of squares of weights of any size; divide units by powers of 2 if their squares leave float64.
+
+    Parameters
+    ----------
+    compute : callable (w) -> SumsOfSquares or Gram
+        Such as :func:`parts`. The sums depend only on differences between models.
+    w : array (client, replicate, unit, weight)
+
+    Returns
+    -------
+    sums : SumsOfSquares or Gram
+    exponent : array (unit,)
+        Exponents of the powers of 2; 0 if all sizes are ordinary.
+    """
+    exponent, unusual = np.zeros(w.shape[2]), np.arange(w.shape[2])
+    try:
+        sums = compute(w)
+    except BadWeightsError as error:
+        if error.client is not None:
+            raise
+    else:
+        unusual = unusual[~((sums.squares > 1 / _ORDINARY) & (sums.squares < _ORDINARY))]
+        is_double = str(w.dtype).removeprefix("torch.") == "float64"  # squares of other types do not leave float64
+        if not is_double or not unusual.size:
+            return sums, exponent
+    xp = array_namespace(w)
+    units = xp.asarray(unusual, device=device_of(w))
+    x, e = _scaled(w[:, :, units])
+    x, e_centered = _scaled(x - x[:1, :1])  # weights that all models have in common are no part of the sums
+    if not bool(xp.any(x != 0)):  # no model differs
+        return sums, exponent
+    exponent[unusual] = on_host(e + e_centered)
+    w = xp.asarray(w, copy=True)
+    w[:, :, units] = x
+    return compute(w), exponent
+
+
+def _scaled(x: Array) -> tuple[Array, Array]:
+    """Divide units of (client, replicate, unit, weight) by powers of 2; return their exponents, too."""
+    e = moments.exponent(moments.largest(x, (0, 1, 3)))
+    return x * moments.power(-e)[:, None], e
 
 
 def checked(w: Array, covariate: Any) -> tuple[Array, Floats]:

@@ -41,6 +41,34 @@ def test_rows_stand_in_the_order_of_mean_ranks_and_bars_span_what_does_not_diffe
     assert np.ptp(ruler.get_xdata()) == pytest.approx(apart)
 
 
+BEST = {
+    "an accuracy": ({}, "c", "rank by accuracy in 4 scenarios, 1 is best"),
+    "a loss": ({"value": "test_loss"}, "a", "rank by test_loss in 4 scenarios, 1 is best"),
+    "perplexity": ({"value": "Perplexity"}, "a", "rank by Perplexity in 4 scenarios, 1 is best"),
+    "AUC": ({"value": "val AUC"}, "c", "rank by val AUC in 4 scenarios, 1 is best"),
+    "a score": ({"value": "score", "higher_is_better": True}, "c", "rank by score in 4 scenarios, 1 is best"),
+    "a distance": ({"value": "distance", "higher_is_better": False}, "a", "rank by distance in 4 scenarios, 1 is best"),
+    "the user's choice": ({"value": "loss", "higher_is_better": True}, "c", "rank by loss in 4 scenarios, 1 is best"),
+}
+
+
+@pytest.mark.parametrize(("how", "best", "label"), BEST.values(), ids=BEST)
+def test_the_best_method_by_the_measure_stands_on_top(how, best, label):
+    table = pd.DataFrame([[0.1, 0.2, 0.3], [0.1, 0.3, 0.4], [0.2, 0.3, 0.5], [0.1, 0.2, 0.6]], columns=list("abc"))
+    ax = plot.critical_difference(table, **how)
+    assert ax.get_yticklabels()[0].get_text() == best
+    assert ax.get_xlabel() == label
+
+
+@pytest.mark.parametrize("value", ["score", "accuracy loss", "lossless"])
+def test_the_direction_is_asked_for_where_the_name_does_not_tell(value):
+    table = pd.DataFrame(np.eye(3), columns=list("abc"))
+    with pytest.raises(ValueError, match=f"higher_is_better is required, since the name '{value}' does not tell"):
+        plot.critical_difference(table, value=value)
+    with pytest.raises(ValueError, match="higher_is_better must be one of True, False"):
+        plot.critical_difference(table, value=value, higher_is_better="low")
+
+
 @pytest.mark.parametrize("x", ["round", "bytes", "elapsed"])
 def test_a_few_methods_are_named_in_their_colours_and_all_others_are_grey(x):
     ax = plot.method_courses(courses(), x=x, highlight=("local", "fedavg"))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
+import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,3 +100,48 @@ def test_distances_beyond_float64_are_said() -> None:
     x = np.array([-1.7e308, 1.7e308, 0.0])
     with np.errstate(over="ignore"), pytest.raises(ValueError, match=r"distances .* must be within float64"):
         entropy.knn_entropy(x, k=2)
+
+
+SCALES = {
+    "tiny": 1e-200,
+    "below normal numbers": 1e-300,
+    "where squares lose digits": 1e-161,
+    "huge": 1e200,
+    "by unit": np.array([1e-200, 1, 1e200, 1e-90, 1e160, 3])[:, None],
+}
+
+
+@pytest.mark.parametrize("method", ["moments", "reml"])
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_variance_components_do_not_depend_on_the_scale(method: str, scale: Any) -> None:
+    rng, rtol = np.random.default_rng(1), 1e-4 if method == "reml" else 1e-9  # reml ends at a flat maximum
+    w = rng.normal(size=(7, 1, 6, 15)) * np.array([0, 0, 1, 2, 0.5, 3])[:, None] + rng.normal(size=(7, 2, 6, 15))
+    a, b = (fs.variance_components(x, method=method) for x in (w, w * scale))
+    for name in ("reliability", "conf_low", "conf_high", "p_value"):
+        np.testing.assert_allclose(getattr(b.components, name), getattr(a.components, name), rtol=rtol)
+    with np.errstate(over="ignore"):
+        size = np.broadcast_to(scale, (6, 1))[:, 0] ** 2
+        np.testing.assert_allclose(b.components.within, a.components.within * size, rtol=rtol, atol=1e-322)
+    # The layer is that of the units that are not negligible beside the largest.
+    units = [2] if np.ndim(scale) else range(6)
+    layer = fs.variance_components(w[:, :, units], method=method).layer_components
+    np.testing.assert_allclose(b.layer_components.reliability, layer.reliability, rtol=rtol)
+    assert b.conclusion == ("client" if np.ndim(scale) == 0 else fs.variance_components(w[:, :, units]).conclusion)
+    lazy = xr.DataArray(w * scale, dims=("client", "replicate", "unit", "weight")).chunk(unit=1)
+    np.testing.assert_array_equal(fs.variance_components(lazy, method=method).reliability, b.reliability)
+    tensor = fs.variance_components(torch.tensor(w * scale), method=method)
+    np.testing.assert_allclose(tensor.reliability, b.reliability, rtol=rtol)
+
+
+def test_common_weights_do_not_hide_tiny_differences() -> None:
+    w = 1e-200 * np.random.default_rng(1).normal(size=(7, 2, 3, 15))
+    offset = np.concatenate([np.ones((7, 2, 3, 5)), w], axis=3)
+    np.testing.assert_allclose(fs.variance_components(offset).reliability, fs.variance_components(w).reliability)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_named_beside_large_ones(bad: float) -> None:
+    w = 1e200 * np.random.default_rng(1).normal(size=(7, 2, 3, 15))
+    w[4, 1, 2, 0] = bad
+    with pytest.raises(ValueError, match=r"client 4 hold NaN or infinite values, first in unit\(s\) 2"):
+        fs.variance_components(w)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,7 @@ def test_two_seeds_give_no_interval_and_say_so():
     assert first.endswith("paired by seed (2 pairs)")
     assert "[" not in "".join(shown)
     assert [line.split()[-1] for line in shown[1:3]] == ["–"] * 2
+    assert shown[-1] == "No test and no CI: they need at least 3 pairs."
     assert all("(too few pairs)" in line for line in shown[1:3])
 
 
@@ -255,6 +257,82 @@ def test_values_that_are_no_finite_number_are_refused_but_nan_is_left_out():
         mixed(data.assign(heterogeneity=[np.inf, 1.0] * 4))
     with pytest.raises(ValueError, match="sign flip needs finite differences"):
         ranking.sign_flip(np.array([1.0, np.nan, 2.0]))
+
+
+BAD_VALUES = {
+    "81%": "Divide percentages by 100",
+    "0,81": "Write a decimal point",
+    "NA": "Enter NaN for a missing value",
+    "": "Enter NaN for a missing value",
+    "high": "Enter NaN for a missing value",
+}
+
+
+@pytest.mark.parametrize(("bad", "hint"), BAD_VALUES.items(), ids=[*BAD_VALUES])
+def test_a_value_that_is_no_number_is_named_with_its_row(bad, hint):
+    data = drawn(2, 4).assign(heterogeneity="x").astype({"accuracy": object})
+    data.loc[6, "accuracy"] = bad
+    message = f"'accuracy' must hold numbers, but got '{bad}' in the row with method = m1, seed = 2. {hint}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fedstat.compare(data, reference="m0")
+    with pytest.raises(ValueError, match=f"'accuracy' must hold numbers, but got '{bad}'"):
+        mixed(data)
+
+
+@pytest.mark.parametrize("missing", [None, pd.NA, np.nan, "nan"])
+def test_missing_values_and_numbers_as_text_are_read(missing):
+    data = drawn(2, 4)
+    expected = fedstat.compare(data.drop(index=6), reference="m0").table
+    text = data.assign(accuracy=data["accuracy"].map(repr)).astype({"accuracy": object})
+    text.loc[6, "accuracy"] = missing
+    pd.testing.assert_frame_equal(fedstat.compare(text, reference="m0").table, expected)
+
+
+UNLIKE = {
+    "text and numbers": (str, int, "'seed' holds 0 and '0', which are different blocks"),
+    "text and whole floats": (str, float, "'seed' holds 0.0 and '0', which are different blocks"),
+    "text with a space": (lambda seed: f"{seed} ", str, "'seed' holds '0' and '0 ', which are different blocks"),
+    "integers and floats": (int, float, ""),
+    "kinds of integers": (np.int64, int, ""),
+}
+
+
+@pytest.mark.parametrize(("of_m1", "of_m0", "message"), UNLIKE.values(), ids=UNLIKE)
+def test_blocks_that_only_look_alike_are_named(of_m1, of_m0, message):
+    data = drawn(2, 4)
+    seeds = [of_m1(s) if m == "m1" else of_m0(s) for m, s in zip(data["method"], data["seed"], strict=True)]
+    unlike = data.assign(seed=pd.Series(seeds, dtype=object))
+    if message:
+        with pytest.raises(ValueError, match=message):
+            fedstat.compare(unlike, reference="m0")
+    else:
+        expected = fedstat.compare(data, reference="m0").table
+        pd.testing.assert_frame_equal(fedstat.compare(unlike, reference="m0").table, expected)
+
+
+def test_the_print_counts_the_comparisons_that_intervals_are_adjusted_for():
+    data = drawn(4, 4)
+    few = data[~((data["method"] == "m3") & (data["seed"] > 1))]
+    apart = data.assign(seed=data["seed"].where(data["method"] != "m3", data["seed"] + 10))
+    pair = fedstat.compare(data[data["method"] != "m3"], reference="m0").table
+    for broken, cell in ((few, "(too few pairs)"), (apart, "– (no pairs)")):
+        found = fedstat.compare(broken, reference="m0")
+        assert_allclose(found.table["sim_conf_low"].iloc[1:3], pair["sim_conf_low"].iloc[1:3])
+        lines = repr(found).splitlines()
+        assert lines[-1] == "Paired t tests; CIs simultaneous over 2 of 3 comparisons (Bonferroni)."
+        assert cell in next(line for line in lines if line.startswith("  m3"))
+    assert repr(fedstat.compare(data, reference="m0")).endswith("CIs simultaneous over 3 comparisons (Bonferroni).")
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-300, 1e200, 1e300])
+def test_a_comparison_does_not_depend_on_the_scale(scale):
+    data = drawn(3, 5)
+    a = fedstat.compare(data, reference="m0").table
+    b = fedstat.compare(data.assign(accuracy=data["accuracy"] * scale), reference="m0").table
+    for name in ("mean", "std_error_mean", "difference", "std_error", "conf_low", "sim_conf_high"):
+        assert_allclose(b[name] / scale, a[name], rtol=1e-9)
+    for name in ("statistic", "p_value", "p_holm", "p_sign_flip"):
+        assert_allclose(b[name], a[name], rtol=1e-9)
 
 
 def test_methods_of_one_name_are_one_method():

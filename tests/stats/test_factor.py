@@ -205,8 +205,20 @@ def test_heywood_cases_can_be_kept_bounded_or_refused() -> None:
     assert bounded.heywood.any()
     assert bounded.converged
     iris = xr.DataArray(CASES["iris"]["r"], dims=("other", "unit"), coords={"unit": list("abcd")})
-    with pytest.raises(ValueError, match=r"Heywood case\) in unit\(s\) c\. .*method='minres'"):
+    with pytest.raises(
+        ValueError,
+        match=r"above 1 \(Heywood case\) in unit\(s\) c\. Lower n_factors, or pass heywood='bound' or 'allow'",
+    ):
         fs.fa(iris, corr=True, n_factors=1, heywood="error", tol=1e-6)
+    harman = {"corr": True, "kappa": 0.85, "heywood": "error"}
+    with pytest.raises(ValueError, match=r"above 1 .* Lower kappa, or pass heywood='bound' or 'allow'"):
+        fs.fa(r, max_iter=1000, tol=1e-6, **harman)
+    with pytest.raises(
+        ValueError, match=r"at the bound of 1 .* Lower kappa, or pass heywood='allow', which flags"
+    ) as error:
+        fs.fa(r, method="minres", **harman)
+    assert "minres" not in str(error.value)
+    assert fs.fa(r, method="minres", **harman | {"heywood": "allow"}).heywood.any()
 
 
 @pytest.mark.parametrize("n_factors", [1, 5, 12])

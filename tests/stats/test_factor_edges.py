@@ -6,6 +6,7 @@ import tracemalloc
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -96,8 +97,8 @@ def test_stopping_at_the_cap_is_a_field_and_a_warning() -> None:
     [
         (lambda r: r[:5], r"must be square, but got shape \(5, 8\)"),
         (lambda r: r + np.triu(np.full_like(r, 0.01), 1), "must be symmetric, but got .* 0.01"),
-        (lambda r: r * 2, r"unit diagonal, but got R\[0, 0\] = 2"),
-        (lambda r: r + np.diag([0, 0, 0.5, 0, 0, 0, 0, 0]), r"unit diagonal, but got R\[2, 2\] = 1.5"),
+        (lambda r: r * 2, "must have a diagonal of 1, but got 2 for unit 0"),
+        (lambda r: r + np.diag([0, 0, 0.5, 0, 0, 0, 0, 0]), "must have a diagonal of 1, but got 1.5 for unit 2"),
         (lambda r: np.where(r == 1, 1, -0.9), "positive semi-definite, but its smallest eigenvalue is -5.3"),
         (lambda r: np.where((np.eye(8) == 0) & (r == r.max(where=np.eye(8) == 0, initial=0)), np.nan, r), "finite"),
     ],
@@ -105,6 +106,35 @@ def test_stopping_at_the_cap_is_a_field_and_a_warning() -> None:
 def test_what_is_no_correlation_matrix_is_refused(spoil: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fs.fa(spoil(R8), corr=True)
+
+
+MISSING = {
+    "one unit, as R's cor": ([(2, None)], r"in unit\(s\) c\. The usual cause is a missing value"),
+    "two units": ([(2, None), (5, None)], r"in unit\(s\) c, f\. "),
+    "a pair": ([(1, 3)], r"in unit\(s\) b, d\. "),
+}
+
+
+@pytest.mark.parametrize("nullable", [False, True])
+@pytest.mark.parametrize(("missing", "message"), MISSING.values(), ids=MISSING)
+def test_units_without_correlations_are_named(missing: list[Any], message: str, nullable: bool) -> None:
+    r = np.array(R8)
+    for i, j in missing:
+        columns = np.arange(8) if j is None else np.array([j])
+        r[i, columns[columns != i]] = r[columns[columns != i], i] = np.nan
+    table = pd.DataFrame(r, list("abcdefgh"), list("abcdefgh"))
+    table = table.convert_dtypes() if nullable else table
+    for verb in (fs.fa, lambda t, **how: fs.n_factors(t, n_obs=100, **how)):
+        with pytest.raises(ValueError, match=message):
+            verb(table, corr=True)
+
+
+def test_tables_of_nullable_numbers_are_taken() -> None:
+    table = pd.DataFrame(R8, list("abcdefgh"), list("abcdefgh"))
+    expected = fs.fa(table, corr=True, n_factors=2).communality
+    np.testing.assert_array_equal(fs.fa(table.convert_dtypes(), corr=True, n_factors=2).communality, expected)
+    with pytest.raises(ValueError, match="must hold real numbers"):
+        fs.fa(pd.DataFrame({"a": [True, False, True], "b": [1.0, 2.0, 4.0]}).convert_dtypes())
 
 
 def test_a_correlation_matrix_with_nan_rows_keeps_its_dead_units() -> None:

@@ -14,6 +14,7 @@ from array_api_compat import array_namespace, is_torch_array
 from layers import weights
 
 import fedstat.labelled as fs
+from fedstat import ntk
 from fedstat.motivation import statistics
 from fedstat.ntk import gram
 from fedstat.stats import (
@@ -52,8 +53,24 @@ VERBS: dict[str, tuple[Any, np.ndarray]] = {
     "peaks": (lambda x: statistics.peaks(x, 1), Z[:, 0]),
     "mixture": (lambda x: statistics.mixture(x, draws=1), Z[:, 0]),
     "init": (lambda h: fs.split(W, init=h), np.full(8, 0.5)),
-}
-pytestmark = pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning")
+    "augment": (lambda z: fs.fa(Z).augment(z), Z),
+    "split of a list": (lambda w: fs.split([*w]), W),
+    "variance_components of lists": (
+        lambda w: fs.variance_components([[*client] for client in w]), np.stack([W, W[::-1]], axis=1)
+    ),
+    "state_dicts": (lambda w: fs.split({c: {"fc.weight": x} for c, x in enumerate(w)}, layer="fc"), W),
+    "ntk.kernel": (ntk.kernel, W),
+    "ntk.kernel of a list": (lambda w: ntk.kernel([*w]), W),
+    "ntk.violations": (ntk.violations, W),
+    "ntk.convergence": (lambda x: ntk.convergence(x, widths=[8], rounds=2, replicates=1), W),
+    "ntk.convergence y": (lambda y: ntk.convergence(W, y, widths=[8], rounds=2, replicates=1), W[..., 0]),
+    "ntk.extreme_eigenvalues": (ntk.extreme_eigenvalues, np.eye(3)),
+}  # fmt: skip
+LISTS = ("split of a list", "variance_components of lists")
+REFUSE_DTYPES = [verb for verb in VERBS if not verb.startswith(("ntk", "state", "augment"))]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.ntk.TheoryWarning"
+)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -67,14 +84,16 @@ def test_masked_values_are_refused_and_a_mask_of_nothing_is_none(verb: str) -> N
 
 
 @pytest.mark.parametrize("dtype", [complex, object, bool, str])
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", REFUSE_DTYPES)
 def test_other_dtypes_than_real_numbers_are_refused(verb: str, dtype: type) -> None:
     call, data = VERBS[verb]
     with pytest.raises(ValueError, match="must hold real numbers in a dense array, but got dtype"):
         call(data.astype(dtype))
 
 
-@pytest.mark.parametrize("verb", [v for v in VERBS if v not in ("peaks", "mixture", "init")])
+@pytest.mark.parametrize(
+    "verb", [v for v in REFUSE_DTYPES if v not in ("peaks", "mixture", "init") and "list" not in v]
+)
 @pytest.mark.parametrize("kind", [lambda t: t.to(torch.complex64), lambda t: t.bool(), lambda t: t.to_sparse()])
 def test_tensors_of_other_kinds_are_refused(verb: str, kind: Any) -> None:
     call, data = VERBS[verb]

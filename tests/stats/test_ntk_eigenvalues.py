@@ -111,11 +111,39 @@ def test_the_matrix_is_left_as_it_was():
         (np.ones((0, 0)), "square and not empty"),
         (np.full((2, 2), np.nan), "finite"),
         (np.full((3, 2, 2), np.inf), "finite"),
+        (np.array([[1.0, 2.0], [0.0, 1.0]]), r"h must be symmetric, but got \|H - H'\| up to 2\. Pass a kernel"),
+        (np.stack([np.eye(2), [[1.0, 1e-6], [0.0, 1.0]]]), "h must be symmetric, but got .* up to 1e-06"),
+        (1e-200 * np.array([[1.0, 2.0], [0.0, 1.0]]), "h must be symmetric"),
+        (np.triu(np.ones((600, 600))), "h must be symmetric"),
     ],
 )
 def test_bad_matrices_are_refused(h, message):
     with pytest.raises(ValueError, match=message):
         extreme_eigenvalues(h)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+def test_kernels_are_symmetric_up_to_the_rounding_of_their_type(dtype):
+    h = (8 * with_spectrum([1.0, 2.0, 3.0])).astype(dtype)
+    h[0, 1] = np.nextafter(h[1, 0], h[1, 0] + 1) if dtype != np.int64 else h[1, 0]
+    h = (h + h.T) // 2 if dtype == np.int64 else h
+    expected = np.linalg.eigvalsh(h.astype(float))
+    found = extreme_eigenvalues(h)
+    np.testing.assert_allclose([found.minimum, found.maximum], expected[[0, -1]], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("h", "message"),
+    [
+        (np.array([[1.0, 2.0], [0.0, 1.0]]), "h must be symmetric"),
+        (np.ma.masked_array(np.eye(2), mask=np.eye(2) > 0), "masked array with 2 masked values"),
+        (1j * np.eye(2), "h must hold real numbers, but got complex128"),
+        (np.eye(2).astype(str), "h must hold real numbers"),
+    ],
+)
+def test_the_verb_refuses_what_is_no_kernel(h, message):
+    with pytest.raises(ValueError, match=message):
+        fedstat.ntk.extreme_eigenvalues(h)
 
 
 def test_an_unresolved_smallest_eigenvalue_warns_and_counts_as_zero():

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from numpy.testing import assert_allclose
 from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
+import fedstat
 import fedstat.labelled as fs
 from fedstat._utils.streams import generator
 from fedstat.stats import factor, number_of_factors, resampling, split
@@ -301,3 +303,133 @@ def test_n_factors_leaves_dead_units_out_and_needs_n_for_a_correlation_matrix() 
     assert len(fs.n_factors(z).curves["eigenvalues"]) == 5
     with pytest.raises(ValueError, match="n_obs must be given with a correlation matrix"):
         fs.n_factors(np.eye(4), corr=True)
+
+
+def test_equal_clients_are_named_by_every_verb_over_clients(tmp_path: Path) -> None:
+    """As in icc: 3 clients, each 4 times, are not 12 independent clients."""
+    rng = np.random.default_rng(0)
+    w, names = np.tile(rng.normal(size=(3, 6, 20)), (4, 1, 1)), [f"c{i}" for i in range(12)]
+    copies = xr.DataArray(w, dims=("client", "unit", "weight"), coords={"client": names})
+    pairs = "18 pairs of clients (c0 and c3, ...) have equal weights, but "
+    replicates = xr.DataArray(
+        np.tile(rng.normal(size=(3, 2, 6, 20)), (4, 1, 1, 1)),
+        dims=("client", "replicate", "unit", "weight"), coords={"client": names},
+    )  # fmt: skip
+    results = {
+        "bootstrap": fedstat.bootstrap(copies, n_factors=2, method="pc", n_boot=5),
+        "jackknife": fedstat.jackknife(copies, n_factors=2, method="pc"),
+        "permutation_test": fedstat.permutation_test(copies, n_factors=2, method="pc", n_permutations=5),
+        "variance_components": fedstat.variance_components(replicates),
+        "icc": fedstat.icc(copies),
+    }
+    for verb, result in results.items():
+        texts = [caution.text for caution in result.cautions() if caution.title == "Clients not independent"]
+        assert len(texts) == 1, verb
+        assert texts[0].startswith(pairs), verb
+        assert "18 pairs of clients" in repr(result), verb
+    results["bootstrap"].save(tmp_path / "result.json")
+    assert repr(fedstat.load(tmp_path / "result.json")) == repr(results["bootstrap"])
+
+
+EQUAL = {
+    "distinct": (weights(), None, ""),
+    "one pair": (weights()[[0, 1, 2, 3, 4, 5, 2]], None, "clients 2 and 6 have equal weights"),
+    "in float32": (weights().astype(np.float32)[[0, 1, 2, 3, 4, 0]], None, "clients 0 and 5 have equal weights"),
+    "scaled copies": (np.concatenate([weights(), 2 * weights()[:1]]), None, ""),
+    "all equal": (weights()[[0, 0, 0]], None, "3 pairs of clients (0 and 1"),
+    "in one cluster": (weights()[[0, 1, 2, 0, 1, 2]], [0, 1, 2, 0, 1, 2], ""),
+    "in two clusters": (weights()[[0, 1, 2, 0, 1, 2]], [0, 1, 2, 3, 1, 2], "clients 0 and 3 have equal weights"),
+}
+
+
+@pytest.mark.parametrize(("w", "clusters", "text"), EQUAL.values(), ids=EQUAL)
+def test_equal_clients_count_unless_they_are_left_out_together(
+    w: np.ndarray, clusters: list[int] | None, text: str
+) -> None:
+    result = fedstat.jackknife(w, n_factors=2, method="pc", clusters=clusters)
+    texts = [caution.text for caution in result.cautions() if caution.title == "Clients not independent"]
+    assert [t.partition(",")[0] for t in texts] == ([text] if text else [])
+
+
+NOISE = {
+    "few rows": (64, 20, {"kappa": 0.85}, 0.05),
+    "many rows": (64, 1000, {"kappa": 0.85}, 0.1),
+    "many rows at a low kappa": (64, 1000, {"kappa": 0.5}, 0.02),
+    "more units than are simulated": (200, 300, {"kappa": 0.85}, 0.03),
+    "more units than rows": (300, 60, {"kappa": 0.85}, 0.05),
+    "pc": (40, 200, {"kappa": 0.75, "method": "pc"}, 0.02),
+    "leverage": (40, 200, {"kappa": 0.75, "method": "leverage"}, 0.03),
+    "minres, a single draw": (20, 60, {"kappa": 0.75, "method": "minres"}, 0.1),
+    "a fixed number of factors": (30, 100, {"n_factors": 5}, 0.03),
+    "until convergence": (30, 60, {"kappa": 0.75, "max_iter": 1000}, 0.05),
+}
+
+
+@pytest.mark.parametrize(("units", "rows", "how", "atol"), NOISE.values(), ids=NOISE)
+def test_the_communality_of_noise_is_that_of_rows_drawn_in_full(
+    units: int, rows: int, how: dict[str, object], atol: float
+) -> None:
+    rng = np.random.default_rng(5)
+    n_draws = 1 if units > 100 else 4
+    drawn = [correlation(moments(rng.normal(size=(rows, units)))) for _ in range(n_draws)]
+    medians = [np.median(factor.fit(r, **how).communality) for r in drawn]  # type: ignore[arg-type]
+    assert_allclose(number_of_factors.noise_communality(units, rows, **how), np.mean(medians), atol=atol)
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
+def test_prints_have_the_communality_of_noise_of_their_shape() -> None:
+    w = np.random.default_rng(1).normal(size=(8, 20, 30))
+    w[:, 4] = 0
+    split_ = fedstat.split(w)
+    noise = number_of_factors.noise_communality(
+        19, 240, method="pa", max_iter=None, tol=None, init="pc", kappa=0.85
+    )  # units that vary
+    assert split_.fit.noise_communality == noise
+    line = f"  White noise of this shape: median {noise:.2f}"
+    assert f"{line}; test: fedstat.permutation_test" in repr(split_).splitlines()
+    assert abs(np.nanmedian(split_.communality) - noise) < 0.05  # the weights are white noise
+    assert line in repr(fedstat.fa(fedstat.layer_matrix(w))).splitlines()  # without clients
+    assert f"{line}; test" not in repr(fedstat.fa(fedstat.layer_matrix(w)))
+    r = np.corrcoef(np.random.default_rng(0).normal(size=(240, 19)), rowvar=False)
+    assert line in repr(fedstat.fa(r, corr=True, n_obs=240)).splitlines()
+
+
+UNKNOWN = {
+    "no number of rows": lambda: fedstat.fa(np.eye(5) * 0.7 + 0.3, corr=True, n_factors=1),
+    "more units than are simulated, of a fixed number of factors": lambda: fedstat.fa(
+        np.random.default_rng(0).normal(size=(400, 130)), n_factors=2, method="pc"
+    ),
+    "one varying unit": lambda: fedstat.fa(np.random.default_rng(0).normal(size=(9, 2)) * [1, 0], n_factors=1),
+    "agreement": lambda: fedstat.split(weights(), method="icc"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:n_factors reaches the rank")
+@pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
+def test_prints_say_nothing_of_noise_whose_communality_is_unknown(make) -> None:  # type: ignore[no-untyped-def]
+    assert "White noise" not in repr(make())
+
+
+def test_initial_values_and_bounds_of_the_fit_are_those_of_its_noise() -> None:
+    z = np.random.default_rng(0).normal(size=(60, 12))
+    bound = fedstat.fa(z, kappa=0.75, heywood="bound", init="smc", max_iter=1000)
+    expected = {"method": "pa", "max_iter": 1000, "tol": None, "kappa": 0.75, "init": "smc", "heywood": "bound"}
+    assert bound.noise_communality == number_of_factors.noise_communality(12, 60, **expected)
+    given = fedstat.fa(z, kappa=0.75, init=np.full(12, 0.5), max_iter=1000)
+    expected = {"method": "pa", "max_iter": 1000, "tol": None, "kappa": 0.75}
+    assert given.noise_communality == number_of_factors.noise_communality(12, 60, **expected)
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ({}, "Random data: 95% quantile of 100 draws of 200 independent rows"),
+        ({"draws": 7, "quantile": 0.5}, "Random data: 50% quantile of 7 draws of 200 independent rows"),
+        ({"draws": 1, "quantile": 0.999}, "Random data: 99.9% quantile of 1 draw of 200 independent rows"),
+    ],
+)
+def test_n_factors_prints_the_draws_and_the_quantile(how: dict[str, float], line: str) -> None:
+    result = fs.n_factors(weights(), **how)  # type: ignore[arg-type]
+    assert repr(result).splitlines()[-1] == line
+    row = result.glance().iloc[0]
+    assert (row["draws"], row["quantile"]) == (how.get("draws", 100), how.get("quantile", 0.95))
