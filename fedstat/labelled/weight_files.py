@@ -60,7 +60,7 @@ def read_weights(
         Labels of the clients. By default file names without suffix, or positions.
     unit_axis : int or mapping from layer, or pattern of layers, to int, optional
         Axis of the stored weights that holds units, if module, names and shapes do not determine it, or are wrong. 0 if
-        rows are units.
+        rows are units. Gates of recurrent layers and projections of fused attention along this axis are still combined.
     progress : bool or None
         Show how many clients are done; see :func:`fedstat.fl.train`.
 
@@ -77,7 +77,8 @@ def read_weights(
         - If a file does not fit its suffix, or holds Python objects, several clients or a part of a model.
         - If a layer is missing (existing layers are listed), clients differ in their layers or shapes (both are named),
           or two weights have one layer name.
-        - If the axis of the units is ambiguous, as in a kernel without bias.
+        - If the axis of the units is ambiguous: without a bias, only names of torch's parameters, embeddings and LoRA's
+          factors have a known axis.
         - If a tensor is not dense, floating-point and non-empty, or holds codes of a quantized model.
         - If a file is passed twice, there are no sources, or a single source or layer is not in a list.
         - If a file, its unzipped content or the layers of a client need more than 4 GiB (environment variable
