@@ -32,6 +32,10 @@ _DTYPES = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
     "BOOL": "?",
 }  # fmt: skip
+_NO_CLIENT = re.compile(
+    r"(?<![a-z])(server|global|avg|averaged?|mean|aggregated?|init|initial|pretrained)(?![a-z])", re.IGNORECASE
+)
+"""Names of models that belong to no client."""
 _MOST_DIMS = 64  # of NumPy
 _FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
@@ -91,7 +95,7 @@ def read_weights(
     Units are rows, except in transposed convolutions, embeddings, recurrent layers, fused attention, and layers of
     Keras, Flax and Haiku. :doc:`/background/statistics` says which axis is read, and how it is recognized. A
     UserWarning names layers with too many units, with a doubtful axis, or of a low-rank update (LoRA), whose units
-    cannot be compared.
+    cannot be compared; and sources that are no clients by their names: "server", "global", "avg", "mean", "init".
 
     No content of a file is executed. Torch files are read without torch, NumPy files without pickle.
 
@@ -130,6 +134,7 @@ def read_layers(
         raise ValueError("sources must hold one file or state_dict per client, but are empty. Pass at least one.")
     _require_distinct_files(sources)
     names = _names(sources, clients)
+    _warn_about_names(sources, names)
     module = next((s for s in sources if is_module(s)), None)
     stacks: dict[str, Stack] = {}
     with track(sources, "client", progress) as tracked:
@@ -208,6 +213,18 @@ def _require_distinct_files(sources: list[Source]) -> None:
         first = path_by_file.setdefault((status.st_dev, status.st_ino), path)
         if first is not path:
             raise ValueError(f"{first} and {path} are one file, but every client needs a separate file. Drop one.")
+
+
+def _warn_about_names(sources: list[Source], names: list[Any]) -> None:
+    """Warn about sources that are models of no client by their names, if most sources have other names."""
+    titles = [Path(s).stem if isinstance(s, str | Path) else "" for s in sources]
+    found = [i for i, title in enumerate(titles) if _NO_CLIENT.search(title) or _NO_CLIENT.search(str(names[i]))]
+    if 0 < 2 * len(found) < len(sources):
+        check.warn(
+            f"{few(str(sources[i]) if titles[i] else repr(names[i]) for i in found)}: by name no model of a client, "
+            "but of a server, a mean or initial values. Every source is read as a client, and statistics assume "
+            "independent clients. Leave out other models."
+        )
 
 
 def _no_single(name: str, value: object, kinds: tuple[type, ...]) -> None:

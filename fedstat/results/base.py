@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 WIDTH = 100
+DEPENDENCE = "dependence"
+"""Entry of a result's origin: sentences on clients that are not independent."""
 TERMINAL = 80
 """Columns of a print that is wrapped, not cut."""
 
@@ -113,8 +115,9 @@ class Result(Tables):
         raise NotImplementedError
 
     def cautions(self) -> list[Caution]:
-        """Return limits that a reader needs before relying on the numbers; for most results there are none."""
-        return []
+        """Return limits that a reader needs before relying on the numbers; of most results, dependent clients alone."""
+        texts = (self.origin or {}).get(DEPENDENCE, [])
+        return [Caution("Clients not independent", text) for text in texts]
 
     @abstractmethod
     def glance(self) -> pd.DataFrame:

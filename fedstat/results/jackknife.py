@@ -134,7 +134,7 @@ class JackknifeResult(Result):
 
     def cautions(self) -> list[Caution]:
         """Return cautions on factors that are not identified, a dominating group, and fits that did not converge."""
-        cautions, x = [], self.glance().iloc[0]
+        cautions, x = super().cautions(), self.glance().iloc[0]
         if x["eigenvalue_gap"] < MIN_SEPARATION:
             text = (
                 f"eigenvalues at the cut are {x['eigenvalue_gap']:.1f} SE apart: factors are not identified, and SEs "

@@ -196,7 +196,7 @@ class BootstrapResult(Result):
 
     def cautions(self) -> list[Caution]:
         """Return cautions on eigenvalues or groups that are near each other, and on fits that did not converge."""
-        cautions, gap = [], self._measure_gap()
+        cautions, gap = super().cautions(), self._measure_gap()
         if gap < MIN_SEPARATION:
             text = f"eigenvalues at the cut are {gap:.1f} SE apart: factors are not identified"
             cautions.append(Caution("Factors not identified", text))
