@@ -35,7 +35,6 @@ from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_resampling, icc_tests, reml
 from fedstat.stats import variance_components as by_moments
-from fedstat.stats.clustering import equal_rows
 from fedstat.stats.icc import agreement
 from fedstat.stats.icc import sums as sum_clients
 from fedstat.stats.icc_resampling import over_clients
@@ -305,7 +304,6 @@ def variance_components(
     components: list[Components] = []
     pooled: list[tuple[Any, float]] = []
     agreements: list[NDArray[np.float64]] = []
-    client_means: list[NDArray[np.float64]] = []
     equal: Any = True
     for block, w in _unit_blocks(weights):
         with _name_units(units[block], clients):
@@ -314,7 +312,6 @@ def variance_components(
         pooled.append((sums.rescaled(exponent - exponent.max()).pooled(), float(exponent.max())))
         equal = equal & numpy_of((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
         agreements.append(agreement(sum_clients(w.mean(1))))
-        client_means += [numpy_of(w[:, r].mean(2)) for r in (0, -1)]
         n_replicates, n_weights = w.shape[1], w.shape[3]
     if equal.any() and not equal.all():
         check.warn(
@@ -333,7 +330,6 @@ def variance_components(
         method=method,
         agreement=np.concatenate(agreements),
         adjusted=covariate is not None,
-        equal_clients=np.array(list(map(str, clients)))[equal_rows(np.concatenate(client_means, axis=1).astype(float))],
     )
 
 

@@ -19,10 +19,12 @@ from fedstat._utils.lazy import xr
 from fedstat._utils.loops import track
 from fedstat.labelled import runs
 from fedstat.labelled.arrays import load_small
+from fedstat.labelled.dependent_clients import describe_dependence
 from fedstat.labelled.layer_names import is_pattern, require_names
 from fedstat.labelled.runs import Stage
 from fedstat.labelled.states import SUFFIXES
 from fedstat.results import LayerResults
+from fedstat.results.base import DEPENDENCE, Result
 from fedstat.results.origin import origin_of, with_origin
 from fedstat.store import is_store, open_run
 
@@ -153,7 +155,10 @@ def by_layer(
                 by_name = {"baseline": part.baseline} if initial else {}
                 source = getattr(w, "attrs", {}).get(runs.SOURCE)
                 origin = origin_of(verb, arguments, w) | ({"weights": source} if source else {})
-                return _with_origin(origin, partial(one_layer, w, **settings, **by_name))
+                result = one_layer(w, **settings, **by_name)
+                is_matrix, has_replicates = frame[0] == "client", replicates(**settings)
+                texts = describe_dependence(w, part.baseline, is_matrix=is_matrix, replicates=has_replicates)
+                return cast("R", with_origin(cast("Result", result), origin | ({DEPENDENCE: texts} if texts else {})))
 
             analyses = {name: partial(analyze, part) for name, part in of_layers.items()}
             several, modules = selected.several or len(of_layers) > 1, _modules(selected.layers)

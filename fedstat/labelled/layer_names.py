@@ -1,9 +1,9 @@
 """Layers by name or pattern, and the layout of their units.
 
-A unit of a dense layer or a convolution is a row of the weight. In grouped convolutions, the row holds the inputs of
-the unit's group. Units are columns in transposed convolutions, embeddings and GPT-2's ``Conv1D``, whose rows are inputs
-or tokens. Keras, Flax and Haiku put units last. Recurrent layers and fused attention stack several matrices: a unit has
-a row in each matrix.
+A unit of a dense layer or a convolution is a row of torch's weights. In grouped convolutions, the row holds the inputs
+of the unit's group. Units are columns in transposed convolutions, embeddings and GPT-2's ``Conv1D``, whose rows are
+inputs or tokens. Keras, Flax and Haiku put units last. Recurrent layers and fused attention stack several matrices: a
+unit has a row in each matrix. Weights with names of no known program have the axis that their bias shows, or none.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def find_skipped_layers(shapes: Mapping[str, tuple[int, ...]], output: str | Non
     Returns
     -------
     dict from layer to reason
-        Embeddings, by their names, and the output layer, which is never a factor of a low-rank update. At least one
-        layer is not skipped.
+        Embeddings, learned tokens and positions, by their names, and the output layer, which is never a factor of a
+        low-rank update. At least one layer is not skipped.
 
     Examples
     --------
@@ -110,7 +110,9 @@ def find_skipped_layers(shapes: Mapping[str, tuple[int, ...]], output: str | Non
     >>> find_skipped_layers({"fc1": (20, 54)})
     {}
     """
-    skipped = {name: "embedding" for name, shape in shapes.items() if len(shape) == 2 and EMBEDDING.search(name)}
+    patterns = {2: EMBEDDING, 3: _TOKEN}
+    by_pattern = {name: patterns.get(len(shape)) for name, shape in shapes.items()}
+    skipped = {name: "embedding" for name, pattern in by_pattern.items() if pattern and pattern.search(name)}
     skipped = skipped if len(skipped) < len(shapes) else {}
     rest = [name for name in shapes if name not in skipped]
     if len(rest) == 1:
@@ -133,10 +135,15 @@ _LAST = re.compile(
     r"(^|[./_])kernel(:\d+)?$|[./][wW](_\w+)?(:\d+)?$|(^|[./_])coefs?_?\.?\d*$|(^|[./_])arr_\d+$|/weights$|:\d+$"
 )
 """Names of Keras, TensorFlow, Flax, Haiku, scikit-learn and np.savez, whose units may come last."""
+_TORCH = re.compile(r"(^|[./])weight(_[a-z]\w*)?$|(^|[._])(in|q|k|v)_proj_weight$")
+"""Names of torch's parameters, whose units are rows."""
+_TOKEN = re.compile(r"(^|[._])((cls|class|dist|mask|reg(ister)?)_?tokens?|pos_?\w*emb\w*)$", re.IGNORECASE)
+"""Names of learned tokens and positions, (1, token, feature)."""
+_PRODUCT = re.compile(r"MatMul|ReadVariableOp|kernel", re.IGNORECASE)
 _WORD = re.compile(r"(?<![a-zA-Z])(weights?|kernel|coefs?|w|W)(?![a-zA-Z])")
 _BIASES = {"weights": "biases", "coef": "intercept", "coefs": "intercepts", "w": "b", "W": "b"}
 _FUSED = re.compile(r"(^|[._])(in_proj_weight|qkv|c_attn)$")
-_PERHAPS_FUSED = re.compile(r"qkv|query_?key_?value", re.IGNORECASE)
+_PERHAPS_FUSED = re.compile(r"qkv|query_?key_?value|(^|[._])in_proj$", re.IGNORECASE)
 
 
 class _AmbiguousError(Exception):
@@ -213,7 +220,7 @@ def layout(
     module : torch.nn.Module, optional
         Module of the state_dict.
     unit_axis : int or mapping from layer, or pattern of layers, to int, optional
-        The user's choice; it takes precedence.
+        The user's choice; it takes precedence. Gates and projections along this axis are still combined.
     units_last : dict, optional
         Cache of the evidence from the state's other layers; share it among the layers of one state.
 
@@ -223,28 +230,48 @@ def layout(
         If names and shapes do not determine the layout, and neither module nor user do.
     """
     shape = tuple(state[key].shape)
-    if (axis := _requested_axis(unit_axis, name)) is not None:
-        axis = check.integer("unit_axis", axis, low=-len(shape), high=len(shape) - 1) % len(shape)
-        transposed = axis == 1 and len(shape) > 2
-        return Layout(axis, groups=max(1, _groups(shape, _bias(key, state))) if transposed else 1)
+    requested = _requested_axis(unit_axis, name)
     try:
-        stored = None if module is None else _of_module(module, key)
-        stored = stored or _of_names(key, name, shape, state, {} if units_last is None else units_last)
-        return _fuse(stored, name, shape)
+        of_module = None if module is None else _of_module(module, key)
+        stored = of_module or _of_names(key, name, shape, state, {} if units_last is None else units_last)
+        stored = _fuse(stored, name, shape)
+        if requested is None:
+            if of_module is None and stored.axis == 0:
+                _warn_if_unlike(key, shape, state)
+            return stored
     except _AmbiguousError as error:
-        modules = (
-            "" if module is not None or _LAST.search(key) else "Pass modules instead of state_dicts, or the axis. "
-        )
-        raise ValueError(
-            f"the axis of the units of {key!r} is ambiguous: {error}. {modules}Pass it as "
-            f"fedstat.read_weights(sources, unit_axis={{{name!r}: {error.axis}}}): 0 if rows are units, -1 for the "
-            "last axis."
-        ) from None
+        if requested is None:
+            raise _ambiguous(key, name, error, has_module=module is not None) from None
+        stored = None
+    axis = check.integer("unit_axis", requested, low=-len(shape), high=len(shape) - 1) % len(shape)
+    if stored is not None and stored.axis == axis:  # with its gates, projections or groups
+        return stored
+    transposed = axis == 1 and len(shape) > 2
+    return Layout(axis, groups=max(1, _groups(shape, _bias(key, state))) if transposed else 1)
+
+
+def _ambiguous(key: str, name: str, error: _AmbiguousError, *, has_module: bool) -> ValueError:
+    """Return the error for a weight whose axis of units is ambiguous."""
+    hint = ""
+    if _TORCH.search(key) and not has_module:
+        hint = "Pass modules instead of state_dicts, or the axis. "
+    elif not (_TORCH.search(key) or _LAST.search(key)):
+        hint = f"If rows are units, rename it to '{key}.weight', or pass the axis. "
+    return ValueError(
+        f"the axis of the units of {key!r} is ambiguous: {error}. {hint}Pass it as "
+        f"fedstat.read_weights(sources, unit_axis={{{name!r}: {error.axis}}}): 0 if rows are units, -1 for the "
+        "last axis."
+    )
 
 
 def is_table(key: str, state: State) -> bool:
     """Return True if a weight is an embedding's table (token, feature) by its name; a bias would exclude it."""
     return len(state[key].shape) == 2 and _bias(key, state) is None and bool(EMBEDDING.search(stem(key)))
+
+
+def is_token(key: str, shape: tuple[int, ...]) -> bool:
+    """Return True if a parameter holds learned tokens or positions (1, token, feature) by its name."""
+    return len(shape) == 3 and shape[0] == 1 and bool(_TOKEN.search(key))
 
 
 def _requested_axis(unit_axis: int | Mapping[str, int] | None, name: str) -> int | None:
@@ -275,16 +302,28 @@ def _of_module(module: Any, key: str) -> Layout | None:
 
 def _fuse(stored: Layout, name: str, shape: tuple[int, ...]) -> Layout:
     """Combine query, key and value of a feature if their matrices are stored as one."""
-    if len(shape) == 2 and stored.parts == 1 and shape[stored.axis] == 3 * shape[1 - stored.axis]:
-        if _FUSED.search(name):
-            return stored._replace(parts=3, part="projection")
-        if _PERHAPS_FUSED.search(name):
-            raise _AmbiguousError(f"shape {shape} is that of query, key and value, in blocks or head by head")
+    if stored.axis > 1 or stored.parts > 1 or LORA.search(name):
+        return stored
+    is_fused = bool(_FUSED.search(name))
+    if not (is_fused or _PERHAPS_FUSED.search(name)):
+        return stored
+    rows, columns = shape[stored.axis], shape[1 - stored.axis]
+    if rows == 3 * columns and is_fused:
+        return stored._replace(parts=3, part="projection")
+    if rows == 3 * columns:
+        raise _AmbiguousError(f"shape {shape} is that of query, key and value, in blocks or head by head")
+    if len(shape) == 2 and columns == 3 * rows:
+        other = 1 - stored.axis
+        raise _AmbiguousError(f"shape {shape} is that of query, key and value along axis {other}", other)
+    if len(shape) == 2 and rows % 3 == 0:
+        raise _AmbiguousError(f"shape {shape} may be that of query, key and value, of {rows // 3} units each")
     return stored
 
 
 def _of_names(key: str, name: str, shape: tuple[int, ...], state: State, units_last: dict[bool, UnitsLast]) -> Layout:
     """Find the layout by the names of weight and layer, the shapes of weight and bias, and the other layers."""
+    if "unit" in (dims := getattr(state[key], "dims", ())):  # of an xarray object
+        return Layout(dims.index("unit"))
     if len(shape) == 2 and (recurrent := RECURRENT.search(key)):
         return _gates(key, shape, state, recurrent)
     if kernel := re.search(r"(recurrent_)?kernel((:\d+)?)$", key):  # of Keras: (in, gate · unit)
@@ -293,11 +332,13 @@ def _of_names(key: str, name: str, shape: tuple[int, ...], state: State, units_l
             return Layout(len(shape) - 1, _number_of_gates(shape[-1], recurrent_kernel.shape[-2], "columns"))
     if is_table(key, state):
         return _COLUMNS
-    last = bool(_LAST.search(key))
+    if is_token(key, shape):
+        return Layout(axis=2)
+    last, known = bool(_LAST.search(key)), bool(_TORCH.search(key) or LORA.search(key))
     if last and re.search(r"(lstm|gru)[^a-z].*[./]w(_\w+)?$", key, re.IGNORECASE):
         raise _AmbiguousError(f"its {shape[-1]} columns may be those of several gates, one after the other", -1)
     if (bias := _bias(key, state)) is None:
-        return _without_bias(key, name, shape, state, last=last)
+        return _without_bias(key, name, shape, state, last=last, known=known)
     fits = _fits(shape, bias)
     if -1 in fits:
         raise _AmbiguousError(f"its shape is {shape}, that of its bias {bias}")
@@ -307,21 +348,32 @@ def _of_names(key: str, name: str, shape: tuple[int, ...], state: State, units_l
     if {0, end} <= fits and (last or end == 1):
         if last not in units_last:
             units_last[last] = _find_units_last(state, last=last)
-        return _by_other_layers(key, shape, units_last[last], last=last)
-    return _last_by_bias(shape, bias, fits) if last else _by_bias(name, shape, bias, fits)
+        return _by_other_layers(key, shape, units_last[last], known=known and not last)
+    if last:
+        return _last_by_bias(shape, bias, fits)
+    return _by_bias(name, shape, bias, fits) if known else _only_by_bias(shape, bias, fits)
 
 
-def _without_bias(key: str, name: str, shape: tuple[int, ...], state: State, *, last: bool) -> Layout:
+def _without_bias(key: str, name: str, shape: tuple[int, ...], state: State, *, last: bool, known: bool) -> Layout:
     """Find the layout without a bias: rows if names are torch's; transposed convolutions by name."""
     if last:
         programs = "Keras, Flax, Haiku or scikit-learn, whose units come last"
         raise _AmbiguousError(f"its name may be from {programs}, and no bias shows their axis", -1)
+    if not known:
+        likely = -1 if _PRODUCT.search(key) else 0
+        raise _AmbiguousError("its name is that of no known program, and no bias shows their axis", likely)
     if len(shape) > 2 and _PERHAPS_TRANSPOSED.search(name):
         raise _AmbiguousError("its name fits a convolution after upsampling and a transposed one")
     if len(shape) > 2 and _TRANSPOSED.search(name):
         return _COLUMNS
-    _warn_if_unlike(key, shape, state)
     return ROWS
+
+
+def _only_by_bias(shape: tuple[int, ...], bias: tuple[int, ...], fits: set[int]) -> Layout:
+    """Find the layout of a weight with the name of no known program: the single axis that the bias fits."""
+    if len(fits) == 1:
+        return Layout(axis=min(fits))
+    raise _AmbiguousError(f"its shape is {shape}, and its bias has {prod(bias)} numbers")
 
 
 def _by_bias(name: str, shape: tuple[int, ...], bias: tuple[int, ...], fits: set[int]) -> Layout:
@@ -363,12 +415,12 @@ def _find_units_last(state: State, *, last: bool) -> UnitsLast:
     return ends
 
 
-def _by_other_layers(key: str, shape: tuple[int, ...], ends: UnitsLast, *, last: bool) -> Layout:
+def _by_other_layers(key: str, shape: tuple[int, ...], ends: UnitsLast, *, known: bool) -> Layout:
     """Find the layout of a weight whose first and last axes both fit its bias, by layers whose biases fit one axis."""
     name = stem(key).rpartition(".")[2]
-    if last and len(sure := [end for end in ends if ends[end]]) == 1:
+    if not known and len(sure := [end for end in ends if ends[end]]) == 1:
         return Layout(axis=len(shape) - 1 if sure[0] else 0)
-    if last:
+    if not known:
         raise _AmbiguousError(f"its shape is {shape}, and its bias has {shape[0]} numbers", -1)
     if name in ends[True] - ends[False]:  # such as GPT-2's square layers
         return _COLUMNS
@@ -379,12 +431,13 @@ def _by_other_layers(key: str, shape: tuple[int, ...], ends: UnitsLast, *, last:
 
 def _warn_if_unlike(key: str, shape: tuple[int, ...], state: State) -> None:
     """Warn if the normalization after a convolution without bias has the size expected after a transposed one."""
-    keys = list(state)
-    layer = stem(key)
+    if len(shape) < 3 or _bias(key, state) is not None:
+        return
+    keys, layer = list(state), stem(key)
     parent = layer.rpartition(".")[0]
     after = next((k for k in keys[keys.index(key) + 1 :] if stem(k).rpartition(".")[0] == parent), key)
     size = tuple(getattr(state[after], "shape", ()))
-    if len(shape) > 2 and after.endswith("weight") and size == shape[1:2] != shape[:1]:
+    if after.endswith("weight") and size == shape[1:2] != shape[:1]:
         check.warn(
             f"{key!r} is read as a convolution with {shape[0]} units on axis 0, but the normalization after it, "
             f"{after!r}, has {size[0]} numbers, as after a transposed convolution. If it is transposed, pass modules "

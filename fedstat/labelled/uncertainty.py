@@ -29,9 +29,9 @@ from fedstat.results.uncertainty import (
     PermutationResult,
     SensitivityResult,
 )
-from fedstat.stats import LEAST_FOR_HALVES, clustering, factor, number_of_factors, resampling
+from fedstat.stats import LEAST_FOR_HALVES, factor, number_of_factors, resampling
 from fedstat.stats import split as _split
-from fedstat.stats.moments import Moments, correlation
+from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
 
 _N_STARTS = 5
@@ -140,8 +140,7 @@ def bootstrap(
     fields = {name: numpy_of(field) for name, field in samples._asdict().items()}
     if len(m.n) >= LEAST_FOR_HALVES:
         fields["half_samples"] = numpy_of(resampling.half_samples(m, **fitting))
-    pairs = _equal_clients(m, labels(weights, "client", 0))
-    return BootstrapResult(split=observed, level=level, equal_clients=pairs, **fields)
+    return BootstrapResult(split=observed, level=level, **fields)
 
 
 @show_options(ReplicateOptions, fa)
@@ -218,8 +217,7 @@ def jackknife(
     >>> result.std_error.round(3)
     array([0.037, 0.031, 0.029, 0.024, 0.009, 0.003, 0.006, 0.008])
     """
-    clients = labels(weights, "client", 0)
-    groups = _client_groups(clients, n_groups, clusters, seed)
+    groups = _client_groups(labels(weights, "client", 0), n_groups, clusters, seed)
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
     warn_if_contradicted(observed)
     with progress_bar(int(groups.max()) + 1, "group", progress) as bar:
@@ -227,18 +225,7 @@ def jackknife(
             layer_sums.moments, groups, tau=tau, executor=executor, tick=bar.update, **fitting
         )
     fields = ("communality", "n_factors", "converged", "gap")
-    pairs = _equal_clients(layer_sums.moments, clients, groups)
-    by_name = {name: numpy_of(getattr(replicates, name)) for name in fields}
-    return JackknifeResult(observed, groups, equal_clients=pairs, **by_name)
-
-
-def _equal_clients(m: Moments, clients: NDArray[Any], groups: NDArray[np.int64] | None = None) -> NDArray[np.str_]:
-    """Return the names of pairs of clients with equal means and variances of units, in different groups."""
-    variances = np.diagonal(numpy_of(m.cross), axis1=1, axis2=2)
-    pairs = clustering.equal_rows(np.concatenate([numpy_of(m.mean), variances], axis=1))
-    if groups is not None:
-        pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
-    return np.array(list(map(str, clients)))[pairs]  # zarr has names of StringDType, which results do not store
+    return JackknifeResult(observed, groups, **{name: numpy_of(getattr(replicates, name)) for name in fields})
 
 
 def _client_groups(clients: NDArray[Any], n_groups: int | None, clusters: Any, seed: int) -> NDArray[np.int64]:
@@ -322,8 +309,7 @@ def permutation_test(
     fitting |= {"seed": seed, "executor": executor}
     with progress_bar(n_permutations, "permutation", progress) as bar:
         permuted = resampling.permutation(layer_sums.moments, replicates=n_permutations, tick=bar.update, **fitting)
-    pairs = _equal_clients(layer_sums.moments, labels(weights, "client", 0))
-    return PermutationResult(observed, numpy_of(permuted.communality), pairs)
+    return PermutationResult(observed, numpy_of(permuted.communality))
 
 
 def _observed_split(

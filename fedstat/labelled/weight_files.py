@@ -32,6 +32,10 @@ _DTYPES = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
     "BOOL": "?",
 }  # fmt: skip
+_NO_CLIENT = re.compile(
+    r"(?<![a-z])(server|global|avg|averaged?|mean|aggregated?|init|initial|pretrained)(?![a-z])", re.IGNORECASE
+)
+"""Names of models that belong to no client."""
 _MOST_DIMS = 64  # of NumPy
 _FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
@@ -60,7 +64,7 @@ def read_weights(
         Labels of the clients. By default file names without suffix, or positions.
     unit_axis : int or mapping from layer, or pattern of layers, to int, optional
         Axis of the stored weights that holds units, if module, names and shapes do not determine it, or are wrong. 0 if
-        rows are units.
+        rows are units. Gates of recurrent layers and projections of fused attention along this axis are still combined.
     progress : bool or None
         Show how many clients are done; see :func:`fedstat.fl.train`.
 
@@ -77,7 +81,8 @@ def read_weights(
         - If a file does not fit its suffix, or holds Python objects, several clients or a part of a model.
         - If a layer is missing (existing layers are listed), clients differ in their layers or shapes (both are named),
           or two weights have one layer name.
-        - If the axis of the units is ambiguous, as in a kernel without bias.
+        - If the axis of the units is ambiguous: without a bias, only names of torch's parameters, embeddings and LoRA's
+          factors have a known axis.
         - If a tensor is not dense, floating-point and non-empty, or holds codes of a quantized model.
         - If a file is passed twice, there are no sources, or a single source or layer is not in a list.
         - If a file, its unzipped content or the layers of a client need more than 4 GiB (environment variable
@@ -90,7 +95,7 @@ def read_weights(
     Units are rows, except in transposed convolutions, embeddings, recurrent layers, fused attention, and layers of
     Keras, Flax and Haiku. :doc:`/background/statistics` says which axis is read, and how it is recognized. A
     UserWarning names layers with too many units, with a doubtful axis, or of a low-rank update (LoRA), whose units
-    cannot be compared.
+    cannot be compared; and sources that are no clients by their names: "server", "global", "avg", "mean", "init".
 
     No content of a file is executed. Torch files are read without torch, NumPy files without pickle.
 
@@ -129,6 +134,7 @@ def read_layers(
         raise ValueError("sources must hold one file or state_dict per client, but are empty. Pass at least one.")
     _require_distinct_files(sources)
     names = _names(sources, clients)
+    _warn_about_names(sources, names)
     module = next((s for s in sources if is_module(s)), None)
     stacks: dict[str, Stack] = {}
     with track(sources, "client", progress) as tracked:
@@ -207,6 +213,18 @@ def _require_distinct_files(sources: list[Source]) -> None:
         first = path_by_file.setdefault((status.st_dev, status.st_ino), path)
         if first is not path:
             raise ValueError(f"{first} and {path} are one file, but every client needs a separate file. Drop one.")
+
+
+def _warn_about_names(sources: list[Source], names: list[Any]) -> None:
+    """Warn about sources that are models of no client by their names, if most sources have other names."""
+    titles = [Path(s).stem if isinstance(s, str | Path) else "" for s in sources]
+    found = [i for i, title in enumerate(titles) if _NO_CLIENT.search(title) or _NO_CLIENT.search(str(names[i]))]
+    if 0 < 2 * len(found) < len(sources):
+        check.warn(
+            f"{few(str(sources[i]) if titles[i] else repr(names[i]) for i in found)}: by name no model of a client, "
+            "but of a server, a mean or initial values. Every source is read as a client, and statistics assume "
+            "independent clients. Leave out other models."
+        )
 
 
 def _no_single(name: str, value: object, kinds: tuple[type, ...]) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 WIDTH = 100
+DEPENDENCE = "dependence"
+"""Entry of a result's origin: sentences on clients that are not independent."""
 TERMINAL = 80
 """Columns of a print that is wrapped, not cut."""
 
@@ -113,8 +115,9 @@ class Result(Tables):
         raise NotImplementedError
 
     def cautions(self) -> list[Caution]:
-        """Return limits that a reader needs before relying on the numbers; for most results there are none."""
-        return []
+        """Return limits that a reader needs before relying on the numbers; of most results, dependent clients alone."""
+        texts = (self.origin or {}).get(DEPENDENCE, [])
+        return [Caution("Clients not independent", text) for text in texts]
 
     @abstractmethod
     def glance(self) -> pd.DataFrame:
@@ -268,21 +271,6 @@ class UnitStatistics(Protocol):
 
     def _caption(self) -> list[str]:
         """Return the sentences of a caption."""
-
-
-def copies(pairs: NDArray[Any], effect: str) -> list[Caution]:
-    r"""Return a caution if pairs of clients (pair, 2) have equal weights.
-
-    Examples
-    --------
-    >>> print(*copies(np.array([["a", "b"], ["a", "c"], ["b", "c"]]), "but SEs assume independent clients"))
-    Caution: 3 pairs of clients (a and b, ...) have equal weights, but SEs assume independent clients
-    """
-    if not len(pairs):
-        return []
-    a, b = pairs[0]
-    names = f"clients {a} and {b}" if len(pairs) == 1 else f"{len(pairs)} pairs of clients ({a} and {b}, ...)"
-    return [Caution("Clients not independent", f"{names} have equal weights, {effect}")]
 
 
 def line(text: str) -> str:

@@ -446,7 +446,7 @@ class FactorResult(Result):
 
     def cautions(self) -> list[Caution]:
         """Return cautions on an iteration that did not converge, and on Heywood cases."""
-        cautions = []
+        cautions = super().cautions()
         if not self.converged:
             text = (
                 f"communalities still moved by {self.residual:.2g} after {self.n_iter} steps: raise max_iter, or lower "

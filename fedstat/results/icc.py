@@ -371,10 +371,11 @@ class IccResult(Result):
     def cautions(self) -> list[Caution]:
         """Return cautions on clients of unequal size, dependent clients, and common initial parameters."""
         is_checked = self.influence is not None and self.test is not None and self.n_clients >= 3
-        cautions = []
+        cautions = super().cautions()
         if is_checked:
             cautions += [Caution("Clients of unlike size", text) for text in self._describe_sizes()]
-            cautions += [Caution("Clients not independent", text) for text in self._describe_dependence()]
+            dependent = [Caution("Clients not independent", text) for text in self._describe_dependence()]
+            cautions += [caution for caution in dependent if caution not in cautions]
         if text := self._describe_start():
             cautions.append(Caution("Common initial parameters", text))
         return cautions

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import Caution, Result, copies
+from fedstat.results.base import Caution, Result
 from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import join_columns
-from fedstat.results.uncertainty import MIN_SEPARATION, no_pairs, separate
+from fedstat.results.uncertainty import MIN_SEPARATION, separate
 from fedstat.stats import resampling
 from fedstat.stats.factor import gap
 
@@ -40,8 +40,6 @@ class JackknifeResult(Result):
     gap : array (client group,)
         Difference of the eigenvalues of R at the cut, the last factor's and the next; see
         :func:`fedstat.stats.factor.gap`.
-    equal_clients : array (pair, 2)
-        Names of pairs of clients with equal weights in different groups.
     """
 
     split: SplitResult
@@ -50,7 +48,6 @@ class JackknifeResult(Result):
     n_factors: NDArray[np.int64]
     converged: NDArray[np.bool_]
     gap: Floats
-    equal_clients: NDArray[np.str_] = field(default_factory=no_pairs)
     _figure: ClassVar[str] = "communality"
     _by: ClassVar[str | None] = "estimate"
     _headings: ClassVar[Headings] = {
@@ -136,9 +133,9 @@ class JackknifeResult(Result):
         ]
 
     def cautions(self) -> list[Caution]:
-        """Return cautions on equal clients, factors not identified, a dominating group, and fits not converged."""
-        cautions = copies(self.equal_clients, "but SEs assume independent clients; clusters= leaves them out together")
-        x = self.glance().iloc[0]
+        """Return cautions on dependent clients, factors not identified, a dominating group, and fits not converged."""
+        is_clustered = (self.origin or {}).get("arguments", {}).get("clusters") is not None
+        cautions, x = [] if is_clustered else super().cautions(), self.glance().iloc[0]
         if x["eigenvalue_gap"] < MIN_SEPARATION:
             text = (
                 f"eigenvalues at the cut are {x['eigenvalue_gap']:.1f} SE apart: factors are not identified, and SEs "

@@ -278,7 +278,7 @@ class SplitResult(Result):
 
     def cautions(self) -> list[Caution]:
         """Return cautions on low agreement on shared units, then the cautions of the analysis behind the split."""
-        cautions = []
+        cautions = super().cautions()
         if self.contradicted:
             text = "clients agree less on shared than on personal units"
             meaning = ": shared means explained by other units, not alike over clients"
@@ -291,7 +291,7 @@ class SplitResult(Result):
                 "but it may hold nothing that they have in common"
             )
             cautions.append(Caution("Clients hardly agree", text))
-        return [*cautions, *self.fit.cautions()]
+        return [*cautions, *(caution for caution in self.fit.cautions() if caution not in cautions)]
 
     @property
     def _counts(self) -> list[int]:
@@ -422,4 +422,4 @@ class SplitMapResult(Result):
         """Return a caution if some specifications did not converge."""
         n = int((~self.analyses["converged"]).sum())
         text = f"{count(n, 'specification')} did not converge: fedstat.split(..., max_iter=1000) usually does"
-        return [Caution("Specifications not converged", text)] * bool(n)
+        return super().cautions() + [Caution("Specifications not converged", text)] * bool(n)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Caution, Result, aligned, copies, listing
+from fedstat.results.base import TERMINAL, Caution, Result, aligned, listing
 from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import count, join_columns, p_equals
@@ -21,11 +21,6 @@ from fedstat.stats.resampling import expanded_percentiles
 Floats = NDArray[np.float64]
 _LEVEL = 0.05
 MIN_SEPARATION = 2.0  # standard errors between groups, or between eigenvalues at the cut
-
-
-def no_pairs() -> NDArray[np.str_]:
-    """Return an array without pairs of clients."""
-    return np.empty((0, 2), np.str_)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,8 +46,6 @@ class BootstrapResult(Result):
         :func:`fedstat.stats.factor.gap`.
     half_samples : array (half, unit)
         Communality in random halves of the clients. No rows for fewer than 4 clients.
-    equal_clients : array (pair, 2)
-        Names of pairs of clients with equal weights.
     """
 
     split: SplitResult
@@ -63,7 +56,6 @@ class BootstrapResult(Result):
     level: float
     gap: Floats = field(default_factory=lambda: np.empty(0))
     half_samples: Floats = field(default_factory=lambda: np.empty((0, 0)))
-    equal_clients: NDArray[np.str_] = field(default_factory=no_pairs)
     _figure: ClassVar[str] = "forest"
     _by: ClassVar[str | None] = "estimate"
     _headings: ClassVar[Headings] = {
@@ -203,9 +195,8 @@ class BootstrapResult(Result):
         ]
 
     def cautions(self) -> list[Caution]:
-        """Return cautions on equal clients, eigenvalues or groups near each other, and fits that did not converge."""
-        cautions = copies(self.equal_clients, "but SEs, CIs and frequencies assume independent clients")
-        gap = self._measure_gap()
+        """Return cautions on dependent clients, eigenvalues or groups near each other, and fits not converged."""
+        cautions, gap = super().cautions(), self._measure_gap()
         if gap < MIN_SEPARATION:
             text = f"eigenvalues at the cut are {gap:.1f} SE apart: factors are not identified"
             cautions.append(Caution("Factors not identified", text))
@@ -252,13 +243,10 @@ class PermutationResult(Result):
         Observed split.
     communality : array (permutation, unit)
         Communality ν after a permutation of the units within each client.
-    equal_clients : array (pair, 2)
-        Names of pairs of clients with equal weights.
     """
 
     split: SplitResult
     communality: Floats
-    equal_clients: NDArray[np.str_] = field(default_factory=no_pairs)
     _figure: ClassVar[str] = "communality"
     _by: ClassVar[str | None] = "estimate"
     _headings: ClassVar[Headings] = {
@@ -314,10 +302,6 @@ class PermutationResult(Result):
         row = {"statistic": self.statistic, "null_mean": null, "p_value": self.p_value}
         n_significant = int((self.tidy()["p_adjusted"] <= _LEVEL).sum())
         return pd.DataFrame([row | {"n_permutations": len(self.communality), "n_significant": n_significant}])
-
-    def cautions(self) -> list[Caution]:
-        """Return a caution on equal clients."""
-        return copies(self.equal_clients, "but the test permutes clients independently: p values may be too small")
 
     def conclude(self) -> str:
         """Return the conclusion of the test at 5%, in words."""

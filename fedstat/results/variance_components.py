@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.results.base import Caution, Result, aligned, copies, describe_constant, extremes, wrapped
+from fedstat.results.base import Result, aligned, describe_constant, extremes, wrapped
 from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
@@ -195,8 +195,6 @@ class ComponentsResult(Result):
         Agreement of clients on each unit: ICC2 of the clients' means over replicates.
     adjusted : bool
         True if clients were adjusted for a covariate.
-    equal_clients : array (pair, 2)
-        Names of pairs of clients with equal weights.
     """
 
     statistic_name: ClassVar[str] = "reliability"
@@ -215,7 +213,6 @@ class ComponentsResult(Result):
     method: str
     agreement: Floats
     adjusted: bool = False
-    equal_clients: NDArray[np.str_] = field(default_factory=lambda: np.empty((0, 2), np.str_))
 
     @property
     def level(self) -> float:
@@ -449,10 +446,6 @@ class ComponentsResult(Result):
         if n := int(self.identical.sum()):
             lines.append(f"{count(n, 'unit')} {'is' if n == 1 else 'are'} identical in all clients: no differences")
         return lines + describe_constant(self.units, self.constant)
-
-    def cautions(self) -> list[Caution]:
-        """Return a caution on equal clients."""
-        return copies(self.equal_clients, "but CIs and tests assume independent clients")
 
     def _caption(self) -> list[str]:
         intervals = f"{self._ci}: jackknife over clients, for these {self.n_clients} clients"

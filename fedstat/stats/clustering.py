@@ -125,24 +125,6 @@ def equal_objects(similarity: Floats) -> Ints:
     return np.stack([i, j], axis=1)[equal & (not equal.all())]
 
 
-def equal_rows(x: Floats) -> Ints:
-    """Return the pairs (pair, 2) of equal rows of a matrix (object, feature).
-
-    Rows are equal if each feature differs by at most 1e-6 of its largest value, the rounding of float32.
-
-    Examples
-    --------
-    >>> equal_rows(np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])).tolist()
-    [[0, 2]]
-    """
-    if len(x) < 2:
-        return np.empty((0, 2), np.int64)
-    top = np.abs(x).max(axis=0)
-    equal = scipy.spatial.distance.pdist(x / np.where(top > 0, top, 1), "chebyshev") <= _EQUAL
-    pairs = np.stack(np.triu_indices(len(x), 1), axis=1)
-    return np.asarray(pairs[equal])
-
-
 def codes(labels: NDArray) -> Ints:
     """Encode labels as integers from 0, in the order of their first occurrence."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)

@@ -84,7 +84,7 @@ def test_a_safetensors_file_of_its_own_package_is_read() -> None:
 def test_bfloat16_safetensors_equal_torch(tmp_path: Path) -> None:
     tensor = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
     raw = tensor.view(torch.int16).numpy().tobytes()
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [3, 4], "data_offsets": [0, 24]}}).encode()
+    header = json.dumps({"w.weight": {"dtype": "BF16", "shape": [3, 4], "data_offsets": [0, 24]}}).encode()
     path = tmp_path / "a.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + raw)
     np.testing.assert_array_equal(read_weights([path])["w"]["w"][0], tensor.float().numpy())
@@ -153,7 +153,7 @@ def test_weights_that_would_be_one_layer_or_none_are_refused(keys: tuple[str, ..
 
 
 def test_keys_that_are_no_names_are_passed_over() -> None:
-    assert list(read_weights([{0: np.ones((2, 3)), "fc1": np.ones((2, 3))}]).children) == ["fc1"]  # type: ignore[dict-item]
+    assert list(read_weights([{0: np.ones((2, 3)), "fc1.weight": np.ones((2, 3))}]).children) == ["fc1"]  # type: ignore[dict-item]
 
 
 def test_a_bare_source_or_layer_is_told_to_be_a_list() -> None:
@@ -220,7 +220,7 @@ def test_a_plain_recurrent_layer_has_one_row_a_unit_and_a_lone_one_is_refused() 
 def test_file_names_that_repeat_keep_their_folders(tmp_path: Path) -> None:
     for c in "ab":
         (tmp_path / c).mkdir()
-        np.savez(tmp_path / c / "model.npz", w=np.ones((2, 2)))
+        np.savez(tmp_path / c / "model.npz", **{"w.weight": np.ones((2, 2))})
     tree = read_weights(sorted(tmp_path.rglob("*.npz")))
     assert [Path(x).parent.name for x in tree["w"]["client"].values] == ["a", "b"]
 
@@ -303,7 +303,7 @@ def test_a_store_survives_a_write_that_fails(
 def test_non_convergence_is_a_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(tmp_path / f"{c}.npz") for c in range(4)]
     for path, w in zip(paths, np.random.default_rng(0).normal(size=(4, 30, 20)), strict=True):
-        np.savez(path, w=w)
+        np.savez(path, **{"w.weight": w})
     assert main([*paths, "--kappa", "0.5"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("w: Split of 30 units")

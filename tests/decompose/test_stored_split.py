@@ -29,7 +29,8 @@ def clients(tmp_path: Path) -> Path:
     folder.mkdir()
     rng = np.random.default_rng(0)
     for c, w in enumerate(W):
-        np.savez(folder / f"c{c}.npz", fc1=w, fc2=rng.normal(size=(5, 8)), head=rng.normal(size=(2, 5)))
+        state = {"fc1": w, "fc2": rng.normal(size=(5, 8)), "head": rng.normal(size=(2, 5))}
+        np.savez(folder / f"c{c}.npz", **{f"{layer}.weight": values for layer, values in state.items()})
     return folder
 
 

@@ -23,7 +23,12 @@ CONV = weights(seed=1, shape=(2, 3, 3)).astype(np.float32)
 HEAD = np.random.default_rng(2).normal(size=(len(W), 3, 8)).astype(np.float32)
 NAMES = np.array([f"client{c}" for c in range(len(W))], object)
 STATES = {
-    name: {"conv.weight": torch.asarray(c), "conv.bias": torch.zeros(8), "fc1.weight": torch.asarray(w), "head": h}
+    name: {
+        "conv.weight": torch.asarray(c),
+        "conv.bias": torch.zeros(8),
+        "fc1.weight": torch.asarray(w),
+        "head.weight": h,
+    }
     for name, c, w, h in zip(NAMES, CONV, W, torch.asarray(HEAD), strict=True)
 }
 REFUSED = {  # what verbs say of objects that hold layers, which they do not take
@@ -234,9 +239,11 @@ def test_units_that_are_not_hidden_units_are_left_out(shapes: dict[str, tuple[in
 
 
 def test_clients_may_differ_in_a_layer_that_is_left_out() -> None:
-    states = {name: {**state, "head": torch.randn(2 + c, 8)} for c, (name, state) in enumerate(STATES.items())}
+    states = {name: {**state, "head.weight": torch.randn(2 + c, 8)} for c, (name, state) in enumerate(STATES.items())}
     assert list(fedstat.icc(states)) == ["conv", "fc1"]
-    with pytest.raises(ValueError, match=r"layer 'head' must have one shape .* \(2, 8\) in client0 and \(3, 8\) in c"):
+    with pytest.raises(
+        ValueError, match=r"layer 'head.weight' must have one shape .* \(2, 8\) in client0 and \(3, 8\) in c"
+    ):
         fedstat.icc(states, layer="*")
 
 

@@ -74,6 +74,18 @@ OPEN = {
     "scikit-learn without intercepts": ({"coefs_0": drawn(8, 4)}, "no bias shows their axis", -1),
     "np.savez without bias": ({"arr_0": drawn(8, 4), "arr_1": drawn(4, 3)}, "no bias shows their axis", -1),
     "np.savez, square": ({"arr_0": drawn(4, 4), "arr_1": drawn(4)}, "its bias has 4 numbers", -1),
+    "ONNX, product": ({"onnx::MatMul_12": drawn(30, 12)}, "its name is that of no known program, and no bias", -1),
+    "TensorFlow's graph": ({"dense/MatMul/ReadVariableOp": drawn(30, 12)}, "is that of no known program", -1),
+    "names of one's own": ({"w0": drawn(30, 12), "w1": drawn(12, 3)}, "its name is that of no known program", 0),
+    "a layer without parameter": ({"fc1": drawn(30, 12)}, "its name is that of no known program", 0),
+    "names with an underscore": ({"fc1_weight": drawn(30, 12)}, "its name is that of no known program", 0),
+    "a convolution of no program": ({"k0": drawn(3, 3, 2, 6)}, "its name is that of no known program", 0),
+    "projection of CLIP": ({"visual.proj": drawn(8, 5)}, "its name is that of no known program", 0),
+    "square, of no program": ({"w0": drawn(4, 4), "b0": drawn(4)}, "and its bias has 4 numbers", -1),
+    "convolution of no program, square": ({"w0": drawn(3, 3, 2, 3), "b0": drawn(3)}, "its bias has 3 numbers", 0),
+    "fused, of other width": ({"to_qkv.weight": drawn(18, 5)}, "may be that of query, key and value, of 6 units", 0),
+    "fused, transposed": ({"c_attn.weight": drawn(6, 18)}, "that of query, key and value along axis 1", 1),
+    "fused, of another name": ({"in_proj.weight": drawn(18, 6)}, "in blocks or head by head", 0),
     "experts": ({"experts.up": drawn(3, 4, 5), "experts.up_bias": drawn(3, 5)}, "that of its bias (3, 5)", 0),
     "TensorFlow's 8x8 convolution": (
         {"conv.weight": drawn(8, 8, 4, 64), "conv.bias": drawn(64)}, "its bias has 64 numbers", 0
@@ -93,6 +105,59 @@ def test_what_names_and_biases_leave_open_is_refused_with_the_likely_axis(name: 
     w = read_weights([state, state], layers=[layer], unit_axis={layer: axis})[layer]["w"]
     key = next(key for key, value in flat(state).items() if key.removesuffix(".weight").replace("/", ".") == layer)
     np.testing.assert_array_equal(w[0], np.moveaxis(flat(state)[key], axis, 0))
+
+
+DECIDED: dict[str, tuple[dict[str, Any], str, int]] = {
+    "bias": ({"w0": drawn(30, 12), "b0": drawn(12)}, "w0", 1),
+    "bias, rows": ({"w0": drawn(12, 30), "b0": drawn(12)}, "w0", 0),
+    "bias by an underscore": ({"fc1_weight": drawn(30, 12), "fc1_bias": drawn(12)}, "fc1_weight", 1),
+    "bias of a layer": ({"fc1": drawn(30, 12), "fc1_bias": drawn(12)}, "fc1", 1),
+    "square beside columns": (
+        {"w0": drawn(30, 12), "b0": drawn(12), "w1": drawn(12, 12), "b1": drawn(12)}, "w1", 1,
+    ),
+    "square beside rows": ({"w0": drawn(12, 30), "b0": drawn(12), "w1": drawn(12, 12), "b1": drawn(12)}, "w1", 0),
+    "convolution, last": ({"w0": drawn(3, 3, 2, 6), "b0": drawn(6)}, "w0", 3),
+    "convolution, first": ({"w0": drawn(6, 2, 3, 3), "b0": drawn(6)}, "w0", 0),
+    "torch": ({"fc1.weight": drawn(30, 12)}, "fc1", 0),
+    "torch, alone": ({"weight": drawn(30, 12)}, "weight", 0),
+    "projection of an LSTM": ({"weight_hr_l0": drawn(4, 6)}, "weight_hr_l0", 0),
+    "attention of several widths": ({"a.k_proj_weight": drawn(6, 5)}, "a.k_proj_weight", 0),
+    "class token": ({"cls_token": drawn(1, 1, 6)}, "cls_token", 2),
+    "positions": ({"encoder.pos_embedding": drawn(1, 7, 6)}, "encoder.pos_embedding", 2),
+    "labeled": ({"fc1": xr.DataArray(drawn(30, 12), dims=("weight", "unit"))}, "fc1", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_a_known_name_or_a_bias_decides_the_axis(name: str) -> None:
+    state, layer, axis = DECIDED[name]
+    key = next(key for key in state if key.removesuffix(".weight") == layer)
+    w = read_weights([state, state], layers=[layer])[layer]["w"]
+    np.testing.assert_array_equal(w[1], np.moveaxis(np.asarray(state[key]), axis, 0))
+
+
+FUSED: dict[str, tuple[int, ...]] = {
+    "in_proj_weight": (18, 6), "self_attn.in_proj_weight": (18, 6), "attn_in_proj_weight": (18, 6),
+    "qkv.weight": (18, 6), "to_qkv.weight": (18, 6, 1, 1), "c_attn.weight": (18, 6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("unit_axis", [None, 0, -1])
+@pytest.mark.parametrize("key", FUSED)
+def test_fused_attention_has_a_unit_per_feature_also_if_its_axis_is_passed(key: str, unit_axis: int | None) -> None:
+    state, layer = {key: drawn(*FUSED[key])}, key.removesuffix(".weight")
+    w = read_weights([state], unit_axis=unit_axis)[layer]["w"]
+    if unit_axis == -1:  # the user's axis
+        assert w.sizes["unit"] == FUSED[key][-1]
+        return
+    assert w.dims[:3] == ("client", "unit", "projection")
+    np.testing.assert_array_equal(w[0, 2], state[key][[2, 8, 14]])
+
+
+def test_gates_along_the_axis_that_is_passed_are_combined() -> None:
+    state = nn.LSTM(3, 5).state_dict()
+    w = read_weights([state], unit_axis=0)["weight_hh_l0"]["w"]
+    np.testing.assert_array_equal(w[0, 2], state["weight_hh_l0"][[2, 7, 12, 17]])
 
 
 def random_layer(style: str, rng: np.random.Generator) -> tuple[str, tuple[int, ...], int, int]:

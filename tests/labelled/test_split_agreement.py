@@ -278,7 +278,7 @@ def test_reports_of_a_split_by_agreement() -> None:
 def files(tmp_path: Path) -> list[str]:
     paths = [str(tmp_path / f"c{i}.npz") for i in range(10)]
     for path, one in zip(paths, half_identical(), strict=True):
-        np.savez(path, fc1=one)
+        np.savez(path, **{"fc1.weight": one})
     return paths
 
 

@@ -139,7 +139,7 @@ def test_factors_that_torch_does_not_write_are_refused(name: str) -> None:
 
 def test_names_that_only_look_like_factors_are_names() -> None:
     state = {"w_orig": np.ones((2, 3)), "w_v": np.ones((2, 3)), "w_g": np.ones((2, 3)), "v_mask": np.ones((2, 3))}
-    assert list(read_weights([state]).children) == list(state)
+    assert list(read_weights([state], unit_axis=0).children) == list(state)
     lists = {"fc.weight_orig": [1.0], "fc.weight_mask": "no", "fc.weight_scale": [1.0], "fc.weight": np.ones((2, 3))}
     assert list(read_weights([lists]).children) == ["fc"]
 

@@ -336,9 +336,7 @@ EQUAL = {
     "one pair": (weights()[[0, 1, 2, 3, 4, 5, 2]], None, "clients 2 and 6 have equal weights"),
     "in float32": (weights().astype(np.float32)[[0, 1, 2, 3, 4, 0]], None, "clients 0 and 5 have equal weights"),
     "scaled copies": (np.concatenate([weights(), 2 * weights()[:1]]), None, ""),
-    "all equal": (weights()[[0, 0, 0]], None, "3 pairs of clients (0 and 1"),
-    "in one cluster": (weights()[[0, 1, 2, 0, 1, 2]], [0, 1, 2, 0, 1, 2], ""),
-    "in two clusters": (weights()[[0, 1, 2, 0, 1, 2]], [0, 1, 2, 3, 1, 2], "clients 0 and 3 have equal weights"),
+    "in clusters": (weights()[[0, 1, 2, 0, 1, 2]], [0, 1, 2, 0, 1, 2], ""),
 }
 
 

@@ -90,7 +90,9 @@ SPECIAL: dict[str, Callable[[], Any]] = {
     "labels of mixed kinds": lambda: replace(made("FactorResult"), units=UNITS),
     "changes from a baseline": lambda: fedstat.split(W, kappa=0.6, n_starts=2, baseline=W[0]),
     "initial values": lambda: fedstat.fa(W, n_factors=2, init=np.linspace(0.1, 0.8, 8)).split(tau=np.inf),
-    "layers": lambda: fedstat.icc({c: {"fc1": w, "fc2": w[:4]} for c, w in zip(NAMES, W.values, strict=False)}),
+    "layers": lambda: fedstat.icc(
+        {c: {"fc1.weight": w, "fc2.weight": w[:4]} for c, w in zip(NAMES, W.values, strict=False)}
+    ),
     "layers of a Sequential": lambda: fedstat.icc(
         [torch.nn.Sequential(torch.nn.Linear(9, 6), torch.nn.ReLU(), torch.nn.Linear(6, 5)) for _ in range(3)],
         layer="*",
@@ -189,7 +191,7 @@ def test_the_checksum_is_that_of_the_analyzed_array() -> None:
     other = w.copy()
     other[3, 2, 1] = np.nextafter(other[3, 2, 1], 9)
     assert fedstat.icc(other).origin["input"] != fedstat.icc(w).origin["input"]
-    clients = {f"c{c}": {"fc1": x, "fc2": x[:4]} for c, x in enumerate(w)}
+    clients = {f"c{c}": {"fc1.weight": x, "fc2.weight": x[:4]} for c, x in enumerate(w)}
     by_layer = fedstat.icc(clients, seed=3, layer=["fc1", "fc2"])
     assert by_layer["fc1"].origin["input"] == fedstat.icc(w).origin["input"] != by_layer["fc2"].origin["input"]
     assert by_layer["fc1"].origin["arguments"]["seed"] == 3
@@ -444,7 +446,7 @@ def test_the_split_of_the_command_is_loaded(tmp_path: Path) -> None:
     folder = tmp_path / "clients"
     folder.mkdir()
     for c, w in enumerate(W.values):
-        np.savez(folder / f"c{c}.npz", fc1=w, fc2=w[:5])
+        np.savez(folder / f"c{c}.npz", **{"fc1.weight": w, "fc2.weight": w[:5]})
     assert main([str(folder), "--n-factors", "2", "--n-boot", "3", "--out", str(tmp_path / "split.zarr")]) == 0
     splits = fedstat.load(tmp_path / "split.zarr")
     require_equal(splits, fedstat.read_split(tmp_path / "split.zarr"))

@@ -138,7 +138,7 @@ KERAS = json.dumps({
     "d/kernel:0": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
     "d/bias:0": {"dtype": "F32", "shape": [2], "data_offsets": [16, 24]},
 })  # fmt: skip
-SAFE = json.dumps({"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"a": "b"}})
+SAFE = json.dumps({"w.weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"a": "b"}})
 PLAYS = b"by William Shakespeare\n\nPLAY\n\nby William Shakespeare\n" + b"  Fool. word word word\n  King. a b c\n" * 9
 USERS = {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[0.5] * 784], "y": [1]}}}
 BATCH = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 2]}
@@ -160,7 +160,7 @@ TARGETS: dict[str, Target] = {
     ),
     "npz": (
         file("a.npz", lambda path: fedstat.read_weights([path])),
-        [saved(partial(np.savez, fc1=np.ones((3, 4)))), saved(partial(np.savez, **FACTORS))],
+        [saved(partial(np.savez, **{"fc1.weight": np.ones((3, 4))})), saved(partial(np.savez, **FACTORS))],
     ),
     "own arrays": (file("own.npz", lambda path: data.load(str(path))), [saved(OWN), PACKED_OWN]),
     "torch": (

@@ -234,7 +234,7 @@ def clients_of_one_name(_: Path) -> Callable[[], object]:
 
 @normal
 def npz(at: Path) -> Callable[[], object]:
-    np.savez_compressed(at / "a.npz", w=np.zeros((4_000, 300)))
+    np.savez_compressed(at / "a.npz", **{"w.weight": np.zeros((4_000, 300))})
     return lambda: read_weights([at / "a.npz"])
 
 

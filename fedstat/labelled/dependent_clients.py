@@ -1,0 +1,95 @@
+"""Clients that equal other clients, a weighted mean of them, or the baseline, in weights of any form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstat._utils import check
+from fedstat._utils.check import few
+from fedstat._utils.lazy import xr
+from fedstat.labelled.arrays import KNOWN, baseline_of, labels, numpy_of
+from fedstat.stats.dependence import dependence, is_varying
+
+_BASE = 512
+"""Values of each client that are compared, beside one for each client."""
+
+
+def describe_dependence(weights: Any, baseline: Any = None, *, is_matrix: bool, replicates: bool) -> list[str]:
+    """Return a sentence for each kind of clients that are not independent; [] for weights without clients.
+
+    Parameters
+    ----------
+    weights : array, tensor or DataArray (client, ...)
+        Arrays that are not in memory are not examined.
+    baseline : array (unit, weight...), str or None
+        Only a baseline that a user passed is compared with clients.
+    is_matrix : bool
+        True if a matrix has the dims (client, value), not (row, unit).
+    replicates : bool
+        True if the second axis of an array holds replicates, whose means are compared.
+    """
+    x = _client_rows(weights, is_matrix=is_matrix, replicates=replicates)
+    if x is None or len(x) < 2 or 0 in x.shape:
+        return []
+    part = _part(x, slice(None))
+    if not np.isfinite(part).all():
+        return []
+    copies, means = dependence(part)
+    if x.shape[1] > part.shape[1] and (copies or means or is_varying(part).sum() < len(x)):
+        part = _part(x, np.flatnonzero(is_varying(numpy_of(x))))
+        copies, means = dependence(part)
+    names, why = labels(weights, "client", 0), "but CIs and tests assume independent clients"
+    texts = []
+    if copies:
+        a, b = names[list(copies[0])]
+        pairs = f"{len(copies)} pairs of clients ({a} and {b}, ...)"
+        texts.append(f"{f'clients {a} and {b}' if len(copies) == 1 else pairs} have equal weights, {why}")
+    if means:
+        clients, end = _named(names[means]), "leave it out" if len(means) == 1 else "leave them out"
+        mean = "is a weighted mean" if len(means) == 1 else "are weighted means"
+        texts.append(f"{clients} {mean} of other clients, as a server's model is, {why}; {end}")
+    if (equal := _at_baseline(x, weights, baseline)).any():
+        start = "has" if equal.sum() == 1 else "have"
+        texts.append(f"{_named(names[equal])} {start} the values of the baseline, as initial parameters have, {why}")
+    return texts
+
+
+def _named(names: NDArray[Any]) -> str:
+    return f"client{'s' * (len(names) > 1)} {few(names)}"
+
+
+def _client_rows(weights: Any, *, is_matrix: bool, replicates: bool) -> Any:
+    """Return an array or tensor (client, value), a view if possible; None without clients or out of memory."""
+    if isinstance(weights, xr.DataArray):
+        if "client" not in weights.dims or not weights.variable._in_memory:
+            return None
+        weights = weights.mean("replicate") if "replicate" in weights.dims else weights
+        w = weights.transpose("client", ...).values
+    else:
+        weights = check.numbers("weights", weights)
+        if weights.ndim < (2 if is_matrix else 3):
+            return None
+        w = weights.mean(1) if replicates else weights
+    return w.reshape(len(w), -1)
+
+
+def _part(x: Any, columns: Any) -> NDArray[np.float64]:
+    """Return up to a constant number of values, and one for each client, evenly spaced."""
+    n = x.shape[1] if isinstance(columns, slice) else len(columns)
+    step = -(-n // (_BASE + len(x)))
+    part = x[:, ::step] if isinstance(columns, slice) else x[:, columns[::step]]
+    return np.asarray(numpy_of(part), dtype=float)
+
+
+def _at_baseline(x: Any, weights: Any, baseline: Any) -> NDArray[np.bool_]:
+    """Return True for clients with the values of a user's baseline."""
+    nowhere = np.zeros(len(x), dtype=bool)
+    if baseline is None or isinstance(baseline, str) or getattr(baseline, "attrs", {}).get(KNOWN):
+        return nowhere
+    if getattr(weights, "ndim", 0) < 3:
+        return nowhere
+    start = numpy_of(baseline_of(baseline, weights)).reshape(-1)
+    return np.array([bool((numpy_of(row) == start).all()) for row in x])
