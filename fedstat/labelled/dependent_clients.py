@@ -39,8 +39,8 @@ def describe_dependence(weights: Any, baseline: Any = None, *, is_matrix: bool, 
         return []
     copies, means = dependence(part)
     if x.shape[1] > part.shape[1] and (copies or means or is_varying(part).sum() < len(x)):
-        part = _part(x, np.flatnonzero(is_varying(numpy_of(x))))
-        copies, means = dependence(part)
+        varying = np.flatnonzero(is_varying(numpy_of(x)))
+        copies, means = dependence(_part(x, varying)) if len(varying) else ([], [])
     names, why = labels(weights, "client", 0), "but CIs and tests assume independent clients"
     texts = []
     if copies:
