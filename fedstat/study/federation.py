@@ -307,23 +307,30 @@ def keeps_subsets(settings: Any, source: xr.Dataset) -> bool:
     Raises
     ------
     ValueError
-        If a user's file divides the samples, so that a setting of the run has no effect. Grids of published data sets
-        may set ``test_fraction`` for all of them.
+        If a user's file has no training samples, or divides the samples, so that a setting of the run has no effect.
+        Grids of published data sets may set ``test_fraction`` for all of them.
     """
     subsets = set(np.unique(source["split"].to_numpy()))
-    is_file, (kind, _) = arrays.is_arrays(source_of(settings.data)[0]), partition_of(settings.partition)
+    (name, selected), (kind, _) = source_of(settings.data), partition_of(settings.partition)
+    is_file = arrays.is_arrays(name)
+    if is_file and "train" not in subsets and selected != "test":
+        raise ValueError(
+            f"{name} has no training samples: its split says {' and '.join(sorted(subsets))}. Add training samples, or "
+            f"use data {name}:test, which divides the test samples of each client."
+        )
     if "train" not in subsets or len(subsets) == 1 or not (is_file or kind == "natural"):
         return False
     if not is_file:
         return True
     reason = f"because {settings.data} itself says which samples are for"
-    hint = f". Remove it, or use data {settings.data}:train, which divides the training samples of each client"
+    hint = f". Remove it, or use data {settings.data}:train, which divides the training samples of each client."
     if "test" in subsets and not _limits_by_fraction(settings, subsets):
         check.require_default("test_fraction", settings.test_fraction, TEST_FRACTION, f"{reason} testing", hint=hint)
     if "validation" in subsets:
         check.require_default("validation_fraction", settings.validation_fraction, 0, f"{reason} validation", hint=hint)
     if "test" in subsets and not settings.validation_fraction:
-        check.require_default("stratify", settings.stratify, False, f"{reason} testing, and none are drawn", hint=hint)
+        reason = f"{reason} testing and no validation samples are drawn"
+        check.require_default("stratify", settings.stratify, False, reason, hint=hint)
     return True
 
 

@@ -335,6 +335,17 @@ def test_a_setting_that_contradicts_the_split_of_a_file_is_refused(
         experiment.read_data([run])
 
 
+@pytest.mark.parametrize("split", [np.full(ROWS, "test"), np.where(TESTED, "test", "validation")])
+def test_a_file_without_training_samples_is_refused(split: np.ndarray, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"npz has no training samples: its split says test.* use data .*npz:test"):
+        of_file(tmp_path, split, partition="iid")
+    for name in ("train", "test"):
+        np.savez(tmp_path / "own.npz", split=TWO, **OF_FILE)
+        fed, _ = experiment.federated(Settings.of(**SMALL, data=f"{tmp_path / 'own.npz'}:{name}", test_fraction=0.5))
+        assert (TWO[fed.x.values[:, 0].round().astype(int)] == name).all()
+        assert set(fed["split"].values) == {"train", "test"}
+
+
 def test_a_natural_split_limits_its_subsets_by_the_fraction(tmp_path: Path) -> None:
     fed, _ = of_file(tmp_path, TWO, partition="natural", test_fraction=0.5, max_samples=6)
     assert {name: int((fed["split"] == name).sum()) for name in ("train", "test")} == {"train": 12, "test": 12}
