@@ -138,6 +138,7 @@ def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_
         if labels.has_labels(flags)
     }
     for layer, flags in shared.items():
+        check.unmasked(f"the split of layer {layer!r}", flags)
         if getattr(flags, "ndim", 1) != 1 or not _boolean(flags):
             raise ValueError(
                 f"the split of layer {layer!r} must be one bool per unit, but got {np.asarray(flags).dtype} values of "

@@ -222,6 +222,7 @@ def _splits_by_round(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_],
     """Return splits (round, unit) and the numbers of the rounds."""
     if isinstance(shared, Result | LayerResults):
         raise refusal("rounds", "splits (round, unit) of bool, or a run with such splits", shared)
+    check.unmasked("shared", shared)
     shared = labelled(opened(shared), ("round", "unit"))
     if isinstance(shared, xr.DataTree):
         shared = split_of_run(shared, layer)

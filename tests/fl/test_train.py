@@ -301,6 +301,12 @@ def test_a_split_must_be_one_bool_a_unit(flags):
         trainer.start(job(algorithms.fedsplit({"fc1": flags})))
 
 
+def test_a_masked_split_is_refused():
+    flags = np.ma.masked_array(np.ones(10, bool), mask=np.arange(10) == 3)
+    with pytest.raises(ValueError, match="split of layer 'fc1' must hold a value everywhere, but got a masked array"):
+        trainer.start(job(algorithms.fedsplit({"fc1": flags})))
+
+
 def test_labelled_clients_and_integer_inputs_are_taken():
     data = ragged(dense())
     named = data.assign_coords(client=("sample", np.array(list("edcba"))[data["client"].values]))

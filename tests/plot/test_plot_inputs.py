@@ -382,3 +382,14 @@ def test_the_heat_map_of_weights_needs_one_layer(trained):
         plot.weights(run, layer="*")
     with pytest.raises(ValueError, match="baseline must be one of 'mean', None"):
         plot.weights(run, baseline="median")
+
+
+@pytest.mark.parametrize(
+    ("figure", "values"),
+    [(plot.rounds, np.eye(3, 4) > 0), (plot.weights, np.ones((3, 2, 4)))],
+    ids=["rounds", "weights"],
+)
+def test_masked_values_are_not_drawn_as_if_they_were_known(figure, values):
+    masked = np.ma.masked_array(values, mask=np.arange(values.size).reshape(values.shape) == 1)
+    with pytest.raises(ValueError, match="but got a masked array with 1 masked values"):
+        figure(masked)
