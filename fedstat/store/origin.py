@@ -116,7 +116,7 @@ def stores(path: str | Path) -> list[Path]:
     return paths
 
 
-def distinct_stores(paths: Iterable[str | Path]) -> list[Path]:
+def distinct_stores(sources: Iterable[str | Path]) -> list[Path]:
     """Return the stores of several paths, see :func:`stores`.
 
     Raises
@@ -126,13 +126,13 @@ def distinct_stores(paths: Iterable[str | Path]) -> list[Path]:
     ValueError
         If the paths name a store twice, also by a folder or a link.
     """
-    found = [store for path in paths for store in stores(path)]
+    paths = [store for source in sources for store in stores(source)]
     names: dict[Path, Path] = {}
-    for path in found:
+    for path in paths:
         if (first := names.setdefault(path.resolve(), path)) is not path:
             also = "" if first == path else f", as {first} and as {path}"
             raise ValueError(f"the run {first} is named twice{also}. Name it once.")
-    return found
+    return paths
 
 
 def command_of(path: Path) -> str | None:
