@@ -132,7 +132,8 @@ def run(
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
-        return _end(cli, 1, f"error: not enough memory: {error}. {hint(args)}")
+        text = str(error) or "the sizes in the settings need more than this machine has. Use smaller ones"
+        return _end(cli, 1, f"error: not enough memory: {text}. {hint(args)}")
     return status or 0
 
 

@@ -37,7 +37,7 @@ def setting(
     below: float | None = None,
     infinite: bool = False,
     choices: Collection[Any] | None = None,
-    distinct: bool = False,
+    nonempty: bool = False,
     aliases: Sequence[str] = (),
     parse: Callable[[str], Any] | None = None,
 ) -> Any:
@@ -58,8 +58,8 @@ def setting(
         If True, infinity is allowed in addition to the interval.
     choices : collection, optional
         All allowed values; a field of type Literal does not need it.
-    distinct : bool
-        If True, a tuple must hold at least one value and none twice.
+    nonempty : bool
+        If True, a tuple must hold at least one value.
     aliases : sequence of str
         Other names of the option, such as "--victims".
     parse : callable (str), optional
@@ -75,7 +75,7 @@ def setting(
         default=default,
         metadata={
             "group": group, "help": help, "interval": interval, "infinite": infinite, "choices": choices,
-            "distinct": distinct, "aliases": aliases, "parse": parse,
+            "nonempty": nonempty, "aliases": aliases, "parse": parse,
         },
     )  # fmt: skip
 
@@ -86,8 +86,8 @@ def check_fields(settings: Any) -> None:
     Raises
     ------
     ValueError
-        If a value has another type, lies outside of its bounds or is not among its choices; if a tuple that must be
-        distinct is empty or holds a value twice.
+        If a value has another type, lies outside of its bounds or is not among its choices; if a tuple holds a value
+        twice, or is empty though it must not be.
     """
     hints = _hints(settings.__class__)
     for declared in fields(settings):
@@ -101,8 +101,8 @@ def check_fields(settings: Any) -> None:
             is_single = isinstance(setting_value, str) or np.ndim(setting_value) == 0
             values = (setting_value,) if is_single else tuple(setting_value)
             object.__setattr__(settings, name, values)
-        if declared.metadata["distinct"]:
-            check.distinct(name, values)
+            if values or declared.metadata["nonempty"]:
+                check.distinct(name, values)
         if options := declared.metadata["choices"] or _literals(kind):
             for value in values:
                 check.choice(name, value, options)

@@ -193,6 +193,7 @@ def leakage(
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
     if not paths:
         raise ValueError("runs must name at least one run, but got none")
+    check.distinct("runs", [str(Path(path).resolve()) for path in paths])
     stored = [read(path) for path in paths]
     _require_equal_data(stored)
     numbers = rounds_of(rounds, [(run.name, run.settings.rounds) for run in stored])
@@ -257,12 +258,12 @@ def rounds_of(rounds: Sequence[int] | None, runs: Sequence[tuple[str, int]]) -> 
         return [n for n in ROUNDS if n <= last] or [last]
     if not rounds:
         raise ValueError("rounds must name at least one round, but got none")
-    for number in rounds:
+    for number in check.distinct("rounds", list(rounds)):
         check.integer("rounds", number, low=0)
         for name, n in runs:
             if number > n:
                 raise ValueError(f"round {number} is attacked, but {name} has {n} rounds")
-    return sorted(set(rounds))
+    return sorted(rounds)
 
 
 def _require_equal_data(runs: Sequence[Stored]) -> None:

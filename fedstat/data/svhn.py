@@ -68,6 +68,7 @@ def _read_arrays(path: Path, stream: BinaryIO) -> Iterator[tuple[str, np.ndarray
     if len(head) < 128 or head[126:] not in (b"IM", b"MI"):
         raise ValueError(f"it must be a MATLAB file of level 5, whose header ends in IM or MI, but got {head[126:]!r}")
     order: _Order = "<" if head[126:] == b"IM" else ">"
+    names: set[str] = set()
     while len(tag := stream.read(8)) == 8:
         kind, size = struct.unpack(f"{order}II", tag)
         part = raw = memoryview(stream.read(size))
@@ -79,6 +80,9 @@ def _read_arrays(path: Path, stream: BinaryIO) -> Iterator[tuple[str, np.ndarray
         flags, shape, name, offset = _read_head(part, order)
         if name not in ("X", "y"):
             continue
+        if name in names:
+            raise ValueError(f"it must hold {name} once, but holds it twice")
+        names.add(name)
         kind = flags & 255
         if kind not in _CLASSES or flags & _COMPLEX:
             raise ValueError(f"{name} must be numbers, but got an array of MATLAB's class {kind}, flags {flags:#x}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstat import _cli, store
-from fedstat._utils.check import in_bytes
+from fedstat._utils.check import distinct, in_bytes
 from fedstat._utils.loops import say
 from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, ranks
@@ -107,6 +107,9 @@ def read_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of the run and of its algorithm that the user passed on the command line."""
     names = flags([args.algorithm] if custom.is_in_file(args.algorithm) else [])
     settings = {name: getattr(args, name, None) for name in names}
+    for name, value in settings.items():
+        if isinstance(value, list):
+            distinct(name, value)
     return read_arguments(args, Settings) | {name: value for name, value in settings.items() if value is not None}
 
 

@@ -73,7 +73,7 @@ class Settings:
 
     data: str = setting("digits", "data", f"image data set: {', '.join(data.SOURCES)}", choices=tuple(data.SOURCES))
     cases: tuple[str, ...] = setting(
-        tuple(PARTITIONS), "data", "partitions of samples among clients", choices=tuple(PARTITIONS), distinct=True
+        tuple(PARTITIONS), "data", "partitions of samples among clients", choices=tuple(PARTITIONS), nonempty=True
     )
     clients: int = setting(100, "data", "number of clients C", low=1)
     hidden: int = setting(200, "method", "number of hidden units", low=1)

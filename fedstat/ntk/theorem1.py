@@ -105,9 +105,9 @@ def convergence(
     {'fedsplit': True, 'fedavg': True, 'fedavg-matched': True}
     """
     samples = gather(*_drop_test_samples(x, y), client, normalize=normalize)
-    for method in methods:
+    for method in check.distinct("methods", list(methods)):
         check.choice("methods", method, METHODS)
-    widths = [check.integer("widths", w) for w in widths]
+    widths = [check.integer("widths", w) for w in check.distinct("widths", list(widths))]
     for name, value in (("rounds", rounds), ("local_steps", local_steps), ("replicates", replicates)):
         check.integer(name, value)
     check.real("server_lr", server_lr, low=0, open_low=True)

@@ -102,6 +102,9 @@ def generalization(
     for name, value in (("width", width), ("rounds", rounds), ("local_steps", local_steps), ("replicates", replicates)):
         check.integer(name, value)
     check.real("init_scale", init_scale, low=0, open_low=True)
+    for name, values in (("clients", clients), ("samples", samples)):
+        if values:
+            check.distinct(name, list(values))
     for number in clients or ():
         check.integer("clients", number, high=min(len(train.y), len(test.y)))
     settings, runs = [], []

@@ -259,7 +259,7 @@ def read(runs: Run | Iterable[Run], progress: bool | None = False) -> list[Store
     FileNotFoundError
         If there is no store at a path, and none in the folder there.
     ValueError
-        If there is no run, or an object that is none.
+        If there is no run, or an object that is none; if a run is named twice.
     """
     runs = [runs] if isinstance(runs, str | Path | xr.DataTree) else runs
     if not isinstance(runs, Iterable) or isinstance(runs, LayerResults):
@@ -268,6 +268,10 @@ def read(runs: Run | Iterable[Run], progress: bool | None = False) -> list[Store
             "report: result.summary()."
         )
     sources: list[Path | xr.DataTree] = []
+    runs = list(runs)
+    store.distinct_stores(run for run in runs if not isinstance(run, xr.DataTree))
+    if len({id(run) for run in runs}) < len(runs):
+        raise ValueError("an opened run is named twice. Name it once.")
     for run in runs:
         sources += [run] if isinstance(run, xr.DataTree) else store.stores(run)
     with track(sources, "run", progress) as tracked:

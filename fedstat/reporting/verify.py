@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _work(args: argparse.Namespace) -> int:
     is_sound = True
-    for path in (path for run in args.runs for path in store.stores(run)):
+    for path in store.distinct_stores(args.runs):
         try:
             damages = store.damage(path, checksums=True, require=True)
             text = f"DAMAGED ({store.describe(damages, most=None)})" if damages else "OK (all checksums match)"

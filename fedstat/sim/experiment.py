@@ -261,11 +261,11 @@ class Settings:
         Replicates whose clients' weights are stored, before the last averaging.
     """
 
-    p: tuple[float, ...] = setting((0.5,), "data", "fractions of units that are shared", low=0, high=1, distinct=True)
+    p: tuple[float, ...] = setting((0.5,), "data", "fractions of units that are shared", low=0, high=1, nonempty=True)
     alpha: tuple[float, ...] = setting(
-        (0.4,), "data", "fractions of covariates that are shared", low=0, high=1, distinct=True
+        (0.4,), "data", "fractions of covariates that are shared", low=0, high=1, nonempty=True
     )
-    methods: tuple[str, ...] = setting(METHODS, "method", "splits to compare", choices=METHODS, distinct=True)
+    methods: tuple[str, ...] = setting(METHODS, "method", "splits to compare", choices=METHODS, nonempty=True)
     clients: int = setting(100, "data", "number of clients C", low=1)
     d: int = setting(100, "data", "number of covariates", low=1)
     m: int = setting(200, "data", "number of hidden units", low=1)

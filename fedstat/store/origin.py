@@ -13,7 +13,7 @@ import sysconfig
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -58,7 +58,7 @@ def require_available(
     Raises
     ------
     FileExistsError
-        If the path exists, and is not a store that the command may resume or replace.
+        If the path exists, and is not a store that the command may resume or replace; if it lies inside a store.
     NotADirectoryError, PermissionError
         If the path cannot be written.
     """
@@ -74,11 +74,20 @@ def require_available(
             raise FileExistsError(f"{path} exists already and {what}. Choose another path; it is left as it is.")
         if not (resume or overwrite):
             raise FileExistsError(f"{path} exists already. {hint}, choose another path, or remove it first.")
+    else:
+        _require_outside(path)
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
         raise NotADirectoryError(f"{path} cannot be written: {folder} is not a folder. Choose another path.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} cannot be written: you may not write to {folder}. Choose another path.")
+
+
+def _require_outside(path: Path) -> None:
+    """Raise FileExistsError if a path lies inside a store."""
+    for parent in path.resolve().parents:
+        if any(guard.status(parent / name) for name in ("zarr.json", f"{journal.FOLDER}/log")):
+            raise FileExistsError(f"{path} lies inside of {parent}, which is a store. Choose a path outside of it.")
 
 
 def is_store(path: Path) -> bool:
@@ -104,6 +113,25 @@ def stores(path: str | Path) -> list[Path]:
         raise FileNotFoundError(
             f"there is no run at {path}, and none in it: a run is a folder with a file zarr.json in it"
         )
+    return paths
+
+
+def distinct_stores(sources: Iterable[str | Path]) -> list[Path]:
+    """Return the stores of several paths, see :func:`stores`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no store at a path.
+    ValueError
+        If the paths name a store twice, also by a folder or a link.
+    """
+    paths = [store for source in sources for store in stores(source)]
+    names: dict[Path, Path] = {}
+    for path in paths:
+        if (first := names.setdefault(path.resolve(), path)) is not path:
+            also = "" if first == path else f", as {first} and as {path}"
+            raise ValueError(f"the run {first} is named twice{also}. Name it once.")
     return paths
 
 

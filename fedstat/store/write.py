@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from fedstat._utils import check
+from fedstat._utils import check, guard
 from fedstat._utils.lazy import xr, zarr
 from fedstat.store import journal, origin
 from fedstat.store.journal import Journal
@@ -102,6 +102,13 @@ def _build_variable(
 def _build_coordinate(name: str, values: Any) -> xr.Variable:
     """Return the variable of a coordinate; strings become objects, since zarr warns of strings of fixed width."""
     dims, content, *attrs = values if isinstance(values, tuple) else (name, values)
+    if isinstance(content, int | np.integer | range):
+        n = len(content) if isinstance(content, range) else int(content)
+        if n * 8 > guard.limit():
+            raise ValueError(
+                f"{n:,} {name}s are too many: their numbers alone take {n * 8:,} bytes of memory, but a run may use at "
+                f"most {guard.limit():,} bytes for them. Pass fewer {name}s."
+            )
     array = np.arange(content) if isinstance(content, int | np.integer) else np.asarray(content)
     return xr.Variable(dims, array.astype(object) if array.dtype.kind == "U" else array, *attrs)
 

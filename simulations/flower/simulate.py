@@ -47,13 +47,11 @@ def main() -> int:
         parser.error(f"{args.out} exists. Remove it, or give another --out.")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="flower-") as home:
-        ports = _free_ports(2)
+        port = _free_port()
         env = {**os.environ, **QUIET, "FLWR_HOME": home, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
-        address = (
-            f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{ports[0]}"\ninsecure = true\n'
-        )
+        address = f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
         (Path(home) / "config.toml").write_text(address)
-        link = _superlink(env, ports)
+        link = _superlink(env, port)
         try:
             for _ in range(_TRIES):
                 if _run(env, [f'out="{out}"', f"clients={args.parties}", *args.config], args.parties):
@@ -71,26 +69,26 @@ def main() -> int:
     return 0
 
 
-def _free_ports(n: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
-def _superlink(env: dict[str, str], ports: list[int]) -> subprocess.Popen[bytes]:
+def superlink_options(port: int, log: Path) -> list[str]:
+    """Return the options of a SuperLink of the simulation runtime."""
+    at = ["--host", "127.0.0.1", "--port", str(port), "--log-file", str(log)]
+    return ["--insecure", "--simulation", "--isolation", "subprocess", *at]
+
+
+def _superlink(env: dict[str, str], port: int) -> subprocess.Popen[bytes]:
     """A SuperLink of the simulation runtime, ready to be asked."""
-    at = ["--host", "127.0.0.1", "--port", str(ports[0]), "--control-api-address", f"127.0.0.1:{ports[1]}"]
     log = Path(env["FLWR_HOME"]) / "superlink.log"
-    command = [BIN / "flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess", *at]
-    link = subprocess.Popen(
-        [*command, "--log-file", log], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = [BIN / "flower-superlink", *superlink_options(port, log)]
+    link = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 300
     while time.monotonic() < end and link.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/health", timeout=1):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
                 return link
         except OSError:
             time.sleep(0.2)

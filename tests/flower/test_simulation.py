@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -43,6 +44,16 @@ def expected():
     config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     short = tomllib.loads("\n".join(SHORT))
     return run(load(APP / "parties" / "app.py").settings(SimpleNamespace(run_config=config | short)), threads=1)
+
+
+def test_the_simulation_passes_no_option_that_flower_deprecates():
+    flower_superlink = pytest.importorskip("flwr.superlink.cli.flower_superlink")
+    parser = flower_superlink._parse_args_run_superlink()
+    options = load(APP / "simulate.py").superlink_options(9000, Path("superlink.log"))
+    assert parser.parse_args(options).port == 9000
+    passed = [action for action in parser._actions if {*action.option_strings} & {*options}]
+    assert len(passed) == 6
+    assert not [action.option_strings for action in passed if "deprecated" in (action.help or "").lower()]
 
 
 @pytest.mark.slow

@@ -274,6 +274,16 @@ def test_smallest_settings_work(shape):
     assert result.by_setting()["holds"].all()
 
 
+@pytest.mark.parametrize(("verb", "name", "values"), [
+    ("convergence", "widths", [8, 8]), ("convergence", "widths", []), ("convergence", "methods", ["fedavg", "fedavg"]),
+    ("generalization", "clients", [2, 2]), ("generalization", "samples", (2, 2)),
+])  # fmt: skip
+def test_settings_that_are_named_twice_are_refused_before_training(verb, name, values):
+    data = fedstat.ntk.descent.gaussian(clients=2, n=3, d=4, n_test=4)
+    with pytest.raises(ValueError, match=f"{name} must hold at least one value and none twice, but got"):
+        getattr(fedstat.ntk, verb)(data, rounds=10**9, **{name: values})
+
+
 def test_unequal_clients_use_the_largest_for_the_bound():
     x, y, client = sphere(0, 9, 6), signs(1, 9), [0, 0, 1, 1, 1, 1, 1, 2, 2]
     result = convergence(x, y, client, widths=[64], rounds=20, replicates=2, reduction="mean")

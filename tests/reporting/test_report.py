@@ -214,11 +214,21 @@ def test_a_hostile_store_is_text(tmp_path):
     text = page(made).text
     assert "<script>alert(1)</script>" in text  # as text
     assert "{{ 7 * 7 }}" in text
-    assert page(fedstat.report([bad, bad])).tags.count("img") > 1
+    assert page(fedstat.report([bad, bad.copy()])).tags.count("img") > 1
     shown = made._repr_html_()
     assert re.search('<iframe [^>]*sandbox=""', shown)
     assert "box-sizing: border-box" in shown.partition("<iframe")[0], "the border is no wider than the cell"
     assert "<script" not in shown
+
+
+def test_a_run_that_is_named_twice_is_refused(run, tmp_path):
+    (tmp_path / "link.zarr").symlink_to(run)
+    for again in (run, str(run), run.parent, tmp_path / "link.zarr"):
+        with pytest.raises(ValueError, match="is named twice"):
+            fedstat.report([run, again])
+    tree = fedstat.open_run(run)
+    with pytest.raises(ValueError, match="an opened run is named twice"):
+        fedstat.report([tree, tree])
 
 
 def test_names_in_figures_are_drawn_as_text():

@@ -57,6 +57,8 @@ OUT = """
 --out file.txt/x | --out file.txt/x cannot be written
 --out file.txt/x/y.zarr | file.txt is not a folder
 --out foreign.zarr | --out foreign.zarr exists
+--out sim.zarr/inner.zarr | which is a store. Choose a path outside of it.
+--out sim.zarr/metrics/new/inner.zarr | which is a store. Choose a path outside of it.
 --out LONG | cannot be the path of a file: File name too long
 """
 PLOT = """
@@ -114,6 +116,7 @@ SIM = """
 --sigma -1 | sigma must be a finite number in [0, inf), but got -1
 --means other | means must be one of
 --rounds 0 | rounds must be an integer >= 1, but got 0
+--rounds 1000000000000 --out new.zarr | 1,000,000,000,000 rounds are too many: their numbers alone take 8,000,
 --local-epochs 0 | local_epochs must be an integer
 --batch-size -1 | batch_size must be an integer >= 0, but got -1
 --lr 0 | lr must be a finite number in (0
@@ -211,6 +214,11 @@ NTK = """
 --d 0 | d must be an integer >= 1
 --widths 8 0 | widths must be an integer >= 1, but got 0
 --widths | expected at least one argument
+--widths 8 8 | widths must hold at least one value and none twice, but got (8, 8)
+--methods fedavg fedavg | methods must hold at least one value and none twice
+--clients 4 4 | clients must hold at least one value and none twice
+--theorem 2 --clients 4 4 | clients must hold at least one value and none twice
+--theorem 2 --n 4 4 | n must hold at least one value and none twice
 --methods none | methods must be one of
 --rounds 0 | rounds must be
 --local-steps 0 | local_steps must be
@@ -249,6 +257,7 @@ a.npz b.npz --layer fcl | has no layer 'fcl', only fc1. Did you mean
 a.npz b.npz --layer conv* | has no layer that matches 'conv*', only fc1
 a.npz b.npz --checkpoint 1 | layer 'fc1' has no dim checkpoint, but got checkpoint=1
 a.npz b.npz --baseline nowhere.npz | there is no file nowhere.npz
+a.npz b.npz --layer fc1 fc1 | layer must hold at least one value and none twice
 a.npz b.npz --layer | expected at least one argument
 a.npz b.npz --kappa 1.5 | kappa must be
 a.npz b.npz --kappa x | invalid float value
@@ -283,7 +292,12 @@ LINES = [
             "simm --p 0.5 | but got 'simm'. Did you mean 'sim'\n"
             "verify nowhere | there is no run at nowhere\nverify file.txt | there is no run at file.txt\n"
             "verify folder | there is no run at folder\n"
-            "verify LONG | cannot be the path of a file"),
+            "verify LONG | cannot be the path of a file\n"
+            "verify sim.zarr sim.zarr | the run sim.zarr is named twice. Name it once\n"
+            "verify grid grid/fl.zarr | the run grid/fl.zarr is named twice\n"
+            "report sim.zarr sim.zarr --out new.html | the run sim.zarr is named twice\n"
+            "report fl.zarr . --out new.html | the run fl.zarr is named twice\n"
+            "report sim.zarr others/sim.zarr --out new.html | is named twice, as sim.zarr and as others/sim.zarr"),
     *_lines("fedstat.sim", SIM + OUT + PLOT + USAGE + RESUMED + COMPUTE),
     *_config("fedstat.sim", "--config", SIM_TOML),
     *_lines("fedstat.sim.recovery", RECOVERY + OUT + PLOT + USAGE),
@@ -292,7 +306,8 @@ LINES = [
     *_lines("fedstat.decompose", DECOMPOSE),
     *(line._replace(argv=["a.npz", "b.npz", *line.argv]) for line in _lines("fedstat.decompose", OUT + PLOT)),
     *(line._replace(argv=["fl.zarr", *line.argv]) for line in _lines("fedstat.attack", ATTACK + OUT + PLOT + COMPUTE)),
-    *_lines("fedstat.attack", "nowhere | there is no run at nowhere\nsim.zarr | must be a store of fedstat.fl"),
+    *_lines("fedstat.attack", "nowhere | there is no run at nowhere\nsim.zarr | must be a store of fedstat.fl\n"
+            "fl.zarr fl.zarr | runs must hold at least one value and none twice"),
     *_lines("fedstat.fl", FL + OUT + USAGE + RESUMED + COMPUTE),
     *_config("fedstat.fl", "--config", GRID_TOML, "--data-dir nowhere"),
     *_config("fedstat.fl", "--config", SCALE_TOML, "--scale quick"),

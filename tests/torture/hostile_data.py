@@ -114,6 +114,14 @@ def mat_that_holds_more_than_its_shape(at: Path) -> Read:
     return svhn(at, MAT + lie[:4] + struct.pack("<I", 0xFFFFFFF8) + lie[8:])
 
 
+@hostile("it must hold X once, but holds it twice")
+def mat_with_copies_of_an_array(at: Path) -> Read:
+    n = 10_000
+    squeezed = zlib.compress(matrix(9, (32, 32, 3, n), element(2, bytes(3072 * n))))
+    part = struct.pack("<II", 15, len(squeezed)) + squeezed
+    return svhn(at, MAT + part * 40)
+
+
 @hostile("must be numbers")
 def mat_of_cells_nested_deeply(at: Path) -> Read:
     body = b""

@@ -35,9 +35,21 @@ FL = """
 --norm batch | norm
 --net-options hidden=x | hidden must be an integer
 --net-options hidden=0 | hidden must be
+--net-options hidden=1.5 | hidden must be an integer >= 1, but got 1.5
+--net-options hidden=8,1.5 | hidden must be an integer >= 1, but got 1.5
+--net-options hidden=nan | hidden must be an integer >= 1, but got nan
+--net-options hidden=1e400 | hidden must be an integer >= 1, but got inf
+--net-options hidden=true | hidden must be an integer >= 1, but got True
 --net-options depth=3 | an option of mlp must be one of
 --net-options hidden | net_options must look like NAME=VALUE
 --net-options hidden=1 hidden=2 | once, but got 'hidden' twice
+--net-options hidden=1 hidden=1 | net_options must hold at least one value and none twice
+--layers fc1 fc1 | layers must hold at least one value and none twice
+--keep-weights fc1 fc1 | keep_weights must hold at least one value and none twice
+--probe drift drift | probe must hold at least one value and none twice
+--algorithm fedavg --prediction-rules fedavg+ fedavg+ | prediction_rules must hold at least one value and none twice
+--data cifar100 --partition domains --domains People People | domains must hold at least one value and none twice
+--options by=client by=client | options must hold at least one value and none twice
 --algorithm fedfak-dynamic | Did you mean 'fedfac-dynamic'
 --algorithm fedsplit | fedsplit needs shared
 --algorithm fedavg --kappa 0.5 | fedavg takes no settings, but got 'kappa'
@@ -57,6 +69,7 @@ FL = """
 --algorithm fedper --options personal_layers=9 | personal_layers
 --algorithm fedprox --options nu=1 | fedprox takes mu, but got 'nu'
 --rounds 0 | rounds must be an integer >= 1
+--rounds 1000000000000 --out new.zarr | 1,000,000,000,000 rounds are too many: their numbers alone take 8,000,
 --participation 0 | participation must be a finite number in (0, 1], but got 0
 --participation 1.5 | participation must be
 --clients 8 --participation 0.01 | participation=0.01 selects none of 8 clients. Use at least 0.12
@@ -119,6 +132,7 @@ ATTACK = """
 --rounds x | invalid int value
 --rounds -1 | rounds must be an integer >= 0
 --rounds 99 | round 99 is attacked, but
+--rounds 0 0 | rounds must hold at least one value and none twice
 --images 0 | images must be an integer >= 1
 --images 9999 | images of each client are to be attacked, but client
 --clients 9999 | 9999 clients are to be attacked, but the run has

@@ -96,8 +96,7 @@ if not TYPE_CHECKING:
 
 
 def _mlp(sample: Sequence[int], outputs: int, *, hidden: int | Sequence[int] = (200,), width: float = 1.0) -> Net:
-    sizes = [hidden] if isinstance(hidden, int) else hidden
-    sizes = [check.integer("hidden", size) for size in sizes]
+    sizes = [check.integer("hidden", n) for n in (hidden if isinstance(hidden, list | tuple) else [hidden])]
     return mlp([math.prod(sample), *(scaled(size, width) for size in sizes), outputs])
 
 
