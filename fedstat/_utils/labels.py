@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,8 +62,39 @@ def _require_all(name: str, array: NDArray[Any], dim: str, labels: NDArray[Any] 
 
 
 def _plain(array: NDArray[Any], values: Any) -> NDArray[Any]:
-    """Convert an array of objects to numbers or texts, unless the values were an array of objects."""
-    return np.array(array.tolist()) if array.dtype.kind == "O" and not isinstance(values, np.ndarray) else array
+    """Convert objects to numbers or texts, unless the values were an array of objects or hold tuples; texts to str."""
+    if array.dtype.kind == "T":  # StringDType of NumPy
+        return np.array(array.tolist())
+    if array.dtype.kind != "O" or isinstance(values, np.ndarray) or any(isinstance(x, tuple) for x in array.flat):
+        return array
+    return np.array(array.tolist())
+
+
+def require_known(dim: str, labels: NDArray[Any]) -> NDArray[Any]:
+    """Return labels; raise ValueError unless they are numbers, texts, bytes, dates, times, intervals or tuples of them.
+
+    Examples
+    --------
+    >>> require_known("unit", np.array([1, object()], dtype=object))
+    Traceback (most recent call last):
+    ValueError: labels of unit must be numbers, texts, dates, intervals or tuples of these, but got object. Convert
+    them: weights.assign_coords(unit=[str(label) for label in weights["unit"].values]).
+    """
+    if labels.dtype.kind == "O" and (unknown := [x for x in labels.tolist() if not _is_known(x)]):
+        raise ValueError(
+            f"labels of {dim} must be numbers, texts, dates, intervals or tuples of these, but got "
+            f"{type(unknown[0]).__name__}. Convert them: weights.assign_coords({dim}=[str(label) for label in "
+            f'weights["{dim}"].values]).'
+        )
+    return labels
+
+
+def _is_known(label: Any) -> bool:
+    if isinstance(label, tuple):
+        return all(map(_is_known, label))
+    if isinstance(label, bool | int | float | complex | str | bytes | np.generic):
+        return True
+    return isinstance(label, datetime.date | datetime.timedelta | pd.Period | pd.Interval)
 
 
 def matched(name: str, values: Any, labels: Mapping[str, NDArray[Any]], *, gaps: bool = False) -> NDArray[Any]:
