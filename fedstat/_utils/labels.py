@@ -16,7 +16,7 @@ from fedstat._utils.lazy import pd, xr
 
 def has_labels(values: Any) -> bool:
     """Return True for a mapping, Series, DataFrame or DataArray."""
-    return isinstance(values, Mapping) or hasattr(values, "iloc") or hasattr(values, "dims")
+    return isinstance(values, Mapping) or hasattr(values, "iloc") or check.has_dims(values)
 
 
 def complete(name: str, values: Any, dim: str, labels: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -122,7 +122,7 @@ def matched(name: str, values: Any, labels: Mapping[str, NDArray[Any]], *, gaps:
     ['a', 'b']
     """
     original, dims, labels_by_dim, is_ordered = values, list(labels), dict[str, list[Any]](), True
-    if hasattr(check.one_array(name, values), "dims"):
+    if check.has_dims(check.one_array(name, values)):
         if dims[0] not in values.dims or not set(values.dims) <= set(dims):
             raise ValueError(f"{name} must have the dim {' and perhaps '.join(dims)}, but got {values.dims}")
         labels = {d: labels[d] for d in dims if d in values.dims}
@@ -202,7 +202,7 @@ def axes(values: Any) -> list[tuple[str, list[Any]]]:
     >>> axes(pd.DataFrame([[1, 2]], index=["u"], columns=["a", "b"]))
     [('0', ['u']), ('1', ['a', 'b'])]
     """
-    if hasattr(values, "dims"):
+    if check.has_dims(values):
         return [(str(d), values[d].to_numpy().tolist() if d in values.coords else []) for d in values.dims]
     return [(str(i), axis.tolist()) for i, axis in enumerate(getattr(values, "axes", ()))]
 
@@ -222,7 +222,7 @@ def classes(name: str, y: Any, dims: Sequence[str] = ("sample",)) -> NDArray[Any
     ValueError: y must hold class numbers 0, 1, ..., but got 0.37. Targets that are real numbers are not supported.
     Group them into classes, for example by numpy.digitize.
     """
-    if hasattr(y, "dims"):
+    if check.has_dims(y):
         if set(y.dims) != set(dims):
             raise ValueError(
                 f"{name} must hold one class for each sample, with the dims {', '.join(dims)}, but has {y.dims}. "
