@@ -213,9 +213,14 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
+def has_dims(values: object) -> bool:
+    """Return True for a DataArray or Dataset; attributes ``dims`` of other objects, such as h5py's, name no axes."""
+    return isinstance(getattr(values, "dims", None), tuple | Mapping)
+
+
 def one_array(name: str, values: Any) -> Any:
     """Return ``values``, or raise ValueError naming the argument if they hold several arrays, as a run does."""
-    if hasattr(values, "dims") and not hasattr(values, "dtype"):
+    if has_dims(values) and not hasattr(values, "dtype"):
         raise ValueError(
             f"{name} must be one array, but got {kind(values)}. Choose a layer's weights from a run: "
             "fedstat.fl.client_weights(run, 'fc1'), or a factor of them, client_weights(run, 'fc1', 'v')."
@@ -231,7 +236,7 @@ def refuse_sources(name: str, values: Any) -> None:
         raise ValueError(f"{name} must be an array of numbers, but got {got}. Pass the weights behind it.")
     if first is not values and isinstance(first, str) and not Path(first).suffix:
         return  # labels, and no names of files
-    if (isinstance(first, str | os.PathLike | Mapping) and not hasattr(first, "dims")) or hasattr(first, "state_dict"):
+    if (isinstance(first, str | os.PathLike | Mapping) and not has_dims(first)) or hasattr(first, "state_dict"):
         raise ValueError(
             f"{name} must be one array, tensor or DataArray of numbers, but got {got}. Choose a layer first: "
             "fedstat.fl.client_weights(run, 'fc1') of a run, fedstat.read_weights(files)['fc1']['w'] of files and "
@@ -278,7 +283,7 @@ def numbers(name: str, values: Any) -> Any:
         hint = "Pass .to_dense()." if sparse else "Pass .real, .imag or .abs() of complex, .double() of bool values."
         got = f"{values.layout} {values.dtype}"
     else:
-        values = one_array(name, values) if hasattr(values, "dims") else array(name, values)
+        values = one_array(name, values) if has_dims(values) else array(name, values)
         real_numbers, got = values.dtype.kind in "fiu", f"dtype {values.dtype}"
         hint = "Pass .real, .imag or abs() of complex, .astype(float) of other, .toarray() of sparse values."
     if not real_numbers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from fedstat._utils.lazy import pd, xr
 
 def has_labels(values: Any) -> bool:
     """Return True for a mapping, Series, DataFrame or DataArray."""
-    return isinstance(values, Mapping) or hasattr(values, "iloc") or hasattr(values, "dims")
+    return isinstance(values, Mapping) or hasattr(values, "iloc") or check.has_dims(values)
 
 
 def complete(name: str, values: Any, dim: str, labels: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -62,8 +63,39 @@ def _require_all(name: str, array: NDArray[Any], dim: str, labels: NDArray[Any] 
 
 
 def _plain(array: NDArray[Any], values: Any) -> NDArray[Any]:
-    """Convert an array of objects to numbers or texts, unless the values were an array of objects."""
-    return np.array(array.tolist()) if array.dtype.kind == "O" and not isinstance(values, np.ndarray) else array
+    """Convert objects to numbers or texts, unless the values were an array of objects or hold tuples; texts to str."""
+    if array.dtype.kind == "T":  # StringDType of NumPy
+        return np.array(array.tolist())
+    if array.dtype.kind != "O" or isinstance(values, np.ndarray) or any(isinstance(x, tuple) for x in array.flat):
+        return array
+    return np.array(array.tolist())
+
+
+def require_known(dim: str, labels: NDArray[Any]) -> NDArray[Any]:
+    """Return labels; raise ValueError unless they are numbers, texts, bytes, dates, times, intervals or tuples of them.
+
+    Examples
+    --------
+    >>> require_known("unit", np.array([1, object()], dtype=object))
+    Traceback (most recent call last):
+    ValueError: labels of unit must be numbers, texts, dates, intervals or tuples of these, but got object. Convert
+    them: weights.assign_coords(unit=[str(label) for label in weights["unit"].values]).
+    """
+    if labels.dtype.kind == "O" and (unknown := [x for x in labels.tolist() if not _is_known(x)]):
+        raise ValueError(
+            f"labels of {dim} must be numbers, texts, dates, intervals or tuples of these, but got "
+            f"{type(unknown[0]).__name__}. Convert them: weights.assign_coords({dim}=[str(label) for label in "
+            f'weights["{dim}"].values]).'
+        )
+    return labels
+
+
+def _is_known(label: Any) -> bool:
+    if isinstance(label, tuple):
+        return all(map(_is_known, label))
+    if isinstance(label, bool | int | float | complex | str | bytes | np.generic):
+        return True
+    return isinstance(label, datetime.date | datetime.timedelta | pd.Period | pd.Interval)
 
 
 def matched(name: str, values: Any, labels: Mapping[str, NDArray[Any]], *, gaps: bool = False) -> NDArray[Any]:
@@ -91,7 +123,7 @@ def matched(name: str, values: Any, labels: Mapping[str, NDArray[Any]], *, gaps:
     ['a', 'b']
     """
     original, dims, labels_by_dim, is_ordered = values, list(labels), dict[str, list[Any]](), True
-    if hasattr(check.one_array(name, values), "dims"):
+    if check.has_dims(check.one_array(name, values)):
         if dims[0] not in values.dims or not set(values.dims) <= set(dims):
             raise ValueError(f"{name} must have the dim {' and perhaps '.join(dims)}, but got {values.dims}")
         labels = {d: labels[d] for d in dims if d in values.dims}
@@ -171,7 +203,7 @@ def axes(values: Any) -> list[tuple[str, list[Any]]]:
     >>> axes(pd.DataFrame([[1, 2]], index=["u"], columns=["a", "b"]))
     [('0', ['u']), ('1', ['a', 'b'])]
     """
-    if hasattr(values, "dims"):
+    if check.has_dims(values):
         return [(str(d), values[d].to_numpy().tolist() if d in values.coords else []) for d in values.dims]
     return [(str(i), axis.tolist()) for i, axis in enumerate(getattr(values, "axes", ()))]
 
@@ -191,7 +223,7 @@ def classes(name: str, y: Any, dims: Sequence[str] = ("sample",)) -> NDArray[Any
     ValueError: y must hold class numbers 0, 1, ..., but got 0.37. Targets that are real numbers are not supported.
     Group them into classes, for example by numpy.digitize.
     """
-    if hasattr(y, "dims"):
+    if check.has_dims(y):
         if set(y.dims) != set(dims):
             raise ValueError(
                 f"{name} must hold one class for each sample, with the dims {', '.join(dims)}, but has {y.dims}. "

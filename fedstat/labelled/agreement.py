@@ -128,7 +128,7 @@ def icc(
     units, total, origin = labels(weights, "unit", 1), None, baseline_of(baseline, weights)
     common, by_client = (origin, None) if origin is None or origin.ndim == 2 else (None, origin)
     boot_samples: tuple[Any, Any] = (None, None)
-    names: list[Any] = []
+    names: list[NDArray[Any]] = []
     blocks: Callable[[], Iterable[Any]] = list
     if (n_boot or inference == "permutation") and isinstance(weights, xr.DataArray):
         _require_memory(weights)
@@ -138,7 +138,7 @@ def icc(
             w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
             again: tuple[Any, Any] = (w, None) if total is None else (weights, by_client)
             blocks = partial(_client_blocks, *again, tick=bar.update)
-            names += clients.tolist()
+            names.append(clients)
             block_sums = _icc.sums(w, common)
             _require_finite(block_sums, w, units, clients)
             total = block_sums if total is None else total + block_sums
@@ -152,7 +152,7 @@ def icc(
             by_clients = over_clients(blocks, sums, test, common, level=level)
             result = replace(
                 result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
-                test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
+                test=by_clients.test, influence=by_clients.influence, clients=np.concatenate(names),
             )  # fmt: skip
     attrs = weights.attrs if isinstance(weights, xr.DataArray) else {}
     return replace(

@@ -270,7 +270,7 @@ def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
     """Return the labels of a dim: its coordinate, else positions."""
     check.one_array("weights", values)
     if isinstance(values, xr.DataArray) and dim in values.coords:
-        return _labels.complete(f"the coordinate {dim} of weights", values[dim], dim)
+        return _labels.require_known(dim, _labels.complete(f"the coordinate {dim} of weights", values[dim], dim))
     if isinstance(values, xr.DataArray):
         return np.arange(values.sizes.get(dim, 0))
     shape = values.shape if hasattr(values, "shape") else check.array("weights", values).shape

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils import check
+from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import KNOWN, baseline_of, labels, numpy_of
@@ -31,6 +33,8 @@ def describe_dependence(weights: Any, baseline: Any = None, *, is_matrix: bool, 
     replicates : bool
         True if the second axis of an array holds replicates, whose means are compared.
     """
+    if isinstance(weights, list | tuple):
+        weights = _stacked(weights)
     x = _client_rows(weights, is_matrix=is_matrix, replicates=replicates)
     if x is None or len(x) < 2 or 0 in x.shape:
         return []
@@ -55,6 +59,16 @@ def describe_dependence(weights: Any, baseline: Any = None, *, is_matrix: bool, 
         start = "has" if equal.sum() == 1 else "have"
         texts.append(f"{_named(names[equal])} {start} the values of the baseline, as initial parameters have, {why}")
     return texts
+
+
+def _stacked(weights: Any) -> Any:
+    """Return arrays of clients, or lists of their replicates, as one array; the verb has checked them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the verb has warned of labels in another order
+        labeled = _labels.labelled(weights, stack=("client", "replicate"))
+    if isinstance(labeled, xr.DataArray):
+        return labeled
+    return np.stack([numpy_of(w) if hasattr(w, "shape") else np.stack([*map(numpy_of, w)]) for w in weights])
 
 
 def _named(names: NDArray[Any]) -> str:

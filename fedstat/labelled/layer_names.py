@@ -322,8 +322,8 @@ def _fuse(stored: Layout, name: str, shape: tuple[int, ...]) -> Layout:
 
 def _of_names(key: str, name: str, shape: tuple[int, ...], state: State, units_last: dict[bool, UnitsLast]) -> Layout:
     """Find the layout by the names of weight and layer, the shapes of weight and bias, and the other layers."""
-    if "unit" in (dims := getattr(state[key], "dims", ())):  # of an xarray object
-        return Layout(dims.index("unit"))
+    if check.has_dims(state[key]) and "unit" in state[key].dims:
+        return Layout(state[key].dims.index("unit"))
     if len(shape) == 2 and (recurrent := RECURRENT.search(key)):
         return _gates(key, shape, state, recurrent)
     if kernel := re.search(r"(recurrent_)?kernel((:\d+)?)$", key):  # of Keras: (in, gate · unit)

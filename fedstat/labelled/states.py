@@ -34,6 +34,7 @@ _SCALES = re.compile(
     r"((?:.+\.)?)(weight_(scale(_inv)?|zero_point)|SCB|weight\.(absmax|quant_.+)|weight_fake_quant\..+)"
 )
 _MARKS = re.compile(r"parametrizations\.|_(orig|g)$|weight_(scale|zero_point|fake)|SCB$|weight\.(absmax|quant)")
+_WRAPPER = re.compile(r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
 _PARAMETRIZED = re.compile(r"(?:(.+)\.)?parametrizations\.([^.]+)\.(.+)")
 
 
@@ -421,6 +422,23 @@ def key_of(state: State, name: str, layer: str) -> str | None:
     """Return the key of a layer, by its name or the requested name; None if it does not exist."""
     direct = next((key for key in (layer, f"{name}.weight", name) if key in state), None)
     return direct or next((key for key in state if stem(key) == name), None)
+
+
+def named_alike(state: State, keys: Collection[str]) -> State:
+    """Rename the entries of a state_dict to the keys of the first client if they differ by wrappers alone.
+
+    Wrappers are torch's DataParallel ("module.") and torch.compile ("_orig_mod.").
+
+    Examples
+    --------
+    >>> named_alike({"module.fc.weight": 1, "module.fc.bias": 2}, {"fc.weight", "fc.bias"})
+    {'fc.weight': 1, 'fc.bias': 2}
+    """
+    if state.keys() == keys:
+        return state
+    key_by_plain = {_WRAPPER.sub("", key): key for key in keys}
+    renamed = {key_by_plain.get(_WRAPPER.sub("", key), key): value for key, value in state.items()}
+    return renamed if len(renamed) == len(state) and len(key_by_plain) == len(keys) else state
 
 
 def indexed_modules(module: Any, layers: Iterable[str]) -> dict[str, str]:

@@ -36,6 +36,9 @@ _NO_CLIENT = re.compile(
     r"(?<![a-z])(server|global|avg|averaged?|mean|aggregated?|init|initial|pretrained)(?![a-z])", re.IGNORECASE
 )
 """Names of models that belong to no client."""
+_INDEX = ".index.json"
+"""End of the name of an index, which names the files of a model that is saved in several files."""
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.\w+$")
 _MOST_DIMS = 64  # of NumPy
 _FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
@@ -54,14 +57,17 @@ def read_weights(
     Parameters
     ----------
     sources : iterable of paths, state_dicts or torch modules
-        One per client: a file (.pt, .pth, .ckpt or .bin of torch.save, .safetensors, .npz), a mapping of names to
-        arrays or tensors, or a module. Mappings may be nested: the name of a layer is its path, without the name of a
-        model ("state_dict", "model_state_dict", "model" or "net"). States of optimizers are skipped.
+        One per client: a file (.pt, .pth, .ckpt or .bin of torch.save, .safetensors, .npz), the index of a model in
+        several files of one folder (.index.json), a mapping of names to arrays or tensors, or a module. Mappings may be
+        nested: the name of a layer is its path, without the name of a model ("state_dict", "model_state_dict", "model"
+        or "net"). States of optimizers are skipped. Names with and without the wrappers "module." and "_orig_mod." are
+        matched; layers have the names of the first client.
     layers : sequence of str, optional
         Layers to read, "fc1" or "fc1.weight", or patterns such as "conv*". By default all layers whose weight has at
         least 2 dims.
     clients : sequence, optional
-        Labels of the clients. By default file names without suffix, or positions.
+        Labels of the clients. By default file names without suffix or, if these repeat, the innermost folders that
+        differ; positions of other sources.
     unit_axis : int or mapping from layer, or pattern of layers, to int, optional
         Axis of the stored weights that holds units, if module, names and shapes do not determine it, or are wrong. 0 if
         rows are units. Gates of recurrent layers and projections of fused attention along this axis are still combined.
@@ -78,7 +84,8 @@ def read_weights(
     Raises
     ------
     ValueError
-        - If a file does not fit its suffix, or holds Python objects, several clients or a part of a model.
+        - If a file does not fit its suffix, or holds Python objects, several clients, or a part of a model whose
+          index exists; if an index names a file of another folder, or an entry that its file lacks.
         - If a layer is missing (existing layers are listed), clients differ in their layers or shapes (both are named),
           or two weights have one layer name.
         - If the axis of the units is ambiguous: without a bias, only names of torch's parameters, embeddings and LoRA's
@@ -146,7 +153,7 @@ def read_layers(
                     selected, skipped = _select(state, client, layers, hidden=hidden)
                     if isinstance(unit_axis, Mapping):
                         match_names(list(unit_axis), [name for name, _ in selected], "the selection of layers")
-                elif state.keys() != keys:
+                elif (state := states.named_alike(state, keys)).keys() != keys:
                     states.require_equal_layers(present, _compared(state, layers), skipped, (names[0], client))
                 selected_keys = [key for pair in selected if (key := states.key_of(state, *pair)) is not None]
                 declared = sum(states.size_of(state[key]) for key in selected_keys)
@@ -218,10 +225,10 @@ def _require_distinct_files(sources: list[Source]) -> None:
 def _warn_about_names(sources: list[Source], names: list[Any]) -> None:
     """Warn about sources that are models of no client by their names, if most sources have other names."""
     titles = [Path(s).stem if isinstance(s, str | Path) else "" for s in sources]
-    found = [i for i, title in enumerate(titles) if _NO_CLIENT.search(title) or _NO_CLIENT.search(str(names[i]))]
-    if 0 < 2 * len(found) < len(sources):
+    indices = [i for i, title in enumerate(titles) if _NO_CLIENT.search(title) or _NO_CLIENT.search(str(names[i]))]
+    if 0 < 2 * len(indices) < len(sources):
         check.warn(
-            f"{few(str(sources[i]) if titles[i] else repr(names[i]) for i in found)}: by name no model of a client, "
+            f"{few(str(sources[i]) if titles[i] else repr(names[i]) for i in indices)}: by name no model of a client, "
             "but of a server, a mean or initial values. Every source is read as a client, and statistics assume "
             "independent clients. Leave out other models."
         )
@@ -238,28 +245,76 @@ def _names(sources: list[Source], clients: Sequence[Any] | None) -> list[Any]:
         if len(clients) != len(sources) or len(set(map(str, clients))) != len(sources):
             raise ValueError(f"clients must be {len(sources)} distinct labels, but got {list(clients)!r}")
         return list(clients)
-    stems = [Path(s).stem if isinstance(s, str | Path) else i for i, s in enumerate(sources)]
+    stems = [_stem(Path(s)) if isinstance(s, str | Path) else i for i, s in enumerate(sources)]
     if len(set(stems)) == len(stems):
         return stems
+    paths = [Path(s) for s in sources if isinstance(s, str | Path)]
+    depth = max(len(path.parts) for path in paths)
+    for level in range(1, depth if len(paths) == len(sources) else 0):  # the innermost folder that differs
+        folders = [path.parts[-1 - level] if level < len(path.parts) else "" for path in paths]
+        if len(set(folders)) == len(folders):
+            return folders
     return [str(s) if isinstance(s, str | Path) else i for i, s in enumerate(sources)]
 
 
+def _stem(path: Path) -> str:
+    """Return a file's name without suffix; of the index of a model in several files, the model's name."""
+    return path.name.split(".")[0] if path.name.endswith(_INDEX) else path.stem
+
+
 def _read(path: Path, opened: ExitStack) -> State:
-    suffix = path.suffix.lower()
-    shard = re.search(r"-\d{5}-of-\d{5}\.\w+$", path.name) and any(path.parent.glob("*.index.json"))
-    if shard or path.name.endswith(".index.json"):
+    if path.name.endswith(_INDEX):
+        return _indexed(path, opened)
+    if (shard := _SHARD.search(path.name)) and (indexes := sorted(path.parent.glob(f"*{_INDEX}"))):
         raise ValueError(
-            f"{path} belongs to a model that is saved in several files. Load the model, and pass it as a module, or "
-            "pass one state_dict with all its layers."
+            f"{path} is a part of a model that is saved in several files. Pass its index {indexes[0]} instead."
         )
+    if shard and int(shard[1]) <= int(shard[2]) and int(shard[2]) > 1:
+        check.warn(
+            f"{path} is by its name part {int(shard[1])} of {int(shard[2])} of a model, and its folder has no index of "
+            f"the parts (*{_INDEX}). It is read alone: layers of other parts are missing."
+        )
+    return states.state_of(_content(path, opened), str(path))
+
+
+def _content(path: Path, opened: ExitStack) -> Any:
+    """Read a single file by its suffix."""
+    suffix = path.suffix.lower()
     if suffix not in states.SUFFIXES:
         raise ValueError(
             f"{path} must end in {', '.join(states.SUFFIXES)}, but got {suffix!r}. Convert other files to arrays by "
             "name: numpy.savez(path, **arrays)."
         )
     if suffix == ".npz":
-        return states.state_of(_npz(path, opened), str(path))
-    return states.state_of((_safetensors if suffix == ".safetensors" else _torch)(path), str(path))
+        return _npz(path, opened)
+    return (_safetensors if suffix == ".safetensors" else _torch)(path)
+
+
+def _indexed(path: Path, opened: ExitStack) -> State:
+    """Read the entries of a model in several files by its index, which names the file of each entry."""
+    content = guard.parsed(path, guard.content(path))
+    file_by_name = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(file_by_name, dict) or not file_by_name:
+        raise ValueError(
+            f"{path} must hold the file of each entry in 'weight_map', but has none. Save the model again."
+        )
+    files = list(dict.fromkeys(file_by_name.values()))
+    if wrong := [x for x in files if not isinstance(x, str) or Path(x).name != x or not x.endswith(states.SUFFIXES)]:
+        raise ValueError(
+            f"{path} must name files of its own folder ({', '.join(states.SUFFIXES)}), but names {wrong[0]!r:.100}."
+        )
+    merged: dict[str, Any] = {}
+    declared = 0
+    for file in files:
+        part = guard.regular(path.parent / file)
+        declared += part.stat().st_size
+        guard.size(path, declared, "its files")
+        state = _content(part, opened)
+        names = [name for name, of in file_by_name.items() if of == file]
+        if lost := [name for name in names if not isinstance(state, Mapping) or name not in state]:
+            raise ValueError(f"{path} names {lost[0]!r:.100} in {file}, which lacks it. Save the model again.")
+        merged |= {name: state[name] for name in names}
+    return states.state_of(merged, str(path))
 
 
 def _torch(path: Path) -> Any:

@@ -102,10 +102,13 @@ class EntropyResult(Result):
         mass = data["atom_mass"]
         names = ["entropy", "conf_low", "conf_high", "n", "std_error", "n_tied", "clustered"]
         table = data[names].rename(entropy="estimate")
-        table = table.assign(n_atoms=(mass > 0).sum("atom"), atom_mass=mass.sum("atom"))
+        table = table.assign(n_atoms=(mass > 0).sum("atom").variable, atom_mass=mass.sum("atom").variable)
         if not table.sizes:
             return pd.DataFrame([{str(name): x.item() for name, x in table.data_vars.items()}])
-        return table.to_dataframe().reset_index()
+        frame = table.to_dataframe().reset_index()
+        for dim in [dim for dim in map(str, table.dims) if dim not in frame]:  # an index of several levels
+            frame.insert(0, dim, list(zip(*(frame[name] for name in table.indexes[dim].names), strict=True)))
+        return frame
 
     def glance(self) -> pd.DataFrame:
         """Return one row that summarizes all series.

@@ -376,6 +376,8 @@ class FactorResult(Result):
         table = self.tidy().rename(columns={"communality": "h2", "uniqueness": "u2", "complexity": "com"})
         loadings = [f"factor_{m + 1}" for m in range(g)]
         table = table.sort_values("h2", ascending=False)[["term", *loadings, "h2", "u2", "com"]].head(rows)
+        if table["term"].dtype.kind in "Oc":  # pandas would apply the format to numbers among mixed labels
+            table["term"] = table["term"].map(str)
         ss = self.ss_loadings
         d = int((~self.constant).sum())
         variance = pd.DataFrame(

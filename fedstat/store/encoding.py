@@ -7,8 +7,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from datetime import date, datetime, timedelta
+from functools import partial
 from importlib import import_module
 from typing import Any
+from zoneinfo import ZoneInfo, available_timezones
 
 import numpy as np
 from array_api_compat import is_torch_array
@@ -156,12 +159,15 @@ def encode(result: Any) -> tuple[Any, Arrays]:
 
     - ``array``: name of the array, with its ``dtype``; ``scalar``: a NumPy scalar, with its ``dtype``;
     - ``tensor``: name of the array of a tensor of torch, with its ``dtype``;
-    - ``labels``: entries of an array of mixed kinds in row-major order, with its ``shape``;
+    - ``labels``: entries of an array of mixed kinds, bytes or complex numbers in row-major order, with its ``shape``
+      and, for the last two, its ``dtype``;
+    - ``bytes``, ``complex``, ``date``, ``datetime``, ``timedelta``, ``Timestamp``, ``Timedelta``, ``Period``,
+      ``Interval``: parts of a label of this kind;
     - ``float``: "nan", "inf" or "-inf"; ``list``, ``tuple``: entries; ``dict``: values by name; ``items``: pairs;
     - ``absolute``: value of an absolute threshold;
     - ``frame``: columns of a table, each with its name, and the ``index``, null for positions;
     - ``dataset``, ``dataarray``: names and variables, of which ``coords`` lists the coordinates; the ``attrs`` of the
-      dataset; the ``name`` and the ``values`` of the DataArray;
+      dataset; the ``name`` and the ``values`` of the DataArray; ``levels``, names of the levels of an index by dim;
     - ``of``: name of a class, ``with`` its fields, and the ``origin`` of a result where it is known.
 
     Raises
@@ -210,7 +216,40 @@ def _class(name: Any) -> Any:
     return getattr(import_module(_MODULE_OF[name]), name)
 
 
+def _of_timestamp(text: str, zone: str | None) -> Any:
+    stamp = pd.Timestamp(text)
+    return stamp if zone is None else stamp.tz_convert(ZoneInfo(zone))
+
+
+def _zone(stamp: Any) -> str | None:
+    """Return the name of a time zone; raise TypeError if it has none."""
+    if stamp.tzinfo is None:
+        return None
+    if str(stamp.tzinfo) not in available_timezones():
+        raise TypeError(f"a label with the time zone {stamp.tzinfo} cannot be saved. Convert it to UTC.")
+    return str(stamp.tzinfo)
+
+
+_LABELS: dict[str, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
+    "bytes": (lambda x: [x.decode("latin-1")], lambda text: text.encode("latin-1")),
+    "complex": (lambda x: [x.real, x.imag], complex),
+    "date": (lambda x: [x.isoformat()], date.fromisoformat),
+    "datetime": (lambda x: [x.isoformat()], datetime.fromisoformat),
+    "timedelta": (lambda x: [x.days, x.seconds, x.microseconds], timedelta),
+    "Timestamp": (lambda x: [x.isoformat(), _zone(x)], _of_timestamp),
+    "Timedelta": (lambda x: [x.isoformat()], lambda text: pd.Timedelta(text)),
+    "Period": (lambda x: [x.ordinal, x.freqstr], lambda ordinal, freq: pd.Period(ordinal=ordinal, freq=freq)),
+    "Interval": (lambda x: [x.left, x.right, x.closed], lambda *parts: pd.Interval(*parts)),
+}
+"""Labels of coordinates that JSON lacks: their parts, and the label of these parts."""
+_LABEL_DTYPES = ("S", "<c8", "<c16")
+_MOST_BYTES = {"S": 10_000, "c": 16}
+
+
 def _encode(value: Any, path: str, arrays: Arrays) -> Any:
+    kind = next((k.__name__ for k in type(value).__mro__ if k.__name__ in _LABELS), None)
+    if kind is not None:
+        return {kind: [_encode(part, path, arrays) for part in _LABELS[kind][0](value)]}
     if isinstance(value, np.generic):
         dtype = value.dtype.str
         item = value.astype("i8").item() if value.dtype.kind in "mM" else value.item()
@@ -257,6 +296,12 @@ def _encode_array(array: NDArray[Any], path: str, arrays: Arrays) -> dict[str, A
     if array.dtype.kind == "O":  # labels of mixed kinds
         labels = [_encode(x, path, arrays) for x in array.ravel().tolist()]
         return {"labels": labels, "shape": list(array.shape)}
+    if array.dtype.kind == "T":  # StringDType of NumPy
+        array = np.array(array.tolist(), dtype=str)
+    if array.dtype.kind in "Sc" and array.itemsize <= _MOST_BYTES[array.dtype.kind]:
+        labels = [_encode(x, path, arrays) for x in array.ravel().tolist()]
+        dtype = "S" if array.dtype.kind == "S" else f"<c{array.itemsize}"
+        return {"labels": labels, "shape": list(array.shape), "dtype": dtype}
     dtype = array.dtype.str
     if not _DTYPE.fullmatch(dtype) or (array.dtype.kind == "f" and array.itemsize > 8):
         raise TypeError(f"an array of {array.dtype} cannot be saved, but the result holds one in {path[1:]}.")
@@ -304,10 +349,15 @@ def _encode_column(column: pd.Series[Any], path: str, arrays: Arrays) -> Any:
 
 
 def _encode_labelled(data: xr.Dataset | xr.DataArray, path: str, arrays: Arrays) -> dict[str, Any]:
-    if any(isinstance(index, pd.MultiIndex) for index in data.indexes.values()):
-        raise TypeError(f"an index of several levels cannot be saved, but the result holds one in {path[1:]}.")
-    variables = {name: variable.variable for name, variable in data.coords.items()}
+    levels = {
+        dim: [*index.names]
+        for dim, index in data.indexes.items()
+        if isinstance(index, pd.MultiIndex) and dim in data.dims
+    }
+    variables = {name: variable.variable for name, variable in data.coords.items() if name not in levels}
     rest: dict[str, Any] = {"coords": _encode([*variables], path, arrays)}
+    if levels:
+        rest["levels"] = _encode(levels, path, arrays)
     if isinstance(data, xr.Dataset):
         variables = {**variables, **{name: variable.variable for name, variable in data.data_vars.items()}}
         rest |= {"attrs": _encode(data.attrs, path, arrays)}
@@ -321,9 +371,11 @@ def _encode_labelled(data: xr.Dataset | xr.DataArray, path: str, arrays: Arrays)
 
 
 def _encode_variable(variable: xr.Variable, path: str, arrays: Arrays) -> dict[str, Any]:
+    is_zoned = isinstance(variable, xr.IndexVariable) and isinstance(variable.to_index().dtype, pd.DatetimeTZDtype)
+    values = variable.to_index().astype(object).to_numpy() if is_zoned else variable.values
     return {
         "dims": _encode([*variable.dims], path, arrays),
-        "data": _encode_array(variable.values, path, arrays),
+        "data": _encode_array(values, path, arrays),
         "attrs": _encode(variable.attrs, f"{path}.attrs", arrays),
     }
 
@@ -386,6 +438,10 @@ _TENSORS = [f"torch.{name}" for name in ("bool", "uint8", "int8", "int16", "int3
                                          "float64")]  # fmt: skip
 
 
+def _decode_label(kind: str, rest: dict[str, Any], take: Take) -> Any:
+    return _LABELS[kind][1](*(_decode(part, take) for part in rest[kind]))
+
+
 def _decode_labels(rest: dict[str, Any], take: Take) -> NDArray[Any]:
     entries = rest["labels"]
     if isinstance(entries, dict):  # of format 1
@@ -393,6 +449,8 @@ def _decode_labels(rest: dict[str, Any], take: Take) -> NDArray[Any]:
     labels = np.empty(len(entries), object)
     for i, entry in enumerate(entries):
         labels[i] = _decode(entry, take)
+    if "dtype" in rest:
+        labels = np.array(labels.tolist(), dtype=check.choice("a dtype", rest["dtype"], _LABEL_DTYPES))
     return labels.reshape(rest["shape"])
 
 
@@ -425,6 +483,10 @@ def _decode_labelled(rest: dict[str, Any], take: Take) -> xr.Dataset | xr.DataAr
     variables = {_decode(name, take): _decode_variable(variable, take) for name, variable in pairs}
     names = _decode(rest["coords"], take)
     coords = {name: variables.pop(name) for name in names}
+    for dim, level_names in _decode(rest.get("levels"), take).items() if "levels" in rest else ():
+        columns = [coords.pop(name).values for name in level_names]
+        index = pd.MultiIndex.from_arrays(columns, names=level_names)
+        coords |= xr.Coordinates.from_pandas_multiindex(index, dim).variables
     if "dataset" in rest:
         return xr.Dataset(variables, coords, _decode(rest["attrs"], take))
     data = _decode_variable(rest["values"], take)
@@ -444,6 +506,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Take], Any]] = {
     "array": _decode_array,
     "scalar": _decode_scalar,
     "tensor": _decode_tensor,
+    **{kind: partial(_decode_label, kind) for kind in _LABELS},
     "labels": _decode_labels,
     "float": lambda rest, _: float(rest["float"]),
     "absolute": lambda rest, take: Absolute(_decode(rest["absolute"], take)),

@@ -222,7 +222,7 @@ def test_file_names_that_repeat_keep_their_folders(tmp_path: Path) -> None:
         (tmp_path / c).mkdir()
         np.savez(tmp_path / c / "model.npz", **{"w.weight": np.ones((2, 2))})
     tree = read_weights(sorted(tmp_path.rglob("*.npz")))
-    assert [Path(x).parent.name for x in tree["w"]["client"].values] == ["a", "b"]
+    assert tree["w"]["client"].values.tolist() == ["a", "b"]
 
 
 def test_the_command_splits_prints_stores_and_draws(

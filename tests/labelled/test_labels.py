@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,95 @@ DEALT = OF_SAMPLES.assign_coords(client=("sample", np.repeat(["p", "q"], 6)))
 NET = nets.mlp([4, 8, 3])
 SMALL: dict[str, Any] = {"rounds": 2, "replicates": 1}
 QUICK: dict[str, Any] = SMALL | {"widths": [8], "methods": ["fedavg"]}
+
+
+TEXTS = [f"u{i}" for i in range(8)]
+LEVELS = pd.MultiIndex.from_product([["a", "b"], range(4)], names=["block", "number"])
+DATES = pd.date_range("2020-01-01", periods=8)
+
+
+def objects(values: Any) -> np.ndarray:
+    """An array of objects, which may be tuples."""
+    array = np.empty(len(values), object)
+    array[:] = list(values)
+    return array
+
+
+KINDS: dict[str, Any] = {
+    "several levels": LEVELS, "tuples": objects([("a", i) for i in range(8)]), "numbers": np.arange(8)[::-1],
+    "unsigned": np.arange(8, dtype="u1"), "real": np.arange(8) / 3, "texts": np.array(TEXTS), "objects": objects(TEXTS),
+    "bytes": np.array(TEXTS, "S"), "objects of bytes": objects([text.encode() for text in TEXTS]),
+    "StringDType": np.array(TEXTS, np.dtypes.StringDType()), "strings of pandas": pd.array(TEXTS, "string"),
+    "integers of pandas": pd.array(range(8), "Int64"), "categories": pd.Categorical(TEXTS), "dates": DATES,
+    "dates of a zone": DATES.tz_localize("Europe/Berlin"), "dates of Python": objects([d.date() for d in DATES]),
+    "times of Python": objects([d.to_pydatetime() for d in DATES]), "durations": DATES - DATES[2],
+    "durations of Python": objects([d.to_pytimedelta() for d in DATES - DATES[2]]),
+    "periods": pd.period_range("2020", periods=8, freq="M"), "intervals": pd.interval_range(0, 8),
+    "complex": np.arange(8) * 1j, "mixed": objects(["a", 1, 2.5, ("b", 1), True, "c", 3, "d"]),
+}  # fmt: skip
+
+
+def with_labels(w: xr.DataArray, dim: str, labels: Any) -> xr.DataArray:
+    w = w.drop_vars(dim, errors="ignore")
+    if isinstance(labels, pd.MultiIndex):
+        return w.assign_coords(xr.Coordinates.from_pandas_multiindex(labels, dim))
+    return w.assign_coords({dim: labels})
+
+
+RESULTS: dict[str, tuple[str, Callable[[xr.DataArray], Any]]] = {
+    "icc": ("unit", fedstat.icc),
+    "split": ("unit", lambda w: fedstat.split(w, n_factors=2, method="pc")),
+    "bootstrap": ("unit", lambda w: fedstat.bootstrap(w, n_factors=2, method="pc", n_boot=5)),
+    "variance_components": (
+        "unit",
+        lambda w: fedstat.variance_components(xr.concat([w, w.roll(weight=3)], "replicate")),
+    ),
+    "knn_entropy": ("unit", lambda w: fedstat.knn_entropy(w.isel(weight=0, drop=True))),
+    "icc of clients": ("client", fedstat.icc),
+    "client_clusters": ("client", lambda w: fedstat.client_clusters(w, n_clusters=2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("verb", RESULTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_of_every_kind_are_printed_tabled_and_saved(kind: str, verb: str, tmp_path: Path) -> None:
+    dim, call = RESULTS[verb]
+    w = xr.DataArray(np.random.default_rng(0).normal(size=(8, 8, 20)), dims=("client", "unit", "weight"))
+    result = call(with_labels(w, dim, KINDS[kind]))
+    plain = call(w)
+    for table, other in ((result.tidy(), plain.tidy()), (result.glance(), plain.glance())):
+        assert len(table) == len(other)
+    assert isinstance(result.to_dict(), dict)
+    for text in (repr(result), result.summary(), result._repr_html_(), result.to_markdown(), result.to_latex()):
+        assert text
+    for suffix in (".json", ".zarr"):
+        result.save(tmp_path / f"a{suffix}")
+        again = fedstat.load(tmp_path / f"a{suffix}")
+        assert repr(again) == repr(result)
+        assert again.tidy().astype(object).equals(result.tidy().astype(object))
+    if verb == "icc":
+        expected = with_labels(w, dim, KINDS[kind])[dim].to_index().astype(object)
+        assert again.units.tolist() == [x if kind != "StringDType" else str(x) for x in expected.tolist()]
+
+
+@pytest.mark.parametrize("kind", ["several levels", "bytes", "StringDType", "periods", "dates of Python"])
+def test_values_are_matched_by_labels_of_every_kind(kind: str) -> None:
+    w = xr.DataArray(np.random.default_rng(0).normal(size=(8, 8, 20)), dims=("client", "unit", "weight"))
+    labels = with_labels(w, "client", KINDS[kind])["client"].values
+    groups = pd.Series(list("aabbaabb"), index=pd.Index(labels.tolist(), tupleize_cols=False))
+    call = partial(fedstat.client_clusters, with_labels(w, "client", KINDS[kind]), n_clusters=2)
+    expected = call(groups=list("aabbaabb"))
+    assert call(groups=groups[::-1]).ari == expected.ari
+    assert call(groups=dict(groups[::-1])).contrast == expected.contrast
+
+
+def test_labels_of_another_kind_are_refused_before_anything_is_computed() -> None:
+    labels = objects([slice(i) for i in range(8)])
+    w = xr.DataArray(np.ones((8, 8, 20)), {"unit": labels}, ("client", "unit", "weight"))
+    for verb in (fedstat.icc, fedstat.fa, partial(fedstat.split, method="icc")):
+        with pytest.raises(ValueError, match=r"labels of unit must be numbers, texts, dates, .*but got slice. Convert"):
+            verb(w)
 
 
 class Side(NamedTuple):
