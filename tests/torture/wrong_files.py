@@ -31,7 +31,7 @@ SIM_TOML = {
     "clinets = 3": "Did you mean 'clients'",
     "[tiny]\nclinets = 3": "Did you mean 'clients'",
     "[tiny]\nclients = 'x'": "must be an integer, but got 'x'",
-    "[[tiny]]\nclients = 3": "must be one of",
+    "[[tiny]]\nclients = 3": "there is no setting 'tiny' in --config",
 }
 METHOD, DATASET = '[[method]]\nalgorithm = "fedavg"\n', '[[dataset]]\ndata = "digits"\n'
 GRID_TOML = {
