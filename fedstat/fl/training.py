@@ -152,6 +152,7 @@ def train(
     check.integer("rounds", rounds)
     check.integer("evaluate_every", evaluate_every)
     check.integer("ablation", ablation, low=0)
+    names = metrics_named(metrics)
     for checkpoint in checkpoints:
         check.integer("checkpoints", checkpoint, high=rounds)
     training = TrainConfig(
@@ -171,7 +172,6 @@ def train(
     job = prepare(data, net, algorithm, training, compute, track=True, new=new)
     probe_names = _probe_names(probe)
     weights = _stored_weights(job, {*checkpoints, rounds}, keep_weights, probe_names)
-    names = metrics_named(metrics)
     samples = {"train": job.train} | ({"test": job.test} if "class_accuracy" in names else {})
     clients = dataset_group(data, samples, nets.n_outputs(job.net))
     measured = metrics_of_run(names, clients, own_labels=job.own_labels)
