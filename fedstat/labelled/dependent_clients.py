@@ -93,7 +93,7 @@ def _client_rows(weights: Any, *, is_matrix: bool, replicates: bool) -> Any:
 def _part(x: Any, columns: Any) -> NDArray[np.float64]:
     """Return up to a constant number of values, and one for each client, evenly spaced."""
     n = x.shape[1] if isinstance(columns, slice) else len(columns)
-    step = -(-n // (_BASE + len(x)))
+    step = max(1, -(-n // (_BASE + len(x))))
     part = x[:, ::step] if isinstance(columns, slice) else x[:, columns[::step]]
     return np.asarray(numpy_of(part), dtype=float)
 

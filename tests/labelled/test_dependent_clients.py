@@ -96,6 +96,10 @@ def test_a_large_layer_is_examined_where_its_weights_vary() -> None:
     assert dependent(fedstat.icc(np.concatenate([w, w.mean(0, keepdims=True)])))[0].startswith(SERVER)
 
 
+def test_a_large_layer_that_is_equal_in_all_clients_has_no_dependent_clients() -> None:
+    assert dependent(fedstat.icc(np.repeat(np.random.default_rng(0).normal(size=(1, 50, 200)), 8, axis=0))) == []
+
+
 def test_copies_are_named_by_verbs_of_factors_too() -> None:
     pool = np.concatenate([W, W[:1]])
     text = "clients 0 and 8 have equal weights, but CIs and tests assume independent clients"

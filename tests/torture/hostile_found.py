@@ -81,7 +81,7 @@ def own_arrays_beside_6_gigabytes_that_are_not_needed(at: Path) -> Read:
 def weights_beside_6_gigabytes_that_are_not_needed(at: Path) -> Read:
     zip_bomb(at / "own.npz", "z.npy", npy_head("(800000, 1000)"), 96)
     own_arrays(at)
-    return lambda: fedstat.read_weights([at / "own.npz"], layers=["x"])
+    return lambda: fedstat.read_weights([at / "own.npz"], layers=["x"], unit_axis=0)
 
 
 def pickled(at: Path, content: bytes) -> Read:

@@ -264,7 +264,7 @@ HOSTILE |= {
     ),
     "pt_of_no_units": case("is empty", lambda at: saved(at, {"fc1.weight": torch.ones(0, 3)})),
     "npz_of_a_layer_too_wide_for_its_correlations": case(
-        "60,000 units", lambda at: arrays(at, w=np.ones((60_000, 2))), "UserWarning"
+        "60,000 units", lambda at: arrays(at, **{"w.weight": np.ones((60_000, 2))}), "UserWarning"
     ),
     "npz_of_complex_numbers": case("complex128", lambda at: arrays(at, w=np.ones((4, 3), dtype=complex))),
     "safetensors_of_absurd_shape": case(
@@ -296,7 +296,9 @@ HOSTILE |= {
     "file_given_in_two_spellings": case("one file", lambda at: twice(at, at / ".." / at.name / "a.npz")),
 }
 NORMAL |= {
-    "pt": lambda at: saved(at, {"state_dict": {"fc1.weight": torch.ones(40, 30), "tied": torch.ones(1).expand(3, 3)}}),
+    "pt": lambda at: saved(
+        at, {"state_dict": {"fc1.weight": torch.ones(40, 30), "tied.weight": torch.ones(1).expand(3, 3)}}
+    ),
     "old_pt": lambda at: saved(at, {"fc1.weight": torch.ones(40, 30)}, "a.pth", _use_new_zipfile_serialization=False),
     "safetensors": lambda at: safe(
         at, {"b": entry([2], 8, 16), "w": entry([1, 2], 0, 8), "__metadata__": {"a": "b"}}, bytes(16)

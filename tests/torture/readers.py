@@ -83,8 +83,17 @@ def old_pt(at: Path) -> Made:
     return at / "a.pth", hostile_weights.saved(at, state, "a.pth", _use_new_zipfile_serialization=False)
 
 
-reader("weights, .npz")(lambda at: (at / "a.npz", hostile_weights.arrays(at, w=np.ones((40, 30)))))
+reader("weights, .npz")(lambda at: (at / "a.npz", hostile_weights.arrays(at, **{"w.weight": np.ones((40, 30))})))
 reader("weights, .safetensors")(lambda at: (at / "a.safetensors", NORMAL["safetensors"](at)))
+
+
+@reader("weights, index of several files")
+def index(at: Path) -> Made:
+    NORMAL["safetensors"](at)
+    (at / "model.index.json").write_text('{"weight_map": {"w": "a.safetensors", "b": "a.safetensors"}}')
+    return at / "model.index.json", lambda: fedstat.read_weights([at / "model.index.json"])
+
+
 reader("own arrays, .npz")(lambda at: (hostile_data.own(at), lambda: data.load(str(at / "own.npz"))))
 reader("digest of own arrays", "nothing inside", "half of it", "noise", "zeros")(
     lambda at: (hostile_data.own(at), lambda: arrays.digest(str(at / "own.npz")))
