@@ -132,7 +132,7 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
     >>> rng = np.random.default_rng(0)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for client in "abc":
-    ...         np.savez(f"{folder}/{client}.npz", fc1=rng.normal(size=(6, 9)))
+    ...         np.savez(f"{folder}/{client}.npz", **{"fc1.weight": rng.normal(size=(6, 9))})
     ...     status = main([folder, "--n-factors", "1", "--out", f"{folder}/split.zarr"])
     ...     again = read_split(f"{folder}/split.zarr", "fc1")
     fc1: Split of 6 units by communality: 3 shared, 3 personal, 0 constant
