@@ -334,11 +334,11 @@ def _of_names(key: str, name: str, shape: tuple[int, ...], state: State, units_l
         return _COLUMNS
     if is_token(key, shape):
         return Layout(axis=2)
-    last, known = bool(_LAST.search(key)), bool(_TORCH.search(key) or LORA.search(key))
+    last, has_torch_name = bool(_LAST.search(key)), bool(_TORCH.search(key) or LORA.search(key))
     if last and re.search(r"(lstm|gru)[^a-z].*[./]w(_\w+)?$", key, re.IGNORECASE):
         raise _AmbiguousError(f"its {shape[-1]} columns may be those of several gates, one after the other", -1)
     if (bias := _bias(key, state)) is None:
-        return _without_bias(key, name, shape, state, last=last, known=known)
+        return _without_bias(key, name, shape, state, last=last, has_torch_name=has_torch_name)
     fits = _fits(shape, bias)
     if -1 in fits:
         raise _AmbiguousError(f"its shape is {shape}, that of its bias {bias}")
@@ -348,18 +348,20 @@ def _of_names(key: str, name: str, shape: tuple[int, ...], state: State, units_l
     if {0, end} <= fits and (last or end == 1):
         if last not in units_last:
             units_last[last] = _find_units_last(state, last=last)
-        return _by_other_layers(key, shape, units_last[last], known=known and not last)
+        return _by_other_layers(key, shape, units_last[last], has_torch_name=has_torch_name and not last)
     if last:
         return _last_by_bias(shape, bias, fits)
-    return _by_bias(name, shape, bias, fits) if known else _only_by_bias(shape, bias, fits)
+    return _by_bias(name, shape, bias, fits) if has_torch_name else _only_by_bias(shape, bias, fits)
 
 
-def _without_bias(key: str, name: str, shape: tuple[int, ...], state: State, *, last: bool, known: bool) -> Layout:
+def _without_bias(
+    key: str, name: str, shape: tuple[int, ...], state: State, *, last: bool, has_torch_name: bool
+) -> Layout:
     """Find the layout without a bias: rows if names are torch's; transposed convolutions by name."""
     if last:
         programs = "Keras, Flax, Haiku or scikit-learn, whose units come last"
         raise _AmbiguousError(f"its name may be from {programs}, and no bias shows their axis", -1)
-    if not known:
+    if not has_torch_name:
         likely = -1 if _PRODUCT.search(key) else 0
         raise _AmbiguousError("its name is that of no known program, and no bias shows their axis", likely)
     if len(shape) > 2 and _PERHAPS_TRANSPOSED.search(name):
@@ -415,12 +417,12 @@ def _find_units_last(state: State, *, last: bool) -> UnitsLast:
     return ends
 
 
-def _by_other_layers(key: str, shape: tuple[int, ...], ends: UnitsLast, *, known: bool) -> Layout:
+def _by_other_layers(key: str, shape: tuple[int, ...], ends: UnitsLast, *, has_torch_name: bool) -> Layout:
     """Find the layout of a weight whose first and last axes both fit its bias, by layers whose biases fit one axis."""
     name = stem(key).rpartition(".")[2]
-    if not known and len(sure := [end for end in ends if ends[end]]) == 1:
+    if not has_torch_name and len(sure := [end for end in ends if ends[end]]) == 1:
         return Layout(axis=len(shape) - 1 if sure[0] else 0)
-    if not known:
+    if not has_torch_name:
         raise _AmbiguousError(f"its shape is {shape}, and its bias has {shape[0]} numbers", -1)
     if name in ends[True] - ends[False]:  # such as GPT-2's square layers
         return _COLUMNS
