@@ -23,6 +23,8 @@ QUICK := tests/results tests/labelled tests/store tests/plot tests/data tests/st
 READY_FOR_DOCS := $(VENV)/.ready-docs
 READY_FOR_MUTANTS := $(VENV)/.ready-mutants
 READY_FOR_BROWSER := $(VENV)/.ready-browser
+# Tests of convolutions and other networks: kernels of oneDNN depend on the processor.
+OF_NETWORKS := tests/fl tests/labelled/test_other_programs.py -k "nets or module or conv or cnn or resnet or image or other_programs"
 SCRIPTS := $(sort $(patsubst %/,%,$(dir $(wildcard analysis/*.py analysis/*/*.py))))
 
 # The study on real data needs them.
@@ -48,7 +50,7 @@ test: $(READY)  ## the tests, doctests among them, on all cores; options of pyte
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart=0 --benchmark-disable $(OPTIONS)
 
 test-avx2:  ## the tests of networks with the kernels of processors without AVX-512
-	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(MAKE) test OPTIONS='tests/fl tests/labelled/test_other_programs.py $(OPTIONS)'
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(MAKE) test OPTIONS='$(OF_NETWORKS) $(OPTIONS)'
 
 test-slow: $(READY)  ## tests of minutes; those of torture and of the browser have targets of their own
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart=0 --benchmark-disable -m 'slow and not gpu' --ignore tests/torture --ignore tests/browser
