@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 import fedstat
-from simulations.inference.layers import NULLS, POPULATIONS, agreeing
+from simulations.inference.layers import NULLS, POPULATIONS, Sample, agreeing
 from simulations.inference.table import Case, Claim
 from simulations.inference.weights import KINDS, UNITS, Noise, smooth
 
@@ -64,9 +64,13 @@ def identical(null: str, clients: int, shared: int, rng: np.random.Generator) ->
 
 def covered(population: str, clients: int, rng: np.random.Generator) -> list[Any]:
     """Whether intervals of ICC2 cover, units and layer; nothing is claimed with a caution on the clients."""
-    sample = POPULATIONS[population].draw(clients, rng)
+    return coverage(POPULATIONS[population].draw(clients, rng))
+
+
+def coverage(sample: Sample) -> list[Any]:
+    """Whether intervals of ICC2 hold the true values of a sample, units and layer; NaN with a caution on clients."""
     found = fedstat.icc(sample.weights)
-    if any(one.text.startswith("client") for one in found.cautions()):
+    if has_caution_on_clients(found):
         return [np.nan, np.nan]
     tables = [t.query("type == 'ICC2'")[["conf_low", "conf_high"]].to_numpy().T for t in (found.tidy(), found.layer)]
     return [
@@ -75,12 +79,17 @@ def covered(population: str, clients: int, rng: np.random.Generator) -> list[Any
     ]
 
 
+def has_caution_on_clients(found: fedstat.results.IccResult) -> bool:
+    """Return True if a result has a caution on clients of unlike size or on dependent clients."""
+    return any(one.title in ("Clients of unlike size", "Clients not independent") for one in found.cautions())
+
+
 def cautioned(population: str, clients: int, sound: bool, rng: np.random.Generator) -> float:
     """Whether a caution on the clients is given, where they are sound or where they are not."""
     sample = POPULATIONS[population].draw(clients, rng)
     if sample.sound != sound:
         return np.nan
-    return float(any(one.text.startswith("client") for one in fedstat.icc(sample.weights).cautions()))
+    return float(has_caution_on_clients(fedstat.icc(sample.weights)))
 
 
 def f_tests(kind: Noise, clients: int, rng: np.random.Generator) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ import fedstat
 from fedstat._utils.streams import generator
 from fedstat.data import partition
 from fedstat.fl import algorithms, nets
-from simulations.inference.agreement import icc2
+from simulations.inference.agreement import coverage, icc2
 from simulations.inference.layers import Sample
 from simulations.inference.pools import WIDTHS, mnist
 from simulations.inference.table import Case, Claim
@@ -95,15 +95,8 @@ def _whole(pool: tuple[Any, ...]) -> Sample:
 
 def covered(pool: tuple[Any, ...], clients: int, rng: np.random.Generator) -> list[Any]:
     """Whether intervals of ICC2 cover, units and layer; nothing is claimed with a caution on the clients."""
-    truth = _whole(pool)
-    found = fedstat.icc(truth.weights[rng.choice(len(truth.weights), clients, replace=False)])
-    if any(one.text.startswith("client") for one in found.cautions()):
-        return [np.nan, np.nan]
-    tables = [t.query("type == 'ICC2'")[["conf_low", "conf_high"]].to_numpy().T for t in (found.tidy(), found.layer)]
-    return [
-        np.where(np.isnan(low) | np.isnan(true), np.nan, (low <= true) & (true <= high))
-        for (low, high), true in zip(tables, (truth.units, np.full(1, truth.layer)), strict=True)
-    ]
+    whole = _whole(pool)
+    return coverage(whole._replace(weights=whole.weights[rng.choice(len(whole.weights), clients, replace=False)]))
 
 
 def pools() -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -104,6 +104,13 @@ def test_what_errs_says_where_users_are_told() -> None:
     assert silent[list(table.KEYS)].to_numpy().tolist() == []
 
 
+def test_cautions_are_given_where_30_clients_are_not_alike() -> None:
+    rows = RESULTS[RESULTS["claim"] == "icc, cautions where they are not"]
+    many = rows[rows["case"].str.contains("30 clients")]
+    assert len(many) >= 5
+    assert many["observed"].astype(float).min() > 0.9
+
+
 def test_the_print_of_a_split_by_test_has_the_largest_rates_of_the_table() -> None:
     claims = (
         'split(tau="test"), units called the other, of those called',
