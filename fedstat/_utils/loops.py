@@ -30,7 +30,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _PLACES = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 _LIBRARIES = ("<frozen ", str(Path(__file__).parents[1]), *_PLACES)
-"""How names of files begin that are no user's."""
+"""Prefixes of the names of files of libraries and this package."""
 # Submitted items at a time: enough for a cluster, and few enough for matrices of as many clients in memory.
 _AHEAD = 64
 

@@ -1,4 +1,4 @@
-"""Numbers of samples by class and client, and the draw of these samples."""
+"""Numbers of samples by class and client, and the draw of as many samples."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Checkpoints(NamedTuple):
 
 
 class TrainedWeights(NamedTuple):
-    """Parameters of the selected clients after local training, and what these clients had in common before.
+    """Parameters of the selected clients after local training, and the last common values before it.
 
     Attributes
     ----------

@@ -33,7 +33,7 @@ _STORED = {
     "algorithm_state": "memory", "common_params": "common",
 }  # fmt: skip
 _ROWS = ("params", "common", "optimizer")
-"""Parts of a state's file that hold rows of clients, besides those of the algorithm."""
+"""Parts of a state's file with rows of clients, other than the algorithm's."""
 _SCORES = ("accuracy", "loss", "validation_accuracy", "validation_loss", "accuracy_before", *metrics.METRICS)
 _EVALUATED = {f"metrics/{name}" for name in _SCORES}
 AFTER_LAST_ROUND = ("new", "ablation", "readouts", "predictions")

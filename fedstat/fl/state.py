@@ -99,7 +99,7 @@ class State(NamedTuple):
         )
 
     def common_values(self, clients: np.ndarray) -> Params:
-        """Return the last common values (client, ...) in ``common_params`` if these clients download now."""
+        """Return the last common values (client, ...) after a download by ``clients`` from this state."""
         values = {}
         for name, p in self.common_params.borrow(clients).items():
             shared = masks.of_clients(self.mask.shared[name], p.ndim - 1, clients)

@@ -199,8 +199,8 @@ def group_blocks(
     """
     start = 0
     for names, block in _blocks(weights, at_once=at_once):
-        own = baseline if baseline is None or baseline.ndim == 2 else baseline[start : start + len(names)]
-        yield names, block if own is None else _as_double(block) - _as_double(own)
+        of_block = baseline if baseline is None or baseline.ndim == 2 else baseline[start : start + len(names)]
+        yield names, block if of_block is None else _as_double(block) - _as_double(of_block)
         start += len(names)
 
 

@@ -140,7 +140,7 @@ _IN_UNITS = [
 
 
 def complete_rows(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
-    """Return these columns, values as floats; raise ValueError unless rows have labels and a finite value or NaN."""
+    """Return the named columns, values as floats; raise ValueError for rows without labels or with infinite values."""
     for column in (value, *labels):
         if column not in data.columns:
             check.choice("a column of data", column, [str(c) for c in data.columns])

@@ -422,15 +422,15 @@ def parts(selected: LayerWeights, baseline: Any, *, apart: bool = False) -> dict
     is_held = isinstance(baseline, str) and baseline in (runs.AUTO, *runs.COMMON)
     if source is None and is_held and baseline != runs.AUTO:
         raise ValueError(f"baseline={baseline!r} names values that a run of fedstat.fl holds. Pass the run as weights.")
-    given = dict.fromkeys(layers) if is_held else _baselines(baseline, selected)
+    baselines = dict.fromkeys(layers) if is_held else _baselines(baseline, selected)
     if source is None:
-        return {name: Part(w, given[name]) for name, w in layers.items()}
+        return {name: Part(w, baselines[name]) for name, w in layers.items()}
     analyzed: dict[str, Part] = {}
     for name, w in layers.items():
         change = source.change(w, baseline) if is_held else None
         if change is None:
-            is_given = given[name] is not None and not _is_mean(baseline)
-            analyzed[name] = Part(source.described(w, given=is_given), given[name])
+            is_given = baselines[name] is not None and not _is_mean(baseline)
+            analyzed[name] = Part(source.described(w, given=is_given), baselines[name])
             continue
         for units_name, units in (change.apart() if apart else {"": slice(None)}).items():
             title = ", ".join(text for text in (name, units_name) if text)

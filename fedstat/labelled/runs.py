@@ -333,7 +333,7 @@ class Source(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What is subtracted from the weights of a run's layer.
+    """Baseline of the weights of a run's layer.
 
     Attributes
     ----------

@@ -321,16 +321,16 @@ def _agreement(done: int, run: xr.DataTree) -> Section | None:
         text = Text("The run is large: fedstat.icc(run) estimates the agreement of its clients on every unit.")
         return Section("Agreement of clients", [text])
     try:
-        found = icc(run, checkpoint=max(rounds), progress=False)
+        agreement = icc(run, checkpoint=max(rounds), progress=False)
     except ValueError as error:
         return Section("Agreement of clients", [Text(f"Agreement was not estimated: {error}")])
     caption = (
         "Agreement of clients on units, ICC2, with 95% CIs over clients; of more than 40 units, the highest and the "
         "lowest. Filled: clients agree (FDR 0.05). Empty without a bar: not estimated."
     )
-    canvas: Any = forest(found).figure
-    drawn = document.image(canvas, caption, wide=len(found) > 1)
-    return Section("Agreement of clients", [Printed(repr(found)), drawn])
+    canvas: Any = forest(agreement).figure
+    drawn = document.image(canvas, caption, wide=len(agreement) > 1)
+    return Section("Agreement of clients", [Printed(repr(agreement)), drawn])
 
 
 def _state_table(states: pd.DataFrame) -> Table:

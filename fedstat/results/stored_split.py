@@ -194,6 +194,6 @@ _ANALYZED = {
     "updates": "changes of the weights in the round",
     "static": "weights of all clients, each trained alone before round 1",
 }
-"""What an algorithm analyzed, by its setting ``on``; static FedFac has none."""
+"""Weights that an algorithm analyzed, by its setting ``on``; static FedFac has none."""
 _SETTINGS = {"method": "estimator", "kappa": "kappa", "tau": "tau"}
 """Columns of a table, and the algorithm's settings that they hold."""
