@@ -17,6 +17,7 @@ from fedstat._utils.lazy import xr
 from fedstat._utils.loops import progress_bar
 from fedstat.labelled.arrays import KNOWN, align, labels, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions, show_options
+from fedstat.labelled.groups import require_several
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import AUTO, Stage
 from fedstat.results.between_clients import FIELDS, IN_NATS, ClientClustersResult, EntropyResult
@@ -231,7 +232,9 @@ def client_clusters(
     check.integer("n_permutations", n_permutations)
     check.integer("n_subsamples", n_subsamples)
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    group_names = None if groups is None else _groups(groups, clients)
+    group_names = None if groups is None else _labels.matched("groups", groups, {"client": clients})
+    if group_names is not None:
+        require_several(len(np.unique(group_names)), n)
     similarity = clustering.cosine(x, eps=eps)
     merges, order = clustering.tree(similarity)
     _require_directions(merges, n_clusters)
@@ -352,15 +355,3 @@ def _require_directions(merges: NDArray[np.float64], n_clusters: int) -> None:
             f"got n_clusters={n_clusters}. "
             + ("Parallel vectors have no clusters." if directions == 1 else f"Use at most {directions} clusters.")
         )
-
-
-def _groups(groups: Any, clients: NDArray[Any]) -> NDArray[Any]:
-    """Return the group of each client, in the order of the clients."""
-    group_names = _labels.matched("groups", groups, {"client": clients})
-    n = len(np.unique(group_names))
-    if n == 1 or n == len(clients):
-        raise ValueError(
-            f"groups must be at least 2, and one must have at least 2 clients, but got {n} group(s) of {len(clients)} "
-            "clients. Pass other groups, or leave them out."
-        )
-    return group_names
