@@ -28,13 +28,16 @@ from fedstat.labelled.arrays import (
     numpy_of,
     refuse_replicates,
 )
+from fedstat.labelled.groups import Claim, client_groups, require_effect_of_claim
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import AUTO, COMMON_START, REASONS, Stage
+from fedstat.results.group_icc import GroupIccResult
 from fedstat.results.icc import INFERENCE, NOT_TRAINED, IccResult, Inference
 from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_resampling, icc_tests, reml
 from fedstat.stats import variance_components as by_moments
+from fedstat.stats.group_icc import over_groups
 from fedstat.stats.icc import agreement
 from fedstat.stats.icc import sums as sum_clients
 from fedstat.stats.icc_resampling import over_clients
@@ -43,10 +46,14 @@ from fedstat.stats.variance_components import BadWeightsError, Components, NoNoi
 _TESTS = {"sign-flip": icc_tests.sign_flips, "permutation": icc_tests.permutations}
 
 
-def _check(*, inference: Inference, level: float, n_boot: int, **_: object) -> None:
+def _check(*, inference: Inference, level: float, n_boot: int, groups: Any, claim: Claim, **_: object) -> None:
     check.choice("inference", inference, INFERENCE)
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     check.integer("n_boot", n_boot, low=0)
+    require_effect_of_claim(groups, claim)
+    for name, value, default in (("inference", inference, "sign-flip"), ("n_boot", n_boot, 0)):
+        if groups is not None and value != default:
+            raise ValueError(f"{name} has no effect with groups, but got {value!r}. Remove it.")
 
 
 @by_layer(checks=_check, apart=lambda **_: True)
@@ -54,6 +61,8 @@ def icc(
     weights: Weights,
     *,
     baseline: Any = AUTO,
+    groups: Any = None,
+    claim: Claim | None = None,
     inference: Inference = "sign-flip",
     level: float = 0.95,
     n_boot: int = 0,
@@ -62,7 +71,7 @@ def icc(
     checkpoint: int | None = None,
     stage: Stage | None = None,
     progress: bool | None = None,
-) -> IccResult:
+) -> IccResult | GroupIccResult:
     """Estimate each unit's agreement: its intraclass correlation over clients, ICC2 = ICC(A,1).
 
     Agreement is the proportion of the variance of a unit's weights that all clients have in common. FedFac's
@@ -74,6 +83,11 @@ def icc(
         As in :func:`fedstat.split`: at least 2 clients and 2 weights per unit.
     baseline : {"auto", "common", "download", "initial"}, array (unit, weight...), Net, state_dict, path, run or None
         Values to subtract, as in :func:`fedstat.split`. Of a run: by default the last common values of its clients.
+    groups : array, Series, DataArray (client,), mapping from client to group, or ClientClustersResult, optional
+        Known groups of clients, such as the hospitals of a country. The result has agreement within and between groups.
+    claim : {"new groups", "these groups"}, optional
+        With groups: conclusions hold for further groups, of which these are a sample of at least 5 (the default), or
+        for further clients of these groups, of at least 2 clients each.
     inference : {"sign-flip", "permutation", "F"}
         Basis of the p values. "sign-flip" flips the signs of whole clients. "permutation" permutes units within clients
         and assumes that all units have equal covariances. "F" assumes independent, normal weights, as R's psych does.
@@ -91,11 +105,13 @@ def icc(
     IccResult
         Coefficients of each unit (NaN if it is constant) and of the layer: of all weights of its units together. With
         several layers, or units that changed over unlike numbers of rounds, a :class:`fedstat.results.LayerResults`.
+        With groups a :class:`fedstat.results.GroupIccResult`.
 
     Raises
     ------
     ValueError
-        If there are fewer than 2 clients (3 with ``n_boot``) or 2 weights in a unit. If weights are NaN or infinite
+        If a client has no group, a claim has too few groups or clients, or each client is a group. If there are fewer
+        than 2 clients (3 with ``n_boot``) or 2 weights in a unit. If weights are NaN or infinite
         (client and units are named). If ``baseline`` has another shape, or is not correlated with the weights.
 
     Notes
@@ -129,6 +145,8 @@ def icc(
     common, by_client = (origin, None) if origin is None or origin.ndim == 2 else (None, origin)
     boot_samples: tuple[Any, Any] = (None, None)
     names: list[NDArray[Any]] = []
+    known = None if groups is None else client_groups(groups, labels(weights, "client", 0), claim)
+    group_sums: dict[int, _icc.Sums] = {}
     blocks: Callable[[], Iterable[Any]] = list
     if (n_boot or inference == "permutation") and isinstance(weights, xr.DataArray):
         _require_memory(weights)
@@ -138,15 +156,32 @@ def icc(
             w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
             again: tuple[Any, Any] = (w, None) if total is None else (weights, by_client)
             blocks = partial(_client_blocks, *again, tick=bar.update)
+            if known is None:
+                block_sums = _icc.sums(w, common)
+            else:
+                codes = known.codes[sum(map(len, names)) :][: len(clients)]
+                of_block = {code: _icc.sums(w[codes == code], common) for code in np.unique(codes).tolist()}
+                group_sums |= {code: group_sums[code] + s if code in group_sums else s for code, s in of_block.items()}
+                block_sums = reduce(add, of_block.values())
             names.append(clients)
-            block_sums = _icc.sums(w, common)
             _require_finite(block_sums, w, units, clients)
             total = block_sums if total is None else total + block_sums
             if n_boot and len(clients) > 1:  # icc_sums raises for a single client
                 boot_samples = icc_resampling.bootstrap(w, common, replicates=n_boot, seed=seed)
             bar.update(len(clients))
         sums = cast(_icc.Sums, total)
+        attrs = weights.attrs if isinstance(weights, xr.DataArray) else {}
+        reasons = _reasons(attrs.get(REASONS), sums, baseline)
         result = icc_sums(sums, units, level=level)
+        if known is not None:
+            return GroupIccResult(
+                over_groups(
+                    blocks, [group_sums[code] for code in sorted(group_sums)], known.codes, common,
+                    new_groups=known.claim == "new groups", level=level, seed=seed,
+                ),
+                units, result.constant, replace(result, reasons=reasons).untrained, np.concatenate(names), *known,
+                result.n_weights, level, baseline is not None,
+            )  # fmt: skip
         if inference != "F":
             test = partial(_TESTS[inference], seed=seed)
             by_clients = over_clients(blocks, sums, test, common, level=level)
@@ -154,10 +189,9 @@ def icc(
                 result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
                 test=by_clients.test, influence=by_clients.influence, clients=np.concatenate(names),
             )  # fmt: skip
-    attrs = weights.attrs if isinstance(weights, xr.DataArray) else {}
     return replace(
         result, baseline_subtracted=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1],
-        reasons=_reasons(attrs.get(REASONS), sums, baseline), common_start=attrs.get(COMMON_START),
+        reasons=reasons, common_start=attrs.get(COMMON_START),
     )  # fmt: skip
 
 

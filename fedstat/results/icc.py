@@ -373,7 +373,9 @@ class IccResult(Result):
         is_checked = self.influence is not None and self.test is not None and self.n_clients >= 3
         cautions = super().cautions()
         if is_checked:
-            cautions += [Caution("Clients of unlike size", text) for text in self._describe_sizes()]
+            influence = cast(Influence, self.influence)
+            sizes = describe_sizes(influence, self._names, is_change=self.baseline_subtracted)
+            cautions += [Caution("Clients of unlike size", text) for text in sizes]
             dependent = [Caution("Clients not independent", text) for text in self._describe_dependence()]
             cautions += [caution for caution in dependent if caution not in cautions]
         if text := self._describe_start():
@@ -399,17 +401,6 @@ class IccResult(Result):
             return f"{start}, which alone may make them agree; baseline= subtracts them"
         size = f"{HEADLINE} of up to {coefficient(top)} on units that differ between clients"
         return f"{size} may come from common initial parameters; baseline= subtracts them"
-
-    def _describe_sizes(self) -> Iterator[str]:
-        """Yield a caution if clients differ much in size."""
-        share, without = cast(Influence, self.influence)
-        top, n = int(np.argmax(share)), cast(Influence, self.influence).n_effective
-        if n < _UNEQUAL * self.n_clients:
-            largest = f"client {self._names[top]} holds {100 * share[top]:.0f}% of the squared deviations"
-            what = "changes" if self.baseline_subtracted else "weights"
-            effect = f"(effective number {n:.1f} of {self.n_clients}), so that CIs may be too short"
-            sizes = f"{what} of clients vary in size {effect}"
-            yield f"{sizes}; {largest} (without it, {HEADLINE} = {coefficient(without[top])})"
 
     def _describe_dependence(self) -> Iterator[str]:
         """Yield a caution if clients are copies of each other, or else if they fall into groups."""
@@ -542,6 +533,17 @@ class IccResult(Result):
         if replicates is not None:
             columns |= describe_samples(replicates, self.level)
         return pd.DataFrame({name: np.ravel(value) for name, value in columns.items()})
+
+
+def describe_sizes(influence: Influence, clients: NDArray[Any], *, is_change: bool) -> Iterator[str]:
+    """Yield a caution if clients differ much in size."""
+    (share, without), n = influence, influence.n_effective
+    if n < _UNEQUAL * len(clients):
+        top = int(np.argmax(share))
+        largest = f"client {clients[top]} holds {100 * share[top]:.0f}% of the squared deviations"
+        effect = f"(effective number {n:.1f} of {len(clients)}), so that CIs may be too short"
+        icc = f" (without it, {HEADLINE} = {coefficient(without[top])})" if np.isfinite(without).any() else ""
+        yield f"{'changes' if is_change else 'weights'} of clients vary in size {effect}; {largest}{icc}"
 
 
 def _scale(values: Floats, power: NDArray[np.int_]) -> Floats:

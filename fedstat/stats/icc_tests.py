@@ -66,7 +66,7 @@ class AgreementTest(NamedTuple):
     profile_proportion, profile_p_value : float
         Proportion of the squared weights that the common profile explains, and its p value; NaN for permutations.
     similarity : array (client, client)
-        Cosine similarity of the clients' layers; NaN for permutations.
+        Cosine similarity of the clients' layers; NaN for permutations, and for pairs that a test leaves out.
     """
 
     statistic: Floats
@@ -82,7 +82,7 @@ class AgreementTest(NamedTuple):
 Test = Callable[[Rows], AgreementTest]
 
 
-def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
+def sign_flips(rows: Rows, *, seed: int = 0, groups: NDArray[np.int64] | None = None) -> AgreementTest:
     """Test agreement by flipping the signs of clients.
 
     Parameters
@@ -90,6 +90,9 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
     rows : Rows
     seed : int
         Seed of the sign patterns, which are drawn with more than 13 clients.
+    groups : int array (client,), optional
+        Group of each client: the statistics are sums over pairs of clients of one group, so that the test is one of
+        agreement within groups. The p value of the layer is then at least 2 to the power of groups minus clients.
 
     Returns
     -------
@@ -116,6 +119,8 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
     """
     k, d = rows.varies.shape
     pair = np.triu_indices(k, 1)
+    if groups is not None:
+        pair = tuple(i[groups[pair[0]] == groups[pair[1]]] for i in pair)
     signs, exact = _patterns(k, seed)
     row_products = _row_products(rows, *pair)
     testable, varies, empty = rows.varies.sum(axis=0) >= LEAST_VARYING, rows.varies.any(axis=0), np.zeros(d, dtype=bool)
@@ -134,7 +139,7 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
             profile_p = max(profile_p, _sum_p_value(profile, signs, *pair))
         else:
             p_value = np.maximum(p_value, evaluate(empty)[1])
-    similarity = np.eye(k)
+    similarity = np.eye(k) if groups is None else np.full((k, k), np.nan)
     similarity[pair] = similarity.T[pair] = np.clip(row_products.sum(axis=0, dtype=float), -1, 1)
     return AgreementTest(
         np.where(testable, products.sum(axis=1, dtype=float), np.nan),

@@ -8,6 +8,7 @@ from simulations.inference import (
     comparison,
     entropy,
     factor,
+    groups,
     motivation,
     ranks,
     replicates,
@@ -18,6 +19,6 @@ from simulations.inference.table import Claim
 
 CLAIMS: dict[str, Claim] = {
     name: claim
-    for room in (factor, agreement, shares, comparison, clusters, ranks, replicates, runs, entropy, motivation)
+    for room in (factor, agreement, groups, shares, comparison, clusters, ranks, replicates, runs, entropy, motivation)
     for name, claim in room.CLAIMS.items()
 }
