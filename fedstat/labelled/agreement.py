@@ -145,7 +145,7 @@ def icc(
     common, by_client = (origin, None) if origin is None or origin.ndim == 2 else (None, origin)
     boot_samples: tuple[Any, Any] = (None, None)
     names: list[NDArray[Any]] = []
-    known = None if groups is None else client_groups(groups, labels(weights, "client", 0), claim)
+    grouping = None if groups is None else client_groups(groups, labels(weights, "client", 0), claim)
     group_sums: dict[int, _icc.Sums] = {}
     blocks: Callable[[], Iterable[Any]] = list
     if (n_boot or inference == "permutation") and isinstance(weights, xr.DataArray):
@@ -156,10 +156,10 @@ def icc(
             w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
             again: tuple[Any, Any] = (w, None) if total is None else (weights, by_client)
             blocks = partial(_client_blocks, *again, tick=bar.update)
-            if known is None:
+            if grouping is None:
                 block_sums = _icc.sums(w, common)
             else:
-                codes = known.codes[sum(map(len, names)) :][: len(clients)]
+                codes = grouping.codes[sum(map(len, names)) :][: len(clients)]
                 of_block = {code: _icc.sums(w[codes == code], common) for code in np.unique(codes).tolist()}
                 group_sums |= {code: group_sums[code] + s if code in group_sums else s for code, s in of_block.items()}
                 block_sums = reduce(add, of_block.values())
@@ -173,13 +173,13 @@ def icc(
         attrs = weights.attrs if isinstance(weights, xr.DataArray) else {}
         reasons = _reasons(attrs.get(REASONS), sums, baseline)
         result = icc_sums(sums, units, level=level)
-        if known is not None:
+        if grouping is not None:
             return GroupIccResult(
                 over_groups(
-                    blocks, [group_sums[code] for code in sorted(group_sums)], known.codes, common,
-                    new_groups=known.claim == "new groups", level=level, seed=seed,
+                    blocks, [group_sums[code] for code in sorted(group_sums)], grouping.codes, common,
+                    new_groups=grouping.claim == "new groups", level=level, seed=seed,
                 ),
-                units, result.constant, replace(result, reasons=reasons).untrained, np.concatenate(names), *known,
+                units, result.constant, replace(result, reasons=reasons).untrained, np.concatenate(names), *grouping,
                 result.n_weights, level, baseline is not None,
             )  # fmt: skip
         if inference != "F":

@@ -140,19 +140,19 @@ def bootstrap(
     >>> result.prop_shared.tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
-    known = None if groups is None else client_groups(groups, labels(weights, "client", 0), claim)
+    grouping = None if groups is None else client_groups(groups, labels(weights, "client", 0), claim)
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
     warn_if_contradicted(observed)
     m, fitting = layer_sums.moments, {"seed": seed, "executor": executor, **fitting}
     with progress_bar(n_boot, "sample", progress) as bar:
-        whole = known is not None and known.claim == "new groups"
+        whole = grouping is not None and grouping.claim == "new groups"
         samples = resampling.bootstrap(
-            m, tau=tau, replicates=n_boot, groups=None if known is None else known.codes, whole_groups=whole,
+            m, tau=tau, replicates=n_boot, groups=None if grouping is None else grouping.codes, whole_groups=whole,
             tick=bar.update, **fitting,
         )  # fmt: skip
     fields: dict[str, Any] = {name: numpy_of(field) for name, field in samples._asdict().items()}
-    if known is not None:
-        fields |= {"claim": known.claim, "group_sizes": known.sizes}
+    if grouping is not None:
+        fields |= {"claim": grouping.claim, "group_sizes": grouping.sizes}
     elif len(m.n) >= LEAST_FOR_HALVES:
         fields["half_samples"] = numpy_of(resampling.half_samples(m, **fitting))
     return BootstrapResult(split=observed, level=level, **fields)
@@ -253,15 +253,15 @@ def _client_blocks(
     n = min(len(clients), _MOST_BLOCKS) if n_blocks is None else n_blocks
     if groups is None:
         return resampling.divide_clients(len(clients), n, seed=seed), {}
-    known = client_groups(groups, clients, claim)
-    if known.claim == "new groups":
+    grouping = client_groups(groups, clients, claim)
+    if grouping.claim == "new groups":
         if n_blocks is not None:
             raise ValueError(
                 f"n_blocks has no effect with groups, which are the blocks, but got {n_blocks}. Remove it."
             )
-        return known.codes, {"claim": known.claim}
-    blocks = resampling.divide_clients(len(clients), n, groups=known.codes, seed=seed)
-    return blocks, {"claim": known.claim, "block_groups": known.codes[np.unique(blocks, return_index=True)[1]]}
+        return grouping.codes, {"claim": grouping.claim}
+    blocks = resampling.divide_clients(len(clients), n, groups=grouping.codes, seed=seed)
+    return blocks, {"claim": grouping.claim, "block_groups": grouping.codes[np.unique(blocks, return_index=True)[1]]}
 
 
 @show_options(ReplicateOptions, fa)
@@ -332,12 +332,14 @@ def permutation_test(
     >>> permutation_test(weights, n_factors=1, n_permutations=99).p_value > 0.05
     True
     """
-    known = None if groups is None else client_groups(groups, labels(weights, "client", 0), any_size=True)
+    grouping = None if groups is None else client_groups(groups, labels(weights, "client", 0), any_size=True)
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=0.5, kappa=kappa, **options)
-    fitting |= {"seed": seed, "executor": executor, "groups": None if known is None else known.codes}
+    fitting |= {"seed": seed, "executor": executor, "groups": None if grouping is None else grouping.codes}
     with progress_bar(n_permutations, "permutation", progress) as bar:
         permuted = resampling.permutation(layer_sums.moments, replicates=n_permutations, tick=bar.update, **fitting)
-    return PermutationResult(observed, numpy_of(permuted.communality), None if known is None else len(known.names))
+    return PermutationResult(
+        observed, numpy_of(permuted.communality), None if grouping is None else len(grouping.names)
+    )
 
 
 def _observed_split(

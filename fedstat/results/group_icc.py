@@ -180,12 +180,12 @@ class GroupIccResult(Result):
         n_clients, n_groups, sizes = len(self.clients), len(self.group_names), np.bincount(self.group_codes)
         size = f"{count(len(self.units), 'unit')} ({HEADLINE} = ICC(A,1)), {self.n_weights} weights per unit"
         listed = ", ".join(f"{name} ({n})" for name, n in zip(self.group_names, sizes, strict=True))
-        some = f"{sizes.min()} to {sizes.max()} clients"
+        size_range = f"{sizes.min()} to {sizes.max()} clients"
         held = "further groups" if self.claim == "new groups" else "further clients of these groups"
         lines = [
             f"Agreement of {n_clients} clients in {n_groups} groups on {size}",
             *["Weights minus the given baseline"] * (self.baseline_subtracted and self.source is None),
-            f"Groups: {listed if len(listed) < 60 else some}; conclusions hold for {held}",
+            f"Groups: {listed if len(listed) < 60 else size_range}; conclusions hold for {held}",
         ]
         constant = describe_constant(self.units, self.constant, self.untrained)
         if self.constant.all():
@@ -194,8 +194,8 @@ class GroupIccResult(Result):
             lines += [f"{name.capitalize()}: layer {HEADLINE} = {self._describe_estimate(of)}", self._describe_test(i)]
             median, low, high = (coefficient(x) for x in median_and_ends(of.icc[:-1]))
             lines += [f"  Units: median {median}, range {low} to {high}", f"  {self._describe_units(i)}"]
-        common, group, *own = self.agreement.variances[:, -1]
-        parts = zip((common, group, sum(own)), ("of all clients", "of a group's clients", "clients' own"), strict=True)
+        common, group, *rest = self.agreement.variances[:, -1]
+        parts = zip((common, group, sum(rest)), ("of all clients", "of a group's clients", "clients' own"), strict=True)
         lines.append(f"Variance of the layer: {', '.join(f'{round(100 * x) + 0}% {name}' for x, name in parts)}")
         return [*lines, *([count_constant(self.constant, self.untrained)] if self.constant.any() else []), *constant]
 

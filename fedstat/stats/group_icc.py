@@ -38,6 +38,7 @@ from fedstat.stats.resampling import jackknife
 Array = Any
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_ROUNDING = 1e-10  # standard error of clients that are equal within groups
 
 
 class Agreement(NamedTuple):
@@ -147,9 +148,9 @@ def over_groups(
     if new_groups:
         flips = sign_flips(rows(np.arange(n_groups)[:, None] == groups), seed=seed)
         between = between._replace(**_tests(flips), least_p=1 / (1 + flips.n_patterns))
-    own = (of_clients.squares - 2 * of_clients.group + of_groups.norm[groups])[:, -1]
-    own = np.where(own <= ZERO * (targets.profile + targets.n * targets.offset)[-1], 0, own)
-    influence = Influence(own / own.sum() if own.any() else np.full(k, 1 / k), np.full(k, np.nan))
+    deviations = (of_clients.squares - 2 * of_clients.group + of_groups.norm[groups])[:, -1]
+    deviations = np.where(deviations <= ZERO * (targets.profile + targets.n * targets.offset)[-1], 0, deviations)
+    influence = Influence(deviations / deviations.sum() if deviations.any() else np.full(k, 1 / k), np.full(k, np.nan))
     by_group = _by_group(of_clients, targets, groups, n_groups, level)
     return GroupAgreement(within, between, full.variances, influence, by_group)
 
@@ -215,13 +216,13 @@ def _of_clients(t: TwoWay, part: Contributions, groups: Ints, n_groups: int) -> 
     """
     (d, n), scale = t.profile.shape, moments.power(t.exponent - t.exponent.max())
     products = np.asarray(part.products)
-    own = products[np.arange(len(groups)), :, groups]
+    group_products = products[np.arange(len(groups)), :, groups]
     deviations, unit_means = scale * part.mean, scale * t.mean
     means = deviations.mean(axis=1)
     deviations, unit_means = deviations - means[:, None], unit_means - unit_means.mean()
     member = _averaging(groups, n_groups)
     group_deviations = member @ deviations
-    of_units = (part.residuals, part.along, own, products.sum(axis=2))
+    of_units = (part.residuals, part.along, group_products, products.sum(axis=2))
     of_means = (
         np.vecdot(deviations, deviations),
         deviations @ unit_means,
@@ -258,8 +259,9 @@ def _terms(g: _Groups) -> _Sums:
     several = g.n > 1
     residual = np.where(several, g.n * (g.squares - g.norm) / np.maximum(g.n - 1, 1), 0)
     spread = np.maximum(g.mean_squares - g.mean**2, 0)
-    one = np.ones_like(g.n)
-    return _Sums(one, several.astype(float), residual, g.squares, g.along, g.cross, spread, g.mean, g.mean**2)
+    return _Sums(
+        np.ones_like(g.n), several.astype(float), residual, g.squares, g.along, g.cross, spread, g.mean, g.mean**2
+    )
 
 
 def _total(g: _Groups) -> _Sums:
@@ -278,21 +280,19 @@ def _without_clients(g: _Groups, c: _Clients, groups: Ints) -> _Sums:
 
     Without client c, group g has the mean r̄_g − (r_c − r̄_g)/(n_g − 1), and other means change likewise.
     """
-    own = _Groups(*(x[groups] for x in g))
-    n = own.n - 1
+    before = _Groups(*(x[groups] for x in g))
+    n = before.n - 1
     squares, along, mean, mean_squares = (
-        group - (x - group) / n
-        for group, x in (
-            (own.squares, c.squares), (own.along, c.along), (own.mean, c.mean), (own.mean_squares, c.mean_squares)
-        )
-    )  # fmt: skip
-    shift = c.group - own.norm
-    norm = own.norm - 2 * shift / n + (c.squares - 2 * c.group + own.norm) / n**2
-    cross = own.cross - (c.all_groups - c.group - own.cross) / n
+        getattr(before, name) - (getattr(c, name) - getattr(before, name)) / n
+        for name in ("squares", "along", "mean", "mean_squares")
+    )
+    shift = c.group - before.norm
+    norm = before.norm - 2 * shift / n + (c.squares - 2 * c.group + before.norm) / n**2
+    cross = before.cross - (c.all_groups - c.group - before.cross) / n
     changed = _Groups(n, squares, along, norm, cross, mean, mean_squares)
     total = _total(g)
-    rest = _Sums(*(x - before + after for x, before, after in zip(total, _terms(own), _terms(changed), strict=True)))
-    return rest._replace(cross=rest.cross + changed.cross - own.cross)  # both sides of its pairs
+    rest = _Sums(*(x - old + new for x, old, new in zip(total, _terms(before), _terms(changed), strict=True)))
+    return rest._replace(cross=rest.cross + changed.cross - before.cross)  # both sides of its pairs
 
 
 def _quantities(s: _Sums, t: _Targets) -> _Quantities:
@@ -327,7 +327,7 @@ def _interval(
         low, high = -np.expm1(half - estimate), -np.expm1(-half - estimate)
     is_equal = (distance == 0) & (without == 0).all(axis=0)
     low, high = (np.where(is_equal, 1.0, np.where(is_sparse, np.nan, bound)) for bound in (np.maximum(low, -1), high))
-    p_value = np.where(is_sparse, np.nan, scipy.special.stdtr(df, -statistic))
+    p_value = np.where(is_sparse | (std_error < _ROUNDING), np.nan, scipy.special.stdtr(df, -statistic))
     return Agreement(1 - distance, low, high, statistic, p_value, 0.0)
 
 
@@ -348,7 +348,7 @@ def _members(groups: Ints, n_groups: int) -> NDArray[np.bool_]:
     for group in range(n_groups):
         clients = np.flatnonzero(groups == group)
         n_rows = min(len(clients), max(2, MOST_CLIENTS * len(clients) // k))
-        rows += [np.isin(np.arange(k), some) for some in np.array_split(clients, n_rows)]
+        rows += [np.isin(np.arange(k), part) for part in np.array_split(clients, n_rows)]
     return np.array(rows)
 
 

@@ -106,10 +106,11 @@ def _agreement(
 
 
 def orthogonal(profiles: np.ndarray) -> np.ndarray:
-    """Centered profiles (group, unit, weight) of each unit that are orthogonal, near those given."""
+    """Centered profiles (group, unit, weight) of each unit that are orthogonal; 0 if a group has none."""
     x = (profiles - profiles.mean(axis=2, keepdims=True)).swapaxes(0, 1)
     left, sizes, right = np.linalg.svd(x, full_matrices=False)
-    return np.asarray((sizes.mean(axis=1)[:, None, None] * (left @ right)).swapaxes(0, 1))
+    scale = np.where(sizes[:, -1] > 1e-6 * sizes[:, 0], sizes.mean(axis=1), 0)
+    return np.asarray((scale[:, None, None] * (left @ right)).swapaxes(0, 1))
 
 
 class Pool(NamedTuple):
