@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils import check
+from fedstat._utils.check import few
 from fedstat._utils.lazy import pd
 from fedstat.results.base import (
     TERMINAL,
@@ -421,8 +422,9 @@ class IccResult(Result):
             pairs = f"{len(copies)} pairs of clients ({a} and {b}, ...)"
             yield f"{f'clients {a} and {b}' if len(copies) == 1 else pairs} have equal weights, {but}"
         elif (groups := separate_groups(similarity)) is not None:
-            sizes = ", ".join(map(str, sorted(np.bincount(groups).tolist(), reverse=True)))
-            yield f"clients fall into {groups.max() + 1} groups (sizes {sizes}), {but}; see fedstat.client_clusters"
+            members = "; ".join(few(self._names[groups == g], 4) for g in range(groups.max() + 1))
+            known = "pass groups that you know as groups="
+            yield f"clients fall into {groups.max() + 1} groups ({members}), {but}; {known}"
 
     @property
     def _names(self) -> NDArray[Any]:
