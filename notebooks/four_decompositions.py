@@ -167,7 +167,7 @@ for method in ("local", "fedavg", "fedper", "fedfac-dynamic"):
         for part, found in fs.icc(runs[method, seed]).items():
             one = found.glance().iloc[0]
             rows.append({"method": titles[method], "part": part, "units": one["n_units"], "ICC2": one["layer_icc"],
-                         "p of the layer": one["layer_p_value"], "agreeing": one["n_agreeing"]})  # fmt: skip
+                         "p of the layer": one["layer_p_value"], "agreeing": one["n_one_direction"]})  # fmt: skip
 pd.DataFrame(rows).groupby(["method", "part"], sort=False).mean().round(2)
 
 # %% [markdown]
