@@ -309,6 +309,7 @@ def variance_components(
     components: list[Components] = []
     pooled: list[tuple[Any, float]] = []
     agreements: list[NDArray[np.float64]] = []
+    ratios: list[NDArray[np.float64]] = []
     equal: Any = True
     for block, w in _unit_blocks(weights):
         with _name_units(units[block], clients):
@@ -317,6 +318,7 @@ def variance_components(
         pooled.append((sums.rescaled(exponent - exponent.max()).pooled(), float(exponent.max())))
         equal = equal & numpy_of((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
         agreements.append(agreement(sum_clients(w.mean(1))))
+        ratios.append(by_moments.noise_ratios(w, n))
         n_replicates, n_weights = w.shape[1], w.shape[3]
     if equal.any() and not equal.all():
         check.warn(
@@ -335,6 +337,7 @@ def variance_components(
         method=method,
         agreement=np.concatenate(agreements),
         adjusted=covariate is not None,
+        noise_cv=by_moments.noise_cv(np.concatenate(ratios)),
     )
 
 

@@ -16,7 +16,9 @@ CLIENTS, SAMPLES, BATCH, RATE, ADAM_RATE = 400, 60, 10, 0.1, 0.001
 REPLICATED, REPLICATES = 200, 12
 WIDTHS = (196, 32, 32, 10)
 STEPS = (1, 6, 60)
-Kind = Literal["iid", "one class", "two classes", "five classes", "random labels", "own starts", "two starts"]
+Kind = Literal[
+    "iid", "one class", "two classes", "five classes", "Dirichlet .1", "random labels", "own starts", "two starts"
+]
 CLASSES = {"one class": 1, "two classes": 2, "five classes": 5}
 Optimizer = Literal["SGD", "Adam"]
 STARTS = {"own starts": CLIENTS, "two starts": 2}
@@ -128,6 +130,14 @@ def _samples(kind: Kind, n: int, n_replicates: int, rng: np.random.Generator) ->
         of = np.repeat(own, n_replicates, axis=0)[:, np.arange(size) % CLASSES[kind]]
         by_class = [np.flatnonzero(labels == c) for c in range(10)]
         chosen = np.array([[rng.choice(by_class[c]) for c in row] for row in of])
+    elif kind == "Dirichlet .1":  # clients of unequal size: few samples are repeated
+        n_clients = n // n_replicates
+        proportions, sizes = rng.dirichlet(np.full(10, 0.1), n_clients), rng.integers(3, size + 1, n_clients)
+        by_class = [np.flatnonzero(labels == c) for c in range(10)]
+        of = [rng.choice(10, size, p=p) for p in np.repeat(proportions, n_replicates, axis=0)]
+        chosen = np.array([[rng.choice(by_class[c]) for c in row] for row in of])
+        repeated = np.arange(size) % np.repeat(sizes, n_replicates)[:, None]
+        chosen = np.take_along_axis(chosen, repeated, axis=1)
     elif n * size <= len(labels):
         chosen = rng.permutation(len(labels))[: n * size].reshape(n, size)
     else:
