@@ -368,7 +368,7 @@ class ConvergenceResult(_Result):
         ]
         if "fedavg" in self.data["method"].values and len(self.data["method"]) > 1:
             columns = ["width", "n", "missing", "estimate", "conf_low", "conf_high", "p_value", "speedup"]
-            lines.append("Difference from FedAvg: ln rate(FedAvg) − ln rate (> 0: faster); CIs and p unadjusted")
+            lines.append("Difference from FedAvg: ln rate(FedAvg) − ln rate (> 0: faster), unadjusted")
             for term, rows in self.faster().groupby("term", sort=False):
                 lines += [str(term), _table(rows, columns)]
             lines.append("")

@@ -162,6 +162,7 @@ def noise_alone(
     """Training noise of clients (client, replicate, unit, weight): scaled differences of two of their replicates."""
     w = pools.replicates(kind, steps, layer)
     w = w[rng.choice(len(w), clients, replace=False)].astype(float)
+    w = np.stack([one[rng.permutation(len(one))] for one in w])
     return ((w[:, ::2] - w[:, 1::2]) / np.sqrt(2))[:, :n_replicates]
 
 
