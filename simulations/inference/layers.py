@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 import fedstat
-from simulations.inference.pools import Kind, pool
+from simulations.inference.pools import Kind, Optimizer, pool
 from simulations.inference.weights import UNITS, WEIGHTS, Noise, noise, smooth
 
 Draw = Callable[[int, np.random.Generator], np.ndarray]
@@ -18,6 +18,8 @@ Draw = Callable[[int, np.random.Generator], np.ndarray]
 
 class Null(NamedTuple):
     """Layers of which clients agree on no unit beyond the profile that all units have in common.
+
+    Deviations of clients from this profile have mean 0.
 
     Attributes
     ----------
@@ -29,6 +31,8 @@ class Null(NamedTuple):
         True if all units have the same covariance but for their size.
     most : int
         Clients of a layer, at most: a pool has few different ones.
+    symmetric : bool
+        True if deviations of clients are symmetric about 0.
     """
 
     draw: Draw
@@ -36,6 +40,7 @@ class Null(NamedTuple):
     trained: bool = False
     alike: bool = False
     most: int = 100
+    symmetric: bool = True
 
 
 def unlike_sizes(clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -73,9 +78,21 @@ def signed_changes(kind: Kind, steps: int, layer: int, clients: int, rng: np.ran
     return w[rng.choice(len(w), clients, replace=False)] * rng.choice([-1, 1], size=(clients, 1, 1))
 
 
+def less_mean(kind: Kind, layer: int, optimizer: Optimizer, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Deviations of trained clients from the mean of their pool after 60 steps, as they are."""
+    w = _deviations(kind, 60, layer, optimizer)
+    return w[rng.choice(len(w), clients, replace=False)]
+
+
+def majority(clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Units on which four in five clients deviate by .5 in one direction, the others by 2 in the opposite one."""
+    direction, size = rng.normal(size=(16, 50)), np.where(rng.random((clients, 16)) < 0.8, 0.5, -2.0)
+    return size[..., None] * direction + 0.5 * rng.normal(size=(clients, 16, 50))
+
+
 @cache
-def _deviations(kind: Kind, steps: int, layer: int) -> np.ndarray:
-    w = pool(kind, steps, layer).weights
+def _deviations(kind: Kind, steps: int, layer: int, optimizer: Optimizer = "SGD") -> np.ndarray:
+    w = pool(kind, steps, layer, optimizer).weights
     return w - w.mean(axis=0)
 
 
@@ -113,6 +130,17 @@ NULLS: dict[str, Null] = {
     "own starts, 60 steps, layer 1": Null(partial(own_starts, 1), profile=True, trained=True, most=30),
     "own starts, 60 steps, layer 2": Null(partial(own_starts, 2), trained=True, most=30),
     "units permuted, 60 steps, layer 1": Null(permuted, profile=True, trained=True, alike=True, most=30),
+}
+ASYMMETRIC: dict[str, Null] = {
+    "four in five clients one way": Null(majority, most=30, symmetric=False),
+    **{
+        f"{kind}, {optimizer}, {'output layer' if layer == 3 else f'layer {layer}'}, less the mean": Null(
+            partial(less_mean, kind, layer, optimizer), trained=True, most=30, symmetric=False
+        )
+        for kind in ("one class", "two classes")
+        for optimizer in ("SGD", "Adam")
+        for layer in (1, 2, 3)
+    },
 }
 
 
