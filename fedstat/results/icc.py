@@ -438,10 +438,8 @@ class IccResult(Result):
             a, b = self._names[copies[0]]
             pairs = f"{len(copies)} pairs of clients ({a} and {b}, ...)"
             yield f"{f'clients {a} and {b}' if len(copies) == 1 else pairs} have equal weights, {but}"
-        elif (groups := separate_groups(similarity)) is not None:
-            members = "; ".join(few(self._names[groups == g], 4) for g in range(groups.max() + 1))
-            known = "pass groups that you know as groups="
-            yield f"clients fall into {groups.max() + 1} groups ({members}), {but}; {known}"
+        elif text := describe_groups(similarity, self._names):
+            yield text
 
     @property
     def _names(self) -> NDArray[Any]:
@@ -563,6 +561,22 @@ class IccResult(Result):
         if replicates is not None:
             columns |= describe_samples(replicates, self.level)
         return pd.DataFrame({name: np.ravel(value) for name, value in columns.items()})
+
+
+def describe_groups(similarity: Floats, names: NDArray[Any]) -> str:
+    """Return a sentence that names the groups into which clients fall by their similarity; "" if there are none.
+
+    Examples
+    --------
+    >>> describe_groups(np.kron(np.eye(2), np.ones((3, 3))), np.array(list("abcdef")))
+    'clients fall into 2 groups (a, b, c; d, e, f), but CIs and tests assume independent clients; pass groups that you
+    know as groups='
+    """
+    if (groups := separate_groups(similarity)) is None:
+        return ""
+    members = "; ".join(few(names[groups == g], 4) for g in range(groups.max() + 1))
+    clients = f"clients fall into {groups.max() + 1} groups ({members})"
+    return f"{clients}, but CIs and tests assume independent clients; pass groups that you know as groups="
 
 
 def _scale(values: Floats, power: NDArray[np.int_]) -> Floats:

@@ -128,7 +128,7 @@ def contradicted(null: str, clients: int, kappa: float, rng: np.random.Generator
 _F = "F takes weights for independent: help and print say so; the default is over clients"
 _ALIKE = "the print of permutation tests says that they assume equal covariances"
 _FEW = "help of fedstat.icc: with many shared units of few the common profile is not told from theirs"
-_SIZES = "a caution is given where clients of unlike size are seen"
+_SIZES = "a caution is given where clients of unlike size or groups of clients are seen"
 _DIRECTION = "prints and help say that most clients deviate in one direction, not that they agree on average"
 _HEAVY = "help of fedstat.icc names weights with long tails"
 _ICC = (
@@ -206,7 +206,7 @@ def _of_populations() -> dict[str, Case]:
             _HEAVY if "t3" in name else _SIZES, ("units", "layer"), population.trained,
         )
         for name, population in POPULATIONS.items()
-        for clients in (3, 5, 10, 30)
+        for clients in population.clients
     }  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def _of_cautions(*, sound: bool) -> dict[str, Case]:
         )
         for name, population in POPULATIONS.items()
         if sound in population.sound
-        for clients in (3, 5, 10, 30)
+        for clients in population.clients
     }
 
 
