@@ -39,8 +39,9 @@ INFERENCE: tuple[Inference, ...] = get_args(Inference)
 """Tests of agreement: by flipped signs of clients, by permuted units within clients, or F tests over weights."""
 HEADLINE: Type = "ICC2"
 """Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` explains the choice."""
-# Ratio of the effective to the actual number of clients below which sizes matter; see simulations/inference/agreement.
-_UNEQUAL = 0.7
+# Sizes matter if the effective number of clients is below the first proportion of the actual number, and the layer's
+# ICC2 at least the second; intervals of smaller ICC2 cover whatever the sizes. See simulations/inference/agreement.
+_UNEQUAL, _AFFECTED = 0.7, 0.15
 # An ICC2 from here on suggests common initial parameters; below the other, known ones explain next to nothing.
 _NEAR_1, _LITTLE = 0.9, 0.1
 _WIDEST = 0.5  # largest interval of an estimated unit, as a proportion of the range of ICC2
@@ -422,7 +423,7 @@ class IccResult(Result):
         """Yield a caution if clients differ much in size."""
         share, without = cast(Influence, self.influence)
         top, n = int(np.argmax(share)), cast(Influence, self.influence).n_effective
-        if n < _UNEQUAL * self.n_clients:
+        if n < _UNEQUAL * self.n_clients and self.layer_coefficients.icc[TYPES.index(HEADLINE)] >= _AFFECTED:
             largest = f"client {self._names[top]} holds {100 * share[top]:.0f}% of the squared deviations"
             what = "changes" if self.baseline_subtracted else "weights"
             effect = f"(effective number {n:.1f} of {self.n_clients}), so that CIs may be too short"

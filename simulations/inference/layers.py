@@ -294,11 +294,12 @@ POPULATIONS: dict[str, Population] = {
         partial(of_groups, Groups("two starts", changes=False)), True, (True, False)
     ),
 } | {
-    f"changes, {kind}, {optimizer}, 60 steps, layer {layer}": Population(
-        partial(of_groups, Groups(kind, 60, layer, optimizer)), True
+    f"changes, {kind}, {optimizer}, {steps} steps, layer {layer}": Population(
+        partial(of_groups, Groups(kind, steps, layer, optimizer)), True
     )
-    for kind, layer, optimizer in (
-        ("Dirichlet .1", 1, "SGD"), ("Dirichlet .1", 2, "Adam"), ("two classes", 2, "Adam"), ("two classes", 3, "Adam"),
+    for kind, steps, layer, optimizer in (
+        ("Dirichlet .1", 6, 2, "SGD"), ("Dirichlet .1", 60, 1, "SGD"), ("Dirichlet .1", 60, 2, "Adam"),
+        ("two classes", 60, 2, "Adam"), ("two classes", 60, 3, "Adam"),
     )
 } | {
     f"{n} groups of similarity {similarity}{_EQUALLY * equal}": Population(
