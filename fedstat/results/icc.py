@@ -41,7 +41,7 @@ HEADLINE: Type = "ICC2"
 """Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` explains the choice."""
 # Sizes matter if the effective number of clients is below the first proportion of the actual number, and the layer's
 # ICC2 at least the second; intervals of smaller ICC2 cover whatever the sizes. See simulations/inference/agreement.
-_UNEQUAL, _AFFECTED = 0.7, 0.15
+_UNEQUAL, _AFFECTED = 0.7, 0.2
 # An ICC2 from here on suggests common initial parameters; below the other, known ones explain next to nothing.
 _NEAR_1, _LITTLE = 0.9, 0.1
 _WIDEST = 0.5  # largest interval of an estimated unit, as a proportion of the range of ICC2
