@@ -30,7 +30,7 @@ from fedstat.labelled.arrays import (
 )
 from fedstat.labelled.groups import Claim, client_groups, require_effect_of_claim
 from fedstat.labelled.inputs import by_layer
-from fedstat.labelled.runs import AUTO, COMMON_START, REASONS, Stage
+from fedstat.labelled.runs import AUTO, CLASSES, COMMON_START, REASONS, Stage
 from fedstat.results.group_icc import GroupIccResult
 from fedstat.results.icc import INFERENCE, NOT_TRAINED, IccResult, Inference
 from fedstat.results.variance_components import ComponentsResult
@@ -89,8 +89,9 @@ def icc(
         With groups: conclusions hold for further groups, of which these are a sample of at least 5 (the default), or
         for further clients of these groups, of at least 2 clients each.
     inference : {"sign-flip", "permutation", "F"}
-        Basis of the p values. "sign-flip" flips the signs of whole clients. "permutation" permutes units within clients
-        and assumes that all units have equal covariances. "F" assumes independent, normal weights, as R's psych does.
+        Basis of the p values. "sign-flip" flips the signs of clients; H0: deviations of clients are symmetric about the
+        common profile. "permutation" permutes units within clients and assumes that all units have equal covariances.
+        "F" assumes independent, normal weights, as R's psych does.
     level : float in (0, 1)
         Confidence level of the intervals: the jackknife over clients, or with "F" those of psych.
     n_boot : int
@@ -116,6 +117,9 @@ def icc(
 
     Notes
     -----
+    A small p value says that *most clients deviate in one direction*. ICC2 and its interval say how far all clients
+    agree: ICC2 can be 0 if few clients deviate far in another direction, as in output layers of few classes a client.
+
     Weights that were averaged over clients agree by construction: their ICC2 is 1. The coefficients are those of Shrout
     and Fleiss [1]_; ICC(A,1) is ICC2 in [2]_. Assumptions and simulations: :doc:`/background/statistics`.
 
@@ -131,12 +135,12 @@ def icc(
     >>> icc(np.concatenate([alike, rng.normal(size=(10, 2, 50))], axis=1))
     Agreement of 10 clients on 4 units (ICC2 = ICC(A,1)), 50 weights per unit
     Layer: ICC2 = 0.43, 95% CI [0.39, 0.46] (jackknife over clients)
-      Sign-flip test over clients, H0: no agreement on units beyond the profile that
-        all units have in common: p = 0.002 (all 511 flips)
+      Sign-flip test over clients, H0: deviations of clients are symmetric about the
+        common profile: p = 0.002 (all 511 flips)
       Common profile of the units: 0% of the variance, p = 0.64 (same test)
     Units: ICC2 median 0.41, range -0.04 to 0.81; 0 constant, 0 not tested
-      2 of 4: clients agree (sign-flip test, FDR 0.05); 2: no evidence
-      p values of units: flips pooled over units
+      2 of 4: most clients deviate in one direction; 2: no evidence
+      Sign-flip test, FDR 0.05; p values of units: flips pooled over units
       highest: 1 (0.81), 0 (0.79), 2 (0.03), 3 (-0.04)
       lowest:  3 (-0.04), 2 (0.03), 0 (0.79), 1 (0.81)
     """
@@ -191,7 +195,7 @@ def icc(
             )  # fmt: skip
     return replace(
         result, baseline_subtracted=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1],
-        reasons=reasons, common_start=attrs.get(COMMON_START),
+        reasons=reasons, common_start=attrs.get(COMMON_START), skewed_classes=attrs.get(CLASSES, False),
     )  # fmt: skip
 
 
@@ -338,6 +342,7 @@ def variance_components(
     components: list[Components] = []
     pooled: list[tuple[Any, float]] = []
     agreements: list[NDArray[np.float64]] = []
+    ratios: list[NDArray[np.float64]] = []
     equal: Any = True
     for block, w in _unit_blocks(weights):
         with _name_units(units[block], clients):
@@ -346,6 +351,7 @@ def variance_components(
         pooled.append((sums.rescaled(exponent - exponent.max()).pooled(), float(exponent.max())))
         equal = equal & numpy_of((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
         agreements.append(agreement(sum_clients(w.mean(1))))
+        ratios.append(by_moments.noise_ratios(w, n))
         n_replicates, n_weights = w.shape[1], w.shape[3]
     if equal.any() and not equal.all():
         check.warn(
@@ -364,6 +370,7 @@ def variance_components(
         method=method,
         agreement=np.concatenate(agreements),
         adjusted=covariate is not None,
+        noise_cv=by_moments.noise_cv(np.concatenate(ratios)),
     )
 
 

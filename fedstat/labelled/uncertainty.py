@@ -56,7 +56,7 @@ def _refuse_agreement(verb: str, method: object, **_: object) -> None:
 
 
 @show_options(ReplicateOptions, fa)
-@by_layer(checks=partial(_check_repeats, "bootstrap"))
+@by_layer(checks=partial(_check_repeats, "bootstrap"), over_clients=True)
 def bootstrap(
     weights: Weights,
     *,
@@ -159,7 +159,7 @@ def bootstrap(
 
 
 @show_options(ReplicateOptions, fa)
-@by_layer(checks=partial(_check_repeats, "jackknife"))
+@by_layer(checks=partial(_check_repeats, "jackknife"), over_clients=True)
 def jackknife(
     weights: Weights,
     *,

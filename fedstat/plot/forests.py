@@ -25,7 +25,7 @@ from fedstat.results import (
     LeakageResult,
     SplitResult,
 )
-from fedstat.results.icc import AGREE, HEADLINE, NO_EVIDENCE, NOT_TESTED
+from fedstat.results.icc import HEADLINE, NO_EVIDENCE, NOT_TESTED, ONE_DIRECTION
 from fedstat.results.leakage import RECOVERED
 from fedstat.results.tables import count
 from fedstat.stats.icc import TYPES, Type
@@ -90,9 +90,10 @@ def _of_icc(result: IccResult, type: Type) -> Rows:  # noqa: A002
     is_shown, is_tested = table["estimated"], table["conclusion"] != NOT_TESTED
     n_missing = int((~is_shown & table["icc"].notna()).sum())
     table[[low, high]] = table[[low, high]].where(is_shown)
+    table["filled"] = is_shown & (table["conclusion"] == ONE_DIRECTION)
     method = "bootstrap over clients" if has_bootstrap else "F" if result.inference == "F" else "jackknife over clients"
     return Rows(
-        table.rename(columns={"unit": "name", **names}).assign(filled=is_shown & (table["conclusion"] == AGREE)),
+        table.rename(columns={"unit": "name", **names}),
         f"{type}, {100 * result.level:g}% CI ({method})" if is_shown.any() else type,
         (0,),
         result.finding if is_tested.any() else "",

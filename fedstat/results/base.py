@@ -292,8 +292,8 @@ def wrapped(text: str) -> str:
 
     Examples
     --------
-    >>> print(wrapped("  Sign-flip test over clients, H0: no agreement beyond the profile of all units: p = 0.02"))
-      Sign-flip test over clients, H0: no agreement beyond the profile of all units:
+    >>> print(wrapped("  Sign-flip test over clients, H0: deviations of clients are symmetric about 0: p = 0.02"))
+      Sign-flip test over clients, H0: deviations of clients are symmetric about 0:
         p = 0.02
     """
     indent = " " * (len(text) - len(text.lstrip()) + 2)

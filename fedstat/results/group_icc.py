@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedstat._utils.lazy import pd
 from fedstat.results.base import Caution, Result, count_constant, describe_constant
 from fedstat.results.exports import Headings
-from fedstat.results.icc import AGREE, HEADLINE, NO_EVIDENCE, NOT_TESTED, describe_sizes
+from fedstat.results.icc import HEADLINE, NO_EVIDENCE, NOT_TESTED, ONE_DIRECTION, describe_sizes
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats.group_icc import Agreement, GroupAgreement
 from fedstat.stats.icc import fdr
@@ -22,6 +22,7 @@ PAIRS = ("within groups", "between groups")
 """Pairs of clients: of one group, of two groups."""
 VARIANCES = ("common", "group", "offset", "residual")
 """Parts of the variance of a weight, in the order of :attr:`fedstat.stats.group_icc.GroupAgreement.variances`."""
+AGREE = "agree"
 _ESTIMATES = ("icc", "conf_low", "conf_high")
 
 
@@ -82,9 +83,13 @@ class GroupIccResult(Result):
 
     @property
     def conclusion(self) -> NDArray[np.str_]:
-        """Conclusions of the tests of each unit within and between groups, in the words of IccResult; (unit, 2)."""
-        p = self.p_adjusted
-        return np.where(np.isnan(p), NOT_TESTED, np.where(p <= 1 - self.level + 1e-12, AGREE, NO_EVIDENCE))
+        """Conclusions of the tests of each unit within and between groups; array (unit, 2).
+
+        "one direction": most clients of a group, or most groups, deviate in one direction (sign-flip tests). "agree":
+        these groups agree (t test). Or "no evidence" or "not tested".
+        """
+        p, called = self.p_adjusted, np.array([ONE_DIRECTION, ONE_DIRECTION if self.claim == "new groups" else AGREE])
+        return np.where(np.isnan(p), NOT_TESTED, np.where(p <= 1 - self.level + 1e-12, called, NO_EVIDENCE))
 
     @property
     def layer(self) -> pd.DataFrame:
@@ -146,7 +151,7 @@ class GroupIccResult(Result):
         DataFrame (1,)
             n_units, n_clients, n_groups, n_weights (per unit); claim; baseline_subtracted; of the layer within_icc,
             within_low, within_high and within_p_value, the same of between, and prop_common, prop_group, prop_offset
-            and prop_residual; n_agreeing_within and n_agreeing_between (units with p_adjusted of at most 1 − level);
+            and prop_residual; n_rejected_within and n_rejected_between (units with p_adjusted of at most 1 − level);
             n_constant; n_effective_clients (1 / Σ s² for the clients' proportions s of the squared deviations within
             groups); level.
         """
@@ -158,14 +163,15 @@ class GroupIccResult(Result):
             fields = {"icc": "icc", "low": "conf_low", "high": "conf_high", "p_value": "p_value"}
             row |= {f"{name}_{short}": float(getattr(of, field)[-1]) for short, field in fields.items()}
         row |= {f"prop_{name}": float(x[-1]) for name, x in zip(VARIANCES, self.agreement.variances, strict=True)}
-        agreeing = (self.conclusion == AGREE).sum(axis=0)
-        row |= {"n_agreeing_within": int(agreeing[0]), "n_agreeing_between": int(agreeing[1])}
+        within, between = (self.p_adjusted <= 1 - self.level + 1e-12).sum(axis=0)
+        row |= {"n_rejected_within": int(within), "n_rejected_between": int(between)}
         row |= {"n_constant": int(self.constant.sum()), "n_effective_clients": self.agreement.influence.n_effective}
         return pd.DataFrame([row | {"level": self.level}])
 
     def cautions(self) -> list[Caution]:
         """Return cautions on dependent clients, clients of unlike size, and groups that were found in weights."""
-        sizes = describe_sizes(self.agreement.influence, self.clients, is_change=self.baseline_subtracted)
+        influence, icc = self.agreement.influence, float(self.agreement.within.icc[-1])
+        sizes = describe_sizes(influence, self.clients, icc, is_change=self.baseline_subtracted)
         cautions = [Caution("Clients of unlike size", text) for text in sizes]
         if (single := np.bincount(self.group_codes) == 1).any():
             n = int(single.sum())
@@ -219,9 +225,12 @@ class GroupIccResult(Result):
         return f"  t test of the jackknife, H0: no agreement between these groups: {p_equals(p)}"
 
     def _describe_units(self, i: int) -> str:
-        conclusion, test = self.conclusion[:, i], "t" if i and self.claim == "these groups" else "sign-flip"
-        n_tested, n = int((conclusion != NOT_TESTED).sum()), int((conclusion == AGREE).sum())
+        conclusion = self.conclusion[:, i]
+        n_tested, n_rest = int((conclusion != NOT_TESTED).sum()), int((conclusion == NO_EVIDENCE).sum())
         if not n_tested:
             return "no test of units"
-        who = "groups agree" if i else "clients of a group agree"
-        return f"{n} of {n_tested}: {who} ({test} test, FDR {1 - self.level:.2g}); {n_tested - n}: {NO_EVIDENCE}"
+        called, test = f"most {'groups' if i else 'clients of a group'} deviate in one direction", "sign-flip"
+        if i and self.claim == "these groups":
+            called, test = "these groups agree", "t"
+        n = f"{n_tested - n_rest} of {n_tested}"
+        return f"{n}: {called} ({test} test, FDR {1 - self.level:.2g}); {n_rest}: {NO_EVIDENCE}"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.results.base import Result, aligned, describe_constant, extremes, wrapped
+from fedstat.results.base import Caution, Result, aligned, describe_constant, extremes, wrapped
 from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
@@ -32,6 +32,9 @@ _CONCLUSIONS = {
     "no difference shown beyond noise": "no evidence of differences beyond training noise",
     "undefined": "undefined: there is no CI",
 }
+
+# Variation of clients' noise from which tests of 0 err; simulations/inference/shares has how often it is exceeded.
+_UNEQUAL = 0.7
 
 Conclusion = Literal["client", "average", "inconclusive", "no difference shown beyond noise", "undefined"]
 COLUMNS = ("layer", "reliability", "conf_low", "conf_high", "p_value")
@@ -195,6 +198,9 @@ class ComponentsResult(Result):
         Agreement of clients on each unit: ICC2 of the clients' means over replicates.
     adjusted : bool
         True if clients were adjusted for a covariate.
+    noise_cv : float
+        Coefficient of variation over clients of the variance of a unit's training noise, median over units: 0 for equal
+        noise. With "reml" and sizes, of the noise times the number of samples.
     """
 
     statistic_name: ClassVar[str] = "reliability"
@@ -213,6 +219,7 @@ class ComponentsResult(Result):
     method: str
     agreement: Floats
     adjusted: bool = False
+    noise_cv: float = np.nan
 
     @property
     def level(self) -> float:
@@ -338,7 +345,8 @@ class ComponentsResult(Result):
             layer_between, layer_within, layer_reliability, layer_low, layer_high and layer_p_value, as in
             :meth:`tidy`; conclusion (on the layer); reliability_median, reliability_min and reliability_max over units.
             Then counts of units: n_beyond_noise (p_adjusted of at most 1 − level), n_above_half and n_below_half
-            (interval above and below 1/2), n_constant, n_identical (in all clients); df of the test; level.
+            (interval above and below 1/2), n_constant, n_identical (in all clients); df of the test; level; the
+            field noise_cv.
         """
         layer = self.layer.iloc[0]
         median, least, most = median_and_ends(self.reliability)
@@ -366,8 +374,19 @@ class ComponentsResult(Result):
             "n_identical": int(self.identical.sum()),
             "df": self.components.df,
             "level": self.level,
+            "noise_cv": self.noise_cv,
         }
         return pd.DataFrame([row])
+
+    def cautions(self) -> list[Caution]:
+        """Return cautions on dependent clients, and on clients of unequal training noise."""
+        cautions = super().cautions()
+        if self.noise_cv > _UNEQUAL:
+            size = f"training noise varies between clients (CV of its variance {self.noise_cv:.1f}, median over units)"
+            effect = "so that tests of no differences reject too often, and CIs may be too short"
+            hint = "tests against 0.5, as by split(tau='test'), allow for it"
+            cautions.append(Caution("Unequal training noise", f"{size}, {effect}; {hint}"))
+        return cautions
 
     def augment(self, data: Any = None) -> Any:
         """Return the table of :meth:`tidy` with further columns.

@@ -119,7 +119,7 @@ class MeanSquares(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Intraclass correlations with tests of no agreement, as arrays (..., type) in the order of :data:`TYPES`.
+    """Intraclass correlations with tests, as arrays (..., type) in the order of :data:`TYPES`.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Tests of agreement between clients: sign flips of clients, and permutations of units within clients.
+"""Tests of the direction of clients: sign flips of clients, and permutations of units within clients.
 
 Rows are NumPy arrays or torch tensors; results are NumPy arrays on the host.
 """
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 
 
 class AgreementTest(NamedTuple):
-    """Test of agreement on units and on the layer, and of the common profile of all units.
+    """Test of units and of the layer, and of the common profile of all units.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ Test = Callable[[Rows], AgreementTest]
 
 
 def sign_flips(rows: Rows, *, seed: int = 0, groups: NDArray[np.int64] | None = None) -> AgreementTest:
-    """Test agreement by flipping the signs of clients.
+    """Test by flipping the signs of clients whether most clients deviate in one direction.
 
     Parameters
     ----------
@@ -105,11 +105,15 @@ def sign_flips(rows: Rows, *, seed: int = 0, groups: NDArray[np.int64] | None = 
     on which clients agree contributes. The statistic is t_u = Σ r_u / √Σ r_u² over pairs of clients (studentized sign
     flips: Janssen 1997, Stat. Probab. Lett. 36, 9-21; Winkler et al. 2014, NeuroImage 92, 381-397).
 
-    H0 of a unit: the clients' deviations from the profile are independent and symmetric about 0. All 2^(C − 1) sign
-    patterns of C clients are enumerated if they are at most 4096; otherwise 9999 are drawn. Statistics of all units
-    under all patterns but the observed one are pooled, p_u = (1 + #{t ≥ t_u}) / (1 + #t), so that few patterns give
-    small p values. These p values are valid on average over units: units of low rank have longer tails than others. The
-    layer's statistic is Σ_u t_u; its p value uses no pooling and is at least 2^(1 − C).
+    H0 of a unit: the clients' deviations from the profile are independent and symmetric about 0. If H0 is false, the
+    mean deviation need not differ from 0: most clients can deviate a little in one direction, and few far in the other.
+    Then units are called although clients do not agree on average: of trained networks with one or two classes, in the
+    output layer above all. Few clients cannot tell the two apart: if 4 of 5 clients deviate in one direction, 6 drawn
+    clients all do in a quarter of the draws. All 2^(C − 1) sign patterns of C clients are enumerated if they are at
+    most 4096; otherwise 9999 are drawn. Statistics of all units under all patterns but the observed one are pooled, p_u
+    = (1 + #{t ≥ t_u}) / (1 + #t), so that few patterns give small p values. These p values are valid on average over
+    units: units of low rank have longer tails than others. The layer's statistic is Σ_u t_u; its p value uses no
+    pooling and is at least 2^(1 − C).
 
     Units that are significant at a false discovery rate of .05 are excluded from the profile, and all units are tested
     again. If fewer than 3 units would remain in the profile, p is the larger of the first p value and the p value
@@ -154,7 +158,7 @@ def sign_flips(rows: Rows, *, seed: int = 0, groups: NDArray[np.int64] | None = 
 
 
 def permutations(rows: Rows, *, seed: int = 0) -> AgreementTest:
-    """Test agreement by permuting units within clients, which assumes that all units have equal covariances.
+    """Test by permuting units within clients, which assumes that all units have equal covariances.
 
     Parameters
     ----------
