@@ -89,15 +89,12 @@ def icc(
         With groups: conclusions hold for further groups, of which these are a sample of at least 5 (the default), or
         for further clients of these groups, of at least 2 clients each.
     inference : {"sign-flip", "permutation", "F"}
-        Basis of the p values. "sign-flip" flips the signs of clients; H0: deviations of clients are symmetric about the
-        common profile. "permutation" permutes units within clients and assumes that all units have equal covariances.
-        "F" assumes independent, normal weights, as R's psych does.
+        Basis of the p values: flipped signs of clients (H0: deviations of clients are symmetric about the common
+        profile), permuted units within clients (assumes equal covariances), or F tests (independent, normal weights).
     level : float in (0, 1)
         Confidence level of the intervals: the jackknife over clients, or with "F" those of psych.
-    n_boot : int
-        Bootstrap samples of clients; 0: no bootstrap.
-    seed : int
-        Seed of the bootstrap, of sign flips with more than 13 clients, and of random permutations.
+    n_boot, seed : int
+        Bootstrap samples of clients; seed of these, of sign flips with more than 13 clients, and of permutations.
     layer, checkpoint, stage, progress
         Layers and round to analyze, and the bar of layers and clients that are read: as in :func:`fedstat.split`.
 
@@ -118,10 +115,9 @@ def icc(
     Notes
     -----
     A small p value says that *most clients deviate in one direction*. ICC2 and its interval say how far all clients
-    agree: ICC2 can be 0 if few clients deviate far in another direction, as in output layers of few classes a client.
-
-    Weights that were averaged over clients agree by construction: their ICC2 is 1. The coefficients are those of Shrout
-    and Fleiss [1]_; ICC(A,1) is ICC2 in [2]_. Assumptions and simulations: :doc:`/background/statistics`.
+    agree, the few that deviate far in other directions included. Weights that were averaged over clients agree by
+    construction: their ICC2 is 1. The coefficients are those of Shrout and Fleiss [1]_; ICC(A,1) is ICC2 in [2]_.
+    Assumptions and simulations: :doc:`/background/statistics`.
 
     References
     ----------

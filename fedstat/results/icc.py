@@ -57,7 +57,7 @@ _REASONS = {
 }
 _CLASSES = (
     "units are classes: the many clients without samples of a class move its unit one way, the few with samples far "
-    "the other way, so that most deviate in one direction even without agreement on average"
+    "the other way, so that most deviate in one direction even without agreement on average, and CIs may be too short"
 )
 NOT_TRAINED = "not trained"
 """Reason why a unit is constant: no client changed it since the baseline."""

@@ -216,15 +216,15 @@ def noise_ratios(w: Array, sizes: Any = None) -> Floats:
     with np.errstate(invalid="ignore"):
         d = d / np.abs(d).max(axis=(1, 2), keepdims=True)
         squares = np.square(d @ d.swapaxes(1, 2))
-        own = np.trace(squares, axis1=1, axis2=2)
+        fourth_powers = np.trace(squares, axis1=1, axis2=2)
         total = np.square(np.square(d).sum(axis=(1, 2)))
-        return np.asarray(own * (k - 1) / (total + 2 * squares.sum(axis=(1, 2)) - 3 * own))
+        return np.asarray(fourth_powers * (k - 1) / (total + 2 * squares.sum(axis=(1, 2)) - 3 * fourth_powers))
 
 
 def noise_cv(ratios: Floats) -> float:
     """Return the coefficient of variation of clients' noise, median over units, from :func:`noise_ratios`."""
-    known = ratios[np.isfinite(ratios)]
-    return math.sqrt(max(0.0, float(np.median(known)) - 1)) if len(known) else math.nan
+    ratios = ratios[np.isfinite(ratios)]
+    return math.sqrt(max(0.0, float(np.median(ratios)) - 1)) if len(ratios) else math.nan
 
 
 def at_any_scale(compute: Callable[[Array], Any], w: Array) -> tuple[Any, Floats]:

@@ -216,6 +216,7 @@ def conclusions_of_trained(kind: Kind, steps: int, layer: int, clients: int, rng
 _TOLD = "help of fedstat.variance_components names heavy tails, and clients of unlike noise"
 _KINDS = "help of fedstat.effective_rank says how few clients of two kinds mislead"
 _TESTS = ("units", "any unit at FDR .05", "layer")
+_OUTPUT = "docs/which-test.md says how often, in output layers"
 _UNEQUAL = "a caution is given where unequal noise of clients is seen"
 _UNLIKE = dict.fromkeys(KINDS, "") | {"t3": _TOLD, "unlike clients": _TOLD}
 
@@ -280,23 +281,22 @@ def _of_trained(
     }
 
 
-_ALONE: dict[tuple[Kind, int, int], bool] = {
-    ("iid", 60, 1): True, ("iid", 60, 3): True, ("random labels", 60, 2): True,
-    **{(kind, 60, layer): False for kind in ("two classes", "Dirichlet .1") for layer in (1, 2, 3)},
+_ALONE: dict[tuple[Kind, int, int], str] = {
+    ("iid", 60, 1): "", ("iid", 60, 3): _OUTPUT, ("random labels", 60, 2): "",
+    **{(kind, 60, layer): _UNEQUAL for kind in ("two classes", "Dirichlet .1") for layer in (1, 2, 3)},
 }  # fmt: skip
-"""Places of trained noise, and whether clients have equal noise."""
+"""Places of trained noise, and what is said where tests err."""
 _SIZES = ((6, 2), (10, 2), (10, 5), (20, 2))
 
 
 def _of_noise_alone() -> dict[str, Case]:
     return {
         f"noise alone, {kind}, {steps} steps, layer {layer}, {clients} clients x {n} replicates": Case(
-            partial(rejected_alone, kind, steps, layer, clients, n), equal, 200, "" if equal else _UNEQUAL,
-            _TESTS, True,
+            partial(rejected_alone, kind, steps, layer, clients, n), note != _UNEQUAL, 200, note, _TESTS, True
         )
-        for (kind, steps, layer), equal in _ALONE.items()
+        for (kind, steps, layer), note in _ALONE.items()
         for clients, n in _SIZES
-    }  # fmt: skip
+    }
 
 
 def _of_cautions(*, equal: bool) -> dict[str, Case]:
@@ -311,8 +311,8 @@ def _of_cautions(*, equal: bool) -> dict[str, Case]:
         f"noise alone, {kind}, {steps} steps, layer {layer}, {clients} clients x {n} replicates": Case(
             partial(cautioned, noise_alone, kind, steps, layer, clients, n), replicates=100, trained=True
         )
-        for (kind, steps, layer), is_equal in _ALONE.items()
-        if is_equal == equal
+        for (kind, steps, layer), note in _ALONE.items()
+        if (note != _UNEQUAL) == equal
         for clients, n in ((3, 2), *_SIZES, (30, 2))
     }
 

@@ -72,6 +72,12 @@ def test_the_page_of_tests_says_what_the_table_of_simulations_shows():
     assert "err if scenarios share data" in page
     ranks = errs[errs["claim"].isin(["Friedman's test", "Nemenyi's test, any pair"])]
     assert ranks["case"].str.contains("share data").all()
+    short = table[table["case"].str.contains("SGD, output layer") & (table["kind"] == "coverage")]
+    rates = short[short["part"] == "units"]["observed"].astype(float).round(3)
+    assert f"(coverage of {rates.min():g} to {rates.max():g})" in " ".join(page.split())
+    alone = table[table["case"].str.startswith("noise alone") & (table["part"] == "any unit at FDR .05")]
+    unequal, equal = (alone[alone["assumptions"] == x]["observed"].astype(float).max() for x in ("fail", "hold"))
+    assert f"in up to {unequal:g} of the layers, with equal noise in up to {equal:g}" in " ".join(page.split())
     against_half = errs[errs["claim"].str.startswith('split(tau="test")')]
     assert against_half.empty, "the page calls the test against 0.5 conservative"
 
