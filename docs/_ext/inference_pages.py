@@ -28,6 +28,11 @@ QUESTIONS = {
         "icc of runs, intervals over clients": "95% CI of ICC, jackknife over clients, changes of a run",
         "icc, intervals by F and bootstrap": "95% CI of ICC, F and bootstrap",
     },
+    "groups": {
+        "icc with groups, tests of no agreement": "tests of agreement within and between groups",
+        "icc with groups, intervals": "95% CI of agreement within and between groups",
+        "icc with groups, power": "agreement of ICC2 0.4 within and 0.2 between groups: detected",
+    },
     "communality": {
         "permutation_test, units without an identity": "permutation test",
         "bootstrap, ν of samples of this size": "95% CI of the expected communality, bootstrap over clients",

@@ -153,9 +153,9 @@ _PERMUTATIONS = (
     "fedstat.stats.icc.fdr",
     *(f"fedstat.stats.icc_tests.{name}" for name in ("permutations", "_shifts", "_unit_rows", "_permute")),
 )
-_JACKKNIFE = ("fedstat.stats.icc_resampling._coefficients", "fedstat.stats.icc_resampling._leave_out_clients")
+_JACKKNIFE = ("fedstat.stats.icc_resampling.jackknife_coefficients", "fedstat.stats.icc_resampling._leave_out_clients")
 _CAUTIONS = (
-    "fedstat.results.icc.IccResult._describe_sizes",
+    "fedstat.results.icc.describe_sizes",
     "fedstat.results.icc.IccResult._describe_dependence",
     "fedstat.stats.clustering.separate_groups",
     "fedstat.stats.clustering.equal_objects",

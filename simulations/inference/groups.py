@@ -10,6 +10,7 @@ import numpy as np
 
 import fedstat
 from fedstat.results import GroupIccResult
+from simulations.inference.jackknife import LOADINGS, communality, two_factors
 from simulations.inference.layers import NULLS
 from simulations.inference.pools import Kind, pool
 from simulations.inference.table import Case, Claim
@@ -301,6 +302,33 @@ def power(kind: Noise, sizes: Sizes, claim: str, rng: np.random.Generator) -> li
     return [x for part in parts for x in part]
 
 
+FITTED = {"10 groups of 4": (4,) * 10, "3 groups of 6": (6,) * 3, "4 groups of 3 to 9": (3, 5, 7, 9)}
+_FIT: dict[str, Any] = {"method": "pc", "n_factors": 2}
+_TYPES = LOADINGS + 0.6 * np.random.default_rng(11).normal(size=(4, *LOADINGS.shape))
+
+
+def factors(sizes: Sizes, claim: str, rng: np.random.Generator) -> np.ndarray:
+    """Clients of groups with loadings of their own: new ones in each draw, or those of these groups."""
+    loadings = LOADINGS + 0.6 * rng.normal(size=(len(sizes), *LOADINGS.shape))
+    return two_factors(sum(sizes), rng, (loadings if claim == "new groups" else _TYPES)[of(sizes)])
+
+
+@cache
+def expected(sizes: Sizes, claim: str) -> np.ndarray:
+    """Mean communality (unit,) over 2,000 samples of such groups."""
+    rng = np.random.default_rng(12)
+    return np.mean([communality(factors(sizes, claim, rng), _FIT) for _ in range(2000)], axis=0)
+
+
+def bootstrapped(sizes: Sizes, claim: str, rng: np.random.Generator) -> np.ndarray:
+    """Whether bootstrap intervals of communalities cover."""
+    w = factors(sizes, claim, rng)
+    options: dict[str, Any] = {"groups": of(sizes), "claim": claim, "seed": int(rng.integers(2**31)), **_FIT}
+    found = fedstat.bootstrap(w, **options).tidy()
+    nu = expected(sizes, claim)
+    return np.asarray((found["conf_low"] <= nu) & (nu <= found["conf_high"]))
+
+
 _RESULT = "GroupIccResult"
 _SOURCES = (
     "fedstat.stats.group_icc.over_groups",
@@ -317,6 +345,15 @@ CLAIMS = {
         "level", ("fedstat.stats.icc_tests.sign_flips", *_SOURCES),
         tuple(f"{_RESULT}.{name}" for name in ("p_value", "p_adjusted", "within_p_value", "between_p_value")),
         _level(),
+    ),
+    "bootstrap with groups, ν of samples of this size": Claim(
+        "coverage", ("fedstat.stats.resampling.bootstrap", "fedstat.stats.resampling.expanded_percentiles"),
+        ("BootstrapResult.conf_low", "BootstrapResult.conf_high"),
+        {
+            f"two factors, {name}, {claim}": Case(partial(bootstrapped, sizes, claim), replicates=300)
+            for name, sizes in FITTED.items()
+            for claim in (_CLAIMS[1:] if len(sizes) > 4 else _CLAIMS[:1])
+        },
     ),
     "icc with groups, power": Claim(
         "rate", ("fedstat.stats.icc_tests.sign_flips", *_SOURCES), (f"{_RESULT}.conclusion",),

@@ -99,10 +99,21 @@ def ratios_to_truth(draw: Any, *all_options: dict[str, Any]) -> list[float]:
     return [np.median(rms_error(one) / truth) for one in errors]
 
 
+COUNTRIES = np.repeat([0, 1, 2], 7)
+OF_COUNTRIES = LOADINGS + 0.6 * np.random.default_rng(6).normal(size=(3, 12, 2))
+
+
+def of_countries(rng: np.random.Generator) -> np.ndarray:
+    """Clients of three groups with loadings of their own, the same in all samples."""
+    factors = rng.normal(size=(21, 2, 30))
+    return np.einsum("kuf,kfw->kuw", OF_COUNTRIES[COUNTRIES], factors) + rng.normal(size=(21, 12, 30))
+
+
 INITIAL = np.random.default_rng(5).uniform(-1, 1, size=(12, 30))
 CASES: dict[str, tuple[Any, dict[str, Any], float]] = {
     "each client": (lambda rng: sample(rng, 20), {}, 0.2),
     "10 blocks": (lambda rng: sample(rng, 40), {"n_blocks": 10}, 0.2),
+    "these groups": (of_countries, {"groups": COUNTRIES, "claim": "these groups"}, 0.2),
     "6 clients": (lambda rng: sample(rng, 6), {}, 0.25),
     "near common initial parameters": (lambda rng: INITIAL + 0.05 * sample(rng, 12), {}, 0.2),
 }
