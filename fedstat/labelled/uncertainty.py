@@ -235,12 +235,14 @@ def jackknife(
     >>> result.std_error.round(3)
     array([0.037, 0.031, 0.029, 0.024, 0.009, 0.003, 0.006, 0.008])
     """
-    blocks, fields = _client_blocks(labels(weights, "client", 0), n_blocks, groups, claim, seed)
+    clients = labels(weights, "client", 0)
+    blocks, fields = _client_blocks(clients, n_blocks, groups, claim, seed)
+    fixed = fields["block_groups"][blocks] if "block_groups" in fields else None
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
     warn_if_contradicted(observed)
     with progress_bar(int(blocks.max()) + 1, "block", progress) as bar:
         replicates = resampling.delete_blocks(
-            layer_sums.moments, blocks, tau=tau, executor=executor, tick=bar.update, **fitting
+            layer_sums.moments, blocks, groups=fixed, tau=tau, executor=executor, tick=bar.update, **fitting
         )
     fields |= {name: numpy_of(getattr(replicates, name)) for name in ("communality", "n_factors", "converged", "gap")}
     return JackknifeResult(observed, blocks, **fields)

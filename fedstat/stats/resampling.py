@@ -335,6 +335,7 @@ def delete_blocks(
     m: Moments,
     blocks: NDArray[np.int64],
     *,
+    groups: NDArray[np.int64] | None = None,
     tau: split.Tau = 0.5,
     chunk: int | None = None,
     executor: Executor | None = None,
@@ -349,6 +350,8 @@ def delete_blocks(
         As in :func:`bootstrap`.
     blocks : int array (client,)
         Number of each client's block: 0, 1, ..., with at least 2 blocks.
+    groups : int array (client,), optional
+        Fixed group of each client, a part of which is a block: the rest of the group has the group's total weight.
 
     Returns
     -------
@@ -359,6 +362,9 @@ def delete_blocks(
     if len(blocks) != n_clients:
         raise ValueError(f"blocks must have one number per client ({n_clients}), but got {len(blocks)}.")
     counts = (np.arange(blocks.max() + 1)[:, None] != blocks).astype(float)
+    if groups is not None:
+        member = groups[:, None] == groups
+        counts *= member.sum(axis=1) / np.maximum(counts @ member, 1)
     return _refit(m, _reweight(m, counts, chunk), tau, options, executor, tick)
 
 
