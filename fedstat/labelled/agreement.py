@@ -153,6 +153,7 @@ def icc(
             result = replace(
                 result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
                 test=by_clients.test, influence=by_clients.influence, clients=np.concatenate(names),
+                errors=by_clients.errors,
             )  # fmt: skip
     attrs = weights.attrs if isinstance(weights, xr.DataArray) else {}
     return replace(

@@ -6,6 +6,7 @@ from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.icc import IccResult
 from fedstat.results.jackknife import JackknifeResult
 from fedstat.results.leakage import LeakageResult
+from fedstat.results.pooling import ShrunkenResult
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.results.split import AgreementWarning, SplitMapResult, SplitResult
 from fedstat.results.stored_split import StoredSplitResult
@@ -32,6 +33,7 @@ __all__ = [
     "PermutationResult",
     "Rotation",
     "SensitivityResult",
+    "ShrunkenResult",
     "SplitMapResult",
     "SplitResult",
     "StoredSplitResult",
