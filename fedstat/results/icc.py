@@ -254,7 +254,7 @@ class IccResult(Result):
             )
         with np.errstate(divide="ignore"):
             estimate = -np.log1p(-self.agreement)
-        return ShrunkenResult(self, pool(estimate, *self.errors), margin)
+        return ShrunkenResult(self, pool(estimate, *self.errors, most=self.n_clients - 1), margin)
 
     def by_unit(self) -> pd.DataFrame:
         """Return the table of :meth:`augment` with the column ``term`` for ``unit``, to begin a split's table."""

@@ -322,7 +322,7 @@ class ComponentsResult(Result):
         """
         c = self.components
         df = np.full(len(self.units), float(c.df)) if c.df_interval is None else c.df_interval
-        return ShrunkenResult(self, pool(-np.log1p(-c.reliability), c.std_error, df), margin)
+        return ShrunkenResult(self, pool(-np.log1p(-c.reliability), c.std_error, df, most=c.df), margin)
 
     def by_unit(self) -> pd.DataFrame:
         """Return the table of :meth:`tidy` with ``term`` for ``unit``, and with icc, to begin a split's table."""
