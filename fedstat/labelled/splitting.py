@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal, Unpack, cast
 
 import numpy as np
@@ -175,12 +176,14 @@ def split(
         )
     factor_options: dict[str, Any] = {**options}
     method = check.choice("method", factor_options.get("method", CHOICES["method"]), _split.METHODS)
-    names = {name for names in _TAU_OPTIONS.values() for name in names} & factor_options.keys()
-    tau_options = {name: factor_options.pop(name) for name in sorted(names)}
-    rule = tau if isinstance(tau, str) else ""
+    tau_options = {name: factor_options.pop(name) for name in options if name in {*chain(*_TAU_OPTIONS.values())}}
+    rule = tau if method == "icc" and isinstance(tau, str) else ""
+    for name, value in tau_options.items():
+        if name not in _TAU_OPTIONS.get(rule, ()):
+            rules = " or ".join(f"tau={other!r}" for other, names in _TAU_OPTIONS.items() if name in names)
+            raise ValueError(f"{name} has no effect without method='icc' and {rules}, but got {value!r}. Remove it.")
     if method == "icc":
         _require_no_factor_options(kappa, factor_options)
-        _require_tau_options(rule, tau_options)
         if tau == "test":
             if baseline is not None:
                 raise ValueError(
@@ -189,24 +192,21 @@ def split(
                 )
             components = variance_components(weights, covariate=tau_options.pop("covariate", None))
             return components.split(**tau_options)
-    else:
-        _require_tau_options("", tau_options)
-    if tau == "posterior" and method != "icc":
-        raise ValueError(
-            f"tau='posterior' is by agreement of clients and needs method='icc', but got method={method!r}. Use "
-            "method='icc'."
-        )
+        agreement = icc(weights, baseline=baseline, progress=progress)
+        if tau == "posterior":
+            prob = {"prob": tau_options.pop("prob")} if "prob" in tau_options else {}
+            return agreement.shrunken(**tau_options).split(**prob)
+        return agreement.split(tau=tau)
     if tau == "test":
         raise ValueError(
             "tau='test' tests client differences against training noise and needs method='icc', but got "
             f"method={method!r}. Use method='icc', with weights that have a dim replicate."
         )
-    if method == "icc":
-        agreement = icc(weights, baseline=baseline, progress=progress)
-        if tau == "posterior":
-            shared_from = {"prob": tau_options.pop("prob")} if "prob" in tau_options else {}
-            return agreement.shrunken(**tau_options).split(**shared_from)
-        return agreement.split(tau=tau)
+    if tau == "posterior":
+        raise ValueError(
+            "tau='posterior' is by agreement of clients and needs method='icc', but got "
+            f"method={method!r}. Use method='icc'."
+        )
     fitting = _fitting(kappa, factor_options)
     result = analyze_weights(weights, baseline, **fitting).split(tau=tau)
     warn_if_contradicted(result)
@@ -331,14 +331,6 @@ def warn_if_contradicted(result: SplitResult) -> None:
             "agreement. Use method='icc', or another kappa.",
             AgreementWarning,
         )
-
-
-def _require_tau_options(tau: str, options: dict[str, Any]) -> None:
-    """Raise ValueError for an option that has no effect with ``tau``."""
-    for name, value in options.items():
-        if name not in _TAU_OPTIONS.get(tau, ()):
-            rules = " or ".join(f"tau={rule!r}" for rule, names in _TAU_OPTIONS.items() if name in names)
-            raise ValueError(f"{name} has no effect without method='icc' and {rules}, but got {value!r}. Remove it.")
 
 
 def _require_no_factor_options(kappa: float, options: dict[str, Any]) -> None:

@@ -268,9 +268,9 @@ def forest(
         One of these:
 
         - the result of :func:`fedstat.icc` (with bootstrap samples, the intervals are those of the bootstrap),
-          :func:`fedstat.variance_components` (reliability), their ``shrunken()``, :func:`fedstat.bootstrap` (communality),
-          :func:`fedstat.compare` (differences with simultaneous CIs), ``effective_rank``, ``knn_entropy``,
-          ``attack.leakage`` (PSNR minus PSNR of the class-mean image) or ``ntk.extreme_eigenvalues``;
+          :func:`fedstat.variance_components` (reliability), their ``shrunken()``, :func:`fedstat.bootstrap`
+          (communality), :func:`fedstat.compare` (differences with simultaneous CIs), ``effective_rank``,
+          ``knn_entropy``, ``attack.leakage`` (PSNR minus PSNR of the class-mean image) or ``ntk.extreme_eigenvalues``;
         - a split by agreement or by a test;
         - results of several layers, which are drawn side by side on one scale;
         - a table with the columns estimate, conf_low and conf_high, and a column term, unit, method, layer, scenario,

@@ -246,11 +246,17 @@ class IccResult(Result):
         >>> rng = np.random.default_rng(0)
         >>> client_weights = np.linspace(0, 2, 12)[:, None] * rng.normal(size=(12, 50)) + rng.normal(size=(6, 12, 50))
         >>> icc(client_weights).shrunken().tidy()[["unit", "estimate", "probability"]].round(2).iloc[[0, 6, 11]]
+            unit  estimate  probability
+        0      0      0.06         0.00
+        6      6      0.55         0.82
+        11    11      0.72         1.00
         """
+        check.real("margin", margin, low=0, high=1, open_high=True)
         if self.errors is None:
             why = "F tests have none" if self.inference == "F" else f"{self.n_clients} clients have none"
             raise ValueError(
-                f"pooling needs standard errors over clients, but {why}. Use at least 3 clients and inference='sign-flip'."
+                f"pooling needs standard errors over clients, but {why}. Use at least 3 clients, and "
+                "inference='sign-flip'."
             )
         with np.errstate(divide="ignore"):
             estimate = -np.log1p(-self.agreement)

@@ -43,9 +43,6 @@ class ShrunkenResult(Result):
     _by: ClassVar[str | None] = "estimate"
     _ends: ClassVar[tuple[str, ...]] = ("estimate", "conf_low", "conf_high")
 
-    def __post_init__(self) -> None:
-        check.real("margin", self.margin, low=0, high=1, open_low=not self._is_agreement, open_high=True)
-
     @property
     def units(self) -> NDArray[Any]:
         """Names of the units; array (unit,)."""
@@ -227,19 +224,21 @@ class ShrunkenResult(Result):
 
     def _lines(self) -> list[str]:
         x, name = self.glance().iloc[0], self.fit.statistic_name
-        what = "Agreement" if self._is_agreement else "Reliability of client differences"
+        head = "Agreement of {} clients on" if self._is_agreement else "Reliability of {} clients' differences on"
         median, least, most = (coefficient(value) for value in median_and_ends(self.estimate))
         low, high = self.pooled.ends(self.level)
-        widths = np.nanmedian(np.exp(-low) - np.exp(-high))
+        shrinkage, width = x["shrinkage_median"], float(np.nanmedian(np.exp(-low) - np.exp(-high)))
+        likely, unlikely = x["n_likely"], x["n_unlikely"]
+        between = int((~np.isnan(self.probability)).sum()) - likely - unlikely
+        numbers = f">= {LIKELY:g} on {count(likely, 'unit')}, <= {1 - LIKELY:.2g} on {unlikely}, between on {between}"
         lines = [
-            f"{what}, units drawn towards their layer (empirical Bayes): {x['n_pooled']} of "
-            f"{count(len(self.units), 'unit')}, {self.n_clients} clients",
-            f"Prior of units: {name} = {coefficient(x['prior_mean'])}; SD {x['prior_sd']:.2g}, errors {x['noise_sd']:.2g} "
-            f"(of -log(1 - {name}))",
-            f"Units: {name} median {median}, range {least} to {most}; median shrinkage {x['shrinkage_median']:.2f}",
-            f"  {100 * self.level:g}% CIs: median width {widths:.2f}; {x['n_limited']} moved by the most, half a standard "
-            "error",
-            f"P({self.event}): at least {LIKELY:g} on {count(x['n_likely'], 'unit')}, at most {1 - LIKELY:.2g} on "
-            f"{x['n_unlikely']}",
+            f"{head.format(self.n_clients)} {count(len(self.units), 'unit')}, drawn towards their layer",
+            f"Prior, by empirical Bayes: mean {name} = {coefficient(x['prior_mean'])}",
+            f"  On the scale of -log(1 - {name}): SD of units {x['prior_sd']:.2f}, SE of a unit {x['noise_sd']:.2f}",
+            f"Units: pooled {name} median {median}, range {least} to {most}; median shrinkage {shrinkage:.2f}",
+            f"  {100 * self.level:g}% CIs: median width {width:.2f}; {x['n_limited']} moved by half an SE, the limit",
+            f"P({self.event}): {numbers}",
         ]
+        if n := len(self.units) - x["n_pooled"] - int(self.constant.sum()):
+            lines.append(f"  not pooled, without an interval: {count(n, 'unit')}")
         return lines + describe_constant(self.units, self.constant, self.untrained)

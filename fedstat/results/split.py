@@ -140,9 +140,9 @@ class SplitResult(Result):
         -------
         DataFrame (unit)
             term (the unit); group (shared, personal, or constant); conclusion, for a split by test; the statistic:
-            communality, icc (agreement), reliability or probability; an interval and p_adjusted, if there are any; icc,
-            if there are clients; margin (statistic minus threshold); then the other columns of ``fit.by_unit()``, such as
-            loadings.
+            communality, icc (agreement), reliability or probability; its interval and p_adjusted, if it has any; icc,
+            if there are clients; margin (statistic minus threshold); then the other columns of ``fit.by_unit()``, such
+            as loadings. Of probabilities, the interval is that of the pooled estimate.
         """
         table = self.fit.by_unit().assign(group=self.group, margin=self.margin)
         table = table if self.conclusion is None else table.assign(conclusion=self.conclusion)

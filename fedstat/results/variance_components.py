@@ -320,6 +320,7 @@ class ComponentsResult(Result):
             On the conditions of :func:`fedstat.stats.pooling.pool`: at least 10 units, which differ at least as much as
             their errors.
         """
+        check.real("margin", margin, low=0, high=1, open_low=True, open_high=True)
         c = self.components
         df = np.full(len(self.units), float(c.df)) if c.df_interval is None else c.df_interval
         return ShrunkenResult(self, pool(-np.log1p(-c.reliability), c.std_error, df, most=c.df), margin)

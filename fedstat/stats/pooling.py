@@ -19,7 +19,6 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-
 Floats = NDArray[np.float64]
 
 LEAST_POOLED = 10
@@ -68,10 +67,6 @@ class Pooled(NamedTuple):
         return np.asarray(scipy.special.stdtr(self.df, (self.estimate - value) / self.std_error))
 
 
-class NotPooledError(ValueError):
-    """Error of units that are too few, or too much alike, to be drawn towards their mean."""
-
-
 def pool(estimate: Floats, std_error: Floats, df: Floats, *, most: int) -> Pooled:
     """Draw estimates of units towards their mean by empirical Bayes, each by at most half a standard error.
 
@@ -90,7 +85,7 @@ def pool(estimate: Floats, std_error: Floats, df: Floats, *, most: int) -> Poole
 
     Raises
     ------
-    NotPooledError
+    ValueError
         If there are fewer than 10 units with a standard error, or if the prior variance is below the mean squared
         standard error.
 
@@ -124,7 +119,7 @@ def pool(estimate: Floats, std_error: Floats, df: Floats, *, most: int) -> Poole
     """
     has_error = np.isfinite(estimate) & np.isfinite(std_error) & (std_error > 0)
     if (n := int(has_error.sum())) < LEAST_POOLED:
-        raise NotPooledError(
+        raise ValueError(
             f"pooling needs at least {LEAST_POOLED} units with an interval, but got {n}. Use the estimates without "
             "pooling."
         )
@@ -132,24 +127,25 @@ def pool(estimate: Floats, std_error: Floats, df: Floats, *, most: int) -> Poole
     mean, noise = float(x.mean()), float(v.mean())
     prior = float(x.var(ddof=1)) - noise
     if prior < _LEAST_SPREAD * noise:
-        raise NotPooledError(
-            f"pooling needs units that differ at least as much as their errors, but got the variance {prior:.2g} of "
-            f"the units and {noise:.2g} of their errors: pooled intervals would be too short. Use more clients, or the "
-            "estimates without pooling."
+        raise ValueError(
+            "pooling needs units that differ at least as much as their errors, but beyond errors of variance "
+            f"{noise:.2g} the variance of the units is {prior:.2g}: pooled intervals would be too short. Use more "
+            "clients, or the estimates without pooling."
         )
     v, df_pooled = _pool_variances(v, df[has_error], most)
     deviation, total = x - mean, v + prior
     shrinkage = (n - 3) / (n - 1) * v / total
     variance = v * (1 - (n - 1) / n * shrinkage) + 2 / (n - 3) * shrinkage**2 * total.mean() / total * deviation**2
-    shift, most = -shrinkage * deviation, _FARTHEST * np.sqrt(v)
-    is_limited = np.abs(shift) > most
+    shift, limit = -shrinkage * deviation, _FARTHEST * np.sqrt(v)
+    is_limited = np.abs(shift) > limit
     variance = np.where(is_limited, np.maximum(variance, v), variance)
-    columns = (x + np.clip(shift, -most, most), np.sqrt(variance), df_pooled, shrinkage)
+    columns = (x + np.clip(shift, -limit, limit), np.sqrt(variance), df_pooled, shrinkage)
     of_units = np.full((len(columns), len(estimate)), np.nan)
     of_units[:, has_error] = columns
     limited = np.zeros(len(estimate), bool)
     limited[has_error] = is_limited
-    return Pooled(*of_units, limited, mean, prior, noise)
+    pooled, error, pooled_df, factor = of_units
+    return Pooled(pooled, error, pooled_df, factor, limited, mean, prior, noise)
 
 
 def _pool_variances(v: Floats, df: Floats, most: int) -> tuple[Floats, Floats]:

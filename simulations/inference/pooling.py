@@ -10,7 +10,6 @@ import numpy as np
 
 import fedstat
 from fedstat.results import ComponentsResult, IccResult, ShrunkenResult
-from fedstat.stats.pooling import NotPooledError
 from simulations.inference.agreement import has_caution_on_clients
 from simulations.inference.layers import POPULATIONS, Sample
 from simulations.inference.pools import Kind
@@ -28,7 +27,7 @@ class Fit(NamedTuple):
     units : array (unit,)
         True ICC2 or reliability of each unit.
     layer : float
-        Of the whole layer: the margin, so that many units are on either side.
+        Of the whole layer, within 0.01 and 0.99: the margin, so that many units are on either side.
     """
 
     result: IccResult | ComponentsResult
@@ -46,7 +45,9 @@ class Fit(NamedTuple):
             return None
         try:
             return self.result.shrunken(margin=self.layer)
-        except NotPooledError:
+        except ValueError as error:
+            if not str(error).startswith("pooling needs"):
+                raise
             return None
 
 
@@ -61,7 +62,7 @@ def of_population(name: str, clients: int, rng: np.random.Generator) -> Fit:
 def of_replicates(kind: Kind, steps: int, layer: int, clients: int, rng: np.random.Generator) -> Fit:
     """Reliability of differences of trained clients."""
     drawn = trained(kind, steps, layer, clients, rng)
-    return Fit(fedstat.variance_components(drawn.weights), drawn.units, drawn.layer)
+    return Fit(fedstat.variance_components(drawn.weights), drawn.units, _margin(drawn.layer))
 
 
 SHARES: dict[str, Callable[[int, np.random.Generator], np.ndarray]] = {
@@ -88,8 +89,11 @@ def of_shares(shares: str, units: int, clients: int, event: str, rng: np.random.
 
 
 def _agreement(sample: Sample) -> Fit:
-    margin = float(np.clip(sample.layer, 0, 0.99))
-    return Fit(fedstat.icc(sample.weights), sample.units, margin)
+    return Fit(fedstat.icc(sample.weights), sample.units, _margin(sample.layer))
+
+
+def _margin(layer: float) -> float:
+    return float(np.clip(layer, 0.01, 0.99))
 
 
 def coverage(draw: Draw, rng: np.random.Generator) -> list[Any]:
