@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,7 +37,8 @@ class Fit(NamedTuple):
     @property
     def shared(self) -> np.ndarray:
         """Units that are truly shared, bool array (unit,)."""
-        return self.units > self.layer if isinstance(self.result, IccResult) else self.units < self.layer
+        is_above = isinstance(self.result, IccResult)
+        return np.asarray(self.units > self.layer if is_above else self.units < self.layer)
 
     def pooled(self) -> ShrunkenResult | None:
         """Pool the units; None if this is refused, or if there is a caution on the clients."""
@@ -142,7 +143,7 @@ def power(draw: Draw, rng: np.random.Generator) -> list[float]:
     fit = draw(rng)
     if (pooled := fit.pooled()) is None or not fit.shared.any() or not isinstance(fit.result, ComponentsResult):
         return [np.nan] * 6
-    called = [pooled.split().shared, fit.result.split(margin=fit.layer).conclusion == "shared"]
+    called = [pooled.split().shared, np.asarray(fit.result.split(margin=fit.layer).conclusion == "shared")]
     c = fit.result.components
     t = (-np.log1p(-c.reliability) + np.log1p(-fit.layer)) / c.std_error
     scores = [pooled.probability, -t]
@@ -184,12 +185,12 @@ _SYNTHETIC = {
     for clients in (5, 10, 30)
 }
 _SOURCES = (
-    "fedstat.stats.pooling.pool", "fedstat.stats.pooling.Pooled.ends", "fedstat.stats.pooling.Pooled.above",
+    "fedstat.stats.pooling.pool", "fedstat.stats.pooling._pool_variances", "fedstat.stats.pooling.Pooled.ends", "fedstat.stats.pooling.Pooled.above",
     "fedstat.stats.icc_resampling._errors",
 )  # fmt: skip
 
 
-def _cases(hits: Callable[..., Any], parts: tuple[str, ...] = ("",), **draws: Draw) -> dict[str, Case]:
+def _cases(hits: Callable[..., Any], draws: Mapping[str, Draw], parts: tuple[str, ...] = ("",)) -> dict[str, Case]:
     return {
         name: Case(
             partial(hits, draw), replicates=60 if "512" in name else 200, parts=parts, trained=name not in _SYNTHETIC
@@ -202,20 +203,20 @@ _ALL: dict[str, Draw] = {**_TRAINED, **_REPLICATES, **_SYNTHETIC}
 CLAIMS = {
     "shrunken, intervals of units": Claim(
         "coverage", _SOURCES, ("ShrunkenResult.conf_low", "ShrunkenResult.conf_high"),
-        _cases(coverage, ("units", "called shared", "most probable tenth"), **_ALL),
+        _cases(coverage, _ALL, ("units", "called shared", "most probable tenth")),
     ),
     "shrunken, units wrongly called shared, of those called": Claim(
-        "level", _SOURCES, ("ShrunkenResult.probability", "SplitResult.probability"), _cases(wrongly_called, **_ALL)
+        "level", _SOURCES, ("ShrunkenResult.probability", "SplitResult.probability"), _cases(wrongly_called, _ALL)
     ),
-    "shrunken, refused": Claim("rate", _SOURCES, (), _cases(refused, **_ALL)),
-    "shrunken, ratio of mean squared errors": Claim("rate", _SOURCES, (), _cases(error_ratio, **_ALL)),
+    "shrunken, refused": Claim("rate", _SOURCES, (), _cases(refused, _ALL)),
+    "shrunken, ratio of mean squared errors": Claim("rate", _SOURCES, (), _cases(error_ratio, _ALL)),
     "shrunken, sensitivity beside the FDR rule": Claim(
         "rate", _SOURCES, (),
         _cases(
             power,
+            _REPLICATES,
             ("probability 0.95", "FDR 0.05", "probability, equal error", "FDR, equal error", "wrong, probability",
              "wrong, FDR"),
-            **_REPLICATES,
         ),
     ),
 }  # fmt: skip

@@ -33,7 +33,7 @@ MEANT = {
     "entropies": {"EntropyResult"},
     "forest": {
         "BootstrapResult", "ComparisonResult", "ComponentsResult", "EffectiveRankResult", "EntropyResult",
-        "ExtremeEigenvalues", "IccResult", "LeakageResult", "RunsResult",
+        "ExtremeEigenvalues", "IccResult", "LeakageResult", "RunsResult", "ShrunkenResult",
     },
     "freezing": {"ConvergenceResult"},
     "generalization": {"GeneralizationResult"},
