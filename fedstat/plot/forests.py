@@ -34,7 +34,8 @@ from fedstat.study import collect
 
 TAKES = (
     "the result of icc, variance_components or their shrunken(), of bootstrap, compare, effective_rank, knn_entropy, "
-    "attack.leakage or ntk.extreme_eigenvalues, a split by agreement, or a table with the columns estimate, conf_low and conf_high"
+    "attack.leakage or ntk.extreme_eigenvalues, a split by agreement, or a table with the columns estimate, conf_low "
+    "and conf_high"
 )
 _NAMES = ("term", "unit", "method", "layer", "scenario", "run", "client")
 

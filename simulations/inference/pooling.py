@@ -118,20 +118,20 @@ def wrongly_called(draw: Draw, rng: np.random.Generator) -> float:
     return float((called & ~fit.shared).sum() / max(1, called.sum()))
 
 
-def refused(draw: Draw, rng: np.random.Generator) -> float:
-    """Whether pooling is refused, or clients have a caution."""
-    return float(draw(rng).pooled() is None)
+def sizes(draw: Draw, rng: np.random.Generator) -> list[float]:
+    """Whether pooling is refused, or clients have a caution; sizes of pooled by single units.
 
-
-def error_ratio(draw: Draw, rng: np.random.Generator) -> float:
-    """Mean squared error of pooled estimates, of that without pooling, on the scale of −log(1 − x)."""
+    These are mean squared errors on the scale of −log(1 − x), and median widths of intervals.
+    """
     fit = draw(rng)
     if (pooled := fit.pooled()) is None:
-        return np.nan
+        return [1.0, np.nan, np.nan]
     values = (pooled.pooled.estimate, -np.log1p(-fit.result.statistic))
     with np.errstate(invalid="ignore"):
         pooled_error, single_error = (np.nanmean((x + np.log1p(-fit.units))[~np.isnan(values[0])] ** 2) for x in values)
-    return float(pooled_error / single_error)
+    single = fit.result.by_unit()
+    widths = [np.nanmedian(table["conf_high"] - table["conf_low"]) for table in (pooled.tidy(), single)]
+    return [0.0, float(pooled_error / single_error), float(widths[0] / widths[1])]
 
 
 def power(draw: Draw, rng: np.random.Generator) -> list[float]:
@@ -184,19 +184,25 @@ _SYNTHETIC = {
     for event in ("a fifth constant", "one diverged")
     for clients in (5, 10, 30)
 }
+_SIZES = "a caution is given where clients of unlike size are seen"
 _SOURCES = (
-    "fedstat.stats.pooling.pool", "fedstat.stats.pooling._pool_variances", "fedstat.stats.pooling.Pooled.ends", "fedstat.stats.pooling.Pooled.above",
+    "fedstat.stats.pooling.pool", "fedstat.stats.pooling._pool_variances", "fedstat.stats.pooling.Pooled.ends",
+    "fedstat.stats.pooling.Pooled.above",
     "fedstat.stats.icc_resampling._errors",
 )  # fmt: skip
 
 
-def _cases(hits: Callable[..., Any], draws: Mapping[str, Draw], parts: tuple[str, ...] = ("",)) -> dict[str, Case]:
+def _cases(
+    hits: Callable[..., Any], draws: Mapping[str, Draw], parts: tuple[str, ...] = ("",), replicates: int = 200
+) -> dict[str, Case]:
     return {
         name: Case(
-            partial(hits, draw), replicates=60 if "512" in name else 200, parts=parts, trained=name not in _SYNTHETIC
+            partial(hits, draw), "log-normal" not in name and "diverged" not in name,
+            30 if "512" in name else min(replicates, 100) if name in _SYNTHETIC else replicates,
+            _SIZES if "log-normal" in name or "diverged" in name else "", parts, name not in _SYNTHETIC,
         )
         for name, draw in draws.items()
-    }
+    }  # fmt: skip
 
 
 _ALL: dict[str, Draw] = {**_TRAINED, **_REPLICATES, **_SYNTHETIC}
@@ -208,8 +214,9 @@ CLAIMS = {
     "shrunken, units wrongly called shared, of those called": Claim(
         "level", _SOURCES, ("ShrunkenResult.probability", "SplitResult.probability"), _cases(wrongly_called, _ALL)
     ),
-    "shrunken, refused": Claim("rate", _SOURCES, (), _cases(refused, _ALL)),
-    "shrunken, ratio of mean squared errors": Claim("rate", _SOURCES, (), _cases(error_ratio, _ALL)),
+    "shrunken, refused; errors and widths of pooled by single units": Claim(
+        "rate", _SOURCES, (), _cases(sizes, _ALL, ("refused", "mean squared errors", "widths"), replicates=100)
+    ),
     "shrunken, sensitivity beside the FDR rule": Claim(
         "rate", _SOURCES, (),
         _cases(
@@ -217,6 +224,7 @@ CLAIMS = {
             _REPLICATES,
             ("probability 0.95", "FDR 0.05", "probability, equal error", "FDR, equal error", "wrong, probability",
              "wrong, FDR"),
+            replicates=100,
         ),
     ),
 }  # fmt: skip
