@@ -98,7 +98,11 @@ def _margin(layer: float) -> float:
 
 
 def coverage(draw: Draw, rng: np.random.Generator) -> list[Any]:
-    """Whether pooled intervals cover: all units, units called shared, the tenth with the highest probability."""
+    """Whether pooled intervals cover: all units, units called shared, the tenth with the highest probability.
+
+    Coverage of called units is 1 minus the false coverage rate (Benjamini and Yekutieli 2005, JASA 100, 71-81): of the
+    called units, and 1 if none is called.
+    """
     fit = draw(rng)
     if (pooled := fit.pooled()) is None:
         return [np.nan] * 3
@@ -106,7 +110,8 @@ def coverage(draw: Draw, rng: np.random.Generator) -> list[Any]:
     covers = (table["conf_low"] <= fit.units) & (fit.units <= table["conf_high"])
     hits = np.where(np.isfinite(table["conf_low"]) & np.isfinite(fit.units), covers, np.nan)
     called, order = pooled.split().shared, np.argsort(-np.where(np.isnan(hits), -1, pooled.probability), kind="stable")
-    return [hits, hits[called] if called.any() else np.nan, hits[order[: max(1, len(order) // 10)]]]
+    missed = (hits[called] == 0).sum() / max(1, called.sum())
+    return [hits, 1 - missed, hits[order[: max(1, len(order) // 10)]]]
 
 
 def wrongly_called(draw: Draw, rng: np.random.Generator) -> float:
