@@ -11,7 +11,7 @@ import numpy as np
 import fedstat
 from fedstat.results import ComponentsResult, IccResult, ShrunkenResult
 from simulations.inference.agreement import has_caution_on_clients
-from simulations.inference.layers import POPULATIONS, Sample
+from simulations.inference.layers import POPULATIONS
 from simulations.inference.pools import Kind
 from simulations.inference.shares import _ALIKE, _PLACES, trained
 from simulations.inference.table import Case, Claim
@@ -26,26 +26,28 @@ class Fit(NamedTuple):
     result : IccResult or ComponentsResult
     units : array (unit,)
         True ICC2 or reliability of each unit.
-    layer : float
-        Of the whole layer, within 0.01 and 0.99: the margin, so that many units are on either side.
     """
 
     result: IccResult | ComponentsResult
     units: np.ndarray
-    layer: float
+
+    def margin(self, unshared: float = 0.5) -> float:
+        """Margin beyond which all but a proportion ``unshared`` of the units is shared, within 0.01 and 0.99."""
+        of_agreement = isinstance(self.result, IccResult)
+        return float(np.clip(np.nanquantile(self.units, unshared if of_agreement else 1 - unshared), 0.01, 0.99))
 
     @property
     def shared(self) -> np.ndarray:
-        """Units that are truly shared, bool array (unit,)."""
-        is_above = isinstance(self.result, IccResult)
-        return np.asarray(self.units > self.layer if is_above else self.units < self.layer)
+        """Units that are truly shared beyond the margin, bool array (unit,)."""
+        of_agreement = isinstance(self.result, IccResult)
+        return np.asarray(self.units > self.margin() if of_agreement else self.units < self.margin())
 
-    def pooled(self) -> ShrunkenResult | None:
+    def pooled(self, unshared: float = 0.5) -> ShrunkenResult | None:
         """Pool the units; None if this is refused, or if there is a caution on the clients."""
         if isinstance(self.result, IccResult) and has_caution_on_clients(self.result):
             return None
         try:
-            return self.result.shrunken(margin=self.layer)
+            return self.result.shrunken(margin=self.margin(unshared))
         except ValueError as error:
             if not str(error).startswith("pooling needs"):
                 raise
@@ -57,13 +59,14 @@ Draw = Callable[[np.random.Generator], Fit]
 
 def of_population(name: str, clients: int, rng: np.random.Generator) -> Fit:
     """Agreement of clients of a population of ``layers``."""
-    return _agreement(POPULATIONS[name].draw(clients, rng))
+    sample = POPULATIONS[name].draw(clients, rng)
+    return Fit(fedstat.icc(sample.weights), sample.units)
 
 
 def of_replicates(kind: Kind, steps: int, layer: int, clients: int, rng: np.random.Generator) -> Fit:
     """Reliability of differences of trained clients."""
     drawn = trained(kind, steps, layer, clients, rng)
-    return Fit(fedstat.variance_components(drawn.weights), drawn.units, _margin(drawn.layer))
+    return Fit(fedstat.variance_components(drawn.weights), drawn.units)
 
 
 SHARES: dict[str, Callable[[int, np.random.Generator], np.ndarray]] = {
@@ -86,32 +89,26 @@ def of_shares(shares: str, units: int, clients: int, event: str, rng: np.random.
         w[:, ::5], truth[::5] = 0, np.nan
     if event == "one diverged":
         w[0] *= 10
-    return _agreement(Sample(w, truth, float(size.mean() / (size.mean() + 1 - common.mean()))))
-
-
-def _agreement(sample: Sample) -> Fit:
-    return Fit(fedstat.icc(sample.weights), sample.units, _margin(sample.layer))
-
-
-def _margin(layer: float) -> float:
-    return float(np.clip(layer, 0.01, 0.99))
+    return Fit(fedstat.icc(w), truth)
 
 
 def coverage(draw: Draw, rng: np.random.Generator) -> list[Any]:
-    """Whether pooled intervals cover: all units, units called shared, the tenth with the highest probability.
+    """Whether pooled intervals cover: all units, the tenth with the highest probability, and units called shared.
 
     Coverage of called units is 1 minus the false coverage rate (Benjamini and Yekutieli 2005, JASA 100, 71-81): of the
-    called units, and 1 if none is called.
+    called units, and 1 if none is called. The margin is the median of the true values, or such that 15 % are shared.
     """
     fit = draw(rng)
     if (pooled := fit.pooled()) is None:
-        return [np.nan] * 3
-    table = pooled.tidy()
+        return [np.nan] * 4
+    table, rates = pooled.tidy(), []
     covers = (table["conf_low"] <= fit.units) & (fit.units <= table["conf_high"])
     hits = np.where(np.isfinite(table["conf_low"]) & np.isfinite(fit.units), covers, np.nan)
-    called, order = pooled.split().shared, np.argsort(-np.where(np.isnan(hits), -1, pooled.probability), kind="stable")
-    missed = (hits[called] == 0).sum() / max(1, called.sum())
-    return [hits, 1 - missed, hits[order[: max(1, len(order) // 10)]]]
+    order = np.argsort(-np.where(np.isnan(hits), -1, pooled.probability), kind="stable")
+    for result in (pooled, fit.pooled(0.85)):
+        called = np.zeros(len(hits), bool) if result is None else result.split().shared
+        rates.append(1 - (hits[called] == 0).sum() / max(1, called.sum()))
+    return [hits, hits[order[: max(1, len(order) // 10)]], *rates]
 
 
 def wrongly_called(draw: Draw, rng: np.random.Generator) -> float:
@@ -148,9 +145,9 @@ def power(draw: Draw, rng: np.random.Generator) -> list[float]:
     fit = draw(rng)
     if (pooled := fit.pooled()) is None or not fit.shared.any() or not isinstance(fit.result, ComponentsResult):
         return [np.nan] * 6
-    called = [pooled.split().shared, np.asarray(fit.result.split(margin=fit.layer).conclusion == "shared")]
+    called = [pooled.split().shared, np.asarray(fit.result.split(margin=fit.margin()).conclusion == "shared")]
     c = fit.result.components
-    t = (-np.log1p(-c.reliability) + np.log1p(-fit.layer)) / c.std_error
+    t = (-np.log1p(-c.reliability) + np.log1p(-fit.margin())) / c.std_error
     scores = [pooled.probability, -t]
     return [
         *(float(one[fit.shared].mean()) for one in called),
@@ -214,7 +211,7 @@ _ALL: dict[str, Draw] = {**_TRAINED, **_REPLICATES, **_SYNTHETIC}
 CLAIMS = {
     "shrunken, intervals of units": Claim(
         "coverage", _SOURCES, ("ShrunkenResult.conf_low", "ShrunkenResult.conf_high"),
-        _cases(coverage, _ALL, ("units", "called shared", "most probable tenth")),
+        _cases(coverage, _ALL, ("units", "most probable tenth", "called, half shared", "called, 15% shared")),
     ),
     "shrunken, units wrongly called shared, of those called": Claim(
         "level", _SOURCES, ("ShrunkenResult.probability", "SplitResult.probability"), _cases(wrongly_called, _ALL)
