@@ -188,6 +188,7 @@ def icc(
             result = replace(
                 result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
                 test=by_clients.test, influence=by_clients.influence, clients=np.concatenate(names),
+                errors=by_clients.errors,
             )  # fmt: skip
     return replace(
         result, baseline_subtracted=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1],

@@ -133,7 +133,10 @@ class SplitOptions(_FitOptions, total=False):
         Communalities above 1: allow and flag them, clip them to 1 in every iteration, or raise an error that names the
         units.
     fdr, margin : float in (0, 1)
-        With ``tau="test"``: false discovery rate, and the reliability above which a unit is personal.
+        With ``tau="test"``: false discovery rate, and the reliability above which a unit is personal. ``margin`` with
+        ``tau="posterior"``: the ICC2 above which a unit is shared.
+    prob : float in (0, 1)
+        With ``tau="posterior"``: least posterior probability of a shared unit.
     inconclusive : {"shared", "personal"}
         With ``tau="test"``: group of the inconclusive units.
     covariate : array (client,)
@@ -147,6 +150,7 @@ class SplitOptions(_FitOptions, total=False):
     heywood: Heywood
     fdr: float
     margin: float
+    prob: float
     inconclusive: Literal["shared", "personal"]
     covariate: Any
 

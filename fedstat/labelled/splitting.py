@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal, Unpack, cast
 
 import numpy as np
@@ -37,6 +38,7 @@ from fedstat.results import (
     FactorResult,
     IccResult,
     LayerResults,
+    ShrunkenResult,
     SplitMapResult,
     SplitResult,
     StoredSplitResult,
@@ -49,7 +51,7 @@ from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
 from fedstat.store.encoding import algorithm_of
 
-_TEST_OPTIONS = ("fdr", "margin", "inconclusive", "covariate")
+_TAU_OPTIONS = {"test": ("fdr", "margin", "inconclusive", "covariate"), "posterior": ("margin", "prob")}
 
 
 def _analysis(settings: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def _stored_split(run: xr.DataTree, layer: str, *, round: int | None, **_: Any) 
     )
 
 
-@show_options(SplitOptions, fa, ComponentsResult.split, variance_components)
+@show_options(SplitOptions, fa, ComponentsResult.split, ShrunkenResult.split, variance_components)
 @by_layer(
     stored=_stored_split,
     analyzes=lambda **settings: bool(_analysis(settings)),
@@ -92,7 +94,7 @@ def split(
     weights: Weights,
     *,
     kappa: float = 0.85,
-    tau: Tau | Literal["test"] = 0.5,
+    tau: Tau | Literal["test", "posterior"] = 0.5,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
     stage: Stage | None = None,
@@ -106,6 +108,8 @@ def split(
     - By factor analysis ("pa", "minres", "pc", "leverage"; FedFac §4.1) a unit is shared if *other units* explain it.
     - By "icc" a unit is shared if *clients agree* on it (:func:`icc`).
     - By "icc" with ``tau="test"`` a unit is personal if its clients truly differ (:func:`variance_components`).
+    - By "icc" with ``tau="posterior"`` a unit is shared if clients agree on it with a high posterior probability
+      (:meth:`IccResult.shrunken`).
 
     Parameters
     ----------
@@ -114,9 +118,10 @@ def split(
         files of clients (a list, a folder, "client*.pt"), state_dicts or modules, or a mapping from client to these.
     kappa : float in (0, 1]
         κ, the proportion of the eigenvalue sum that factors must reach; see :func:`fa`.
-    tau : float in (0, 1), inf, -inf, Absolute or "test"
+    tau : float in (0, 1), inf, -inf, Absolute, "test" or "posterior"
         Threshold of ν or of the ICC from which a unit is shared: this quantile; with ``Absolute(x)``, x; with inf, all
-        units are personal; with -inf, all are shared. "test" needs "icc" and weights with a dim ``replicate``.
+        units are personal; with -inf, all are shared. "test" needs "icc" and weights with a dim ``replicate``,
+        "posterior" needs "icc".
     layer : str or sequence of str, optional
         Names, or patterns such as ``"conv*"``. By default all layers but embeddings and the output layer.
     checkpoint : int, optional
@@ -133,9 +138,10 @@ def split(
         Show how many layers are done; see :func:`fedstat.fl.train`.
     method : {"pa", "minres", "pc", "leverage", "icc"}
         Statistic of a unit, see above.
-    n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol, fdr, margin, inconclusive, covariate
-        Settings of the factor analysis, as in :func:`fa`; the last four are those of ``tau="test"``, as in
-        :meth:`ComponentsResult.split` and :func:`variance_components`.
+    n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol, fdr, margin, prob, inconclusive, covariate
+        Settings of the factor analysis, as in :func:`fa`. ``fdr``, ``margin``, ``inconclusive`` and ``covariate`` are
+        those of ``tau="test"``, as in :meth:`ComponentsResult.split` and :func:`variance_components`; ``margin`` and
+        ``prob`` those of ``tau="posterior"``, as in :meth:`IccResult.shrunken` and :meth:`ShrunkenResult.split`.
 
     Returns
     -------
@@ -170,7 +176,12 @@ def split(
         )
     factor_options: dict[str, Any] = {**options}
     method = check.choice("method", factor_options.get("method", CHOICES["method"]), _split.METHODS)
-    test_options = {name: factor_options.pop(name) for name in _TEST_OPTIONS if name in factor_options}
+    tau_options = {name: factor_options.pop(name) for name in options if name in {*chain(*_TAU_OPTIONS.values())}}
+    rule = tau if method == "icc" and isinstance(tau, str) else ""
+    for name, value in tau_options.items():
+        if name not in _TAU_OPTIONS.get(rule, ()):
+            rules = " or ".join(f"tau={other!r}" for other, names in _TAU_OPTIONS.items() if name in names)
+            raise ValueError(f"{name} has no effect without method='icc' and {rules}, but got {value!r}. Remove it.")
     if method == "icc":
         _require_no_factor_options(kappa, factor_options)
         if tau == "test":
@@ -179,17 +190,23 @@ def split(
                     "baseline has no effect with tau='test', which compares replicates with common initial parameters. "
                     "Remove it."
                 )
-            components = variance_components(weights, covariate=test_options.pop("covariate", None))
-            return components.split(**test_options)
-    for name, value in test_options.items():
-        raise ValueError(f"{name} has no effect without method='icc' and tau='test', but got {value!r}. Remove it.")
+            components = variance_components(weights, covariate=tau_options.pop("covariate", None))
+            return components.split(**tau_options)
+        agreement = icc(weights, baseline=baseline, progress=progress)
+        if tau == "posterior":
+            prob = {"prob": tau_options.pop("prob")} if "prob" in tau_options else {}
+            return agreement.shrunken(**tau_options).split(**prob)
+        return agreement.split(tau=tau)
     if tau == "test":
         raise ValueError(
             "tau='test' tests client differences against training noise and needs method='icc', but got "
             f"method={method!r}. Use method='icc', with weights that have a dim replicate."
         )
-    if method == "icc":
-        return icc(weights, baseline=baseline, progress=progress).split(tau=tau)
+    if tau == "posterior":
+        raise ValueError(
+            "tau='posterior' is by agreement of clients and needs method='icc', but got "
+            f"method={method!r}. Use method='icc'."
+        )
     fitting = _fitting(kappa, factor_options)
     result = analyze_weights(weights, baseline, **fitting).split(tau=tau)
     warn_if_contradicted(result)

@@ -52,6 +52,7 @@ _LABELS = {
     "nu": r"communality $\nu$",
     "ICC2": "agreement of clients, ICC2",
     "reliability": "reliability of client differences",
+    "probability": "posterior probability that a unit is shared",
 }
 
 

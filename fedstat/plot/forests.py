@@ -23,17 +23,21 @@ from fedstat.results import (
     GroupIccResult,
     IccResult,
     LeakageResult,
+    ShrunkenResult,
     SplitResult,
 )
 from fedstat.results.icc import HEADLINE, NO_EVIDENCE, NOT_TESTED, ONE_DIRECTION
 from fedstat.results.leakage import RECOVERED
+from fedstat.results.pooling import LIKELY
+from fedstat.results.split import POSTERIOR
 from fedstat.results.tables import count
 from fedstat.stats.icc import TYPES, Type
 from fedstat.study import collect
 
 TAKES = (
-    "the result of icc, variance_components, bootstrap, compare, effective_rank, knn_entropy, attack.leakage or "
-    "ntk.extreme_eigenvalues, a split by agreement, or a table with the columns estimate, conf_low and conf_high"
+    "the result of icc, variance_components or their shrunken(), of bootstrap, compare, effective_rank, knn_entropy, "
+    "attack.leakage or ntk.extreme_eigenvalues, a split by agreement, or a table with the columns estimate, conf_low "
+    "and conf_high"
 )
 _NAMES = ("term", "unit", "method", "layer", "scenario", "run", "client")
 
@@ -44,7 +48,7 @@ class Rows(NamedTuple):
     Attributes
     ----------
     table : DataFrame
-        name, value, low, high and filled (bool) of each row.
+        name, value, low, high and filled (bool) of each row; single (estimate without pooling), if units are pooled.
     label : str
         Label of the axis: values and intervals.
     lines : tuple of float
@@ -135,6 +139,19 @@ def _of_components(result: ComponentsResult, type: Type) -> Rows:  # noqa: A002,
     )
 
 
+@rows.register(ShrunkenResult)
+def _of_shrunken(result: ShrunkenResult, type: Type) -> Rows:  # noqa: A002
+    table = result.tidy()
+    return Rows(
+        _to_rows(table, "unit").assign(filled=table["probability"] >= LIKELY, single=result.fit.statistic),
+        f"{result.fit.statistic_name}, {_percent(result.level)} CI (empirical Bayes); × without pooling",
+        (0, result.margin),
+        f"P({result.event}) of at least {LIKELY:g}",
+        "below",
+        layer=rows(result.fit, type).layer,
+    )
+
+
 @rows.register(SplitResult)
 def _of_split(result: SplitResult, type: Type) -> Rows:  # noqa: A002
     if result.fit.statistic_name == "nu":
@@ -146,7 +163,7 @@ def _of_split(result: SplitResult, type: Type) -> Rows:  # noqa: A002
         table = of_fit.table.assign(filled=np.isin(result.conclusion, ("shared", "personal")))
         filled = f"above or below {result.threshold:.4g} (FDR {result.fdr:.2g})"
         return of_fit._replace(table=table, lines=(0, result.threshold), filled=filled, empty="inconclusive")
-    threshold = (result.threshold,) if np.isfinite(result.threshold) else ()
+    threshold = (result.threshold,) if np.isfinite(result.threshold) and result.tau != POSTERIOR else ()
     table = of_fit.table.assign(filled=result.shared)
     return of_fit._replace(table=table, lines=(*of_fit.lines, *threshold), filled="shared", empty="personal")
 
@@ -270,9 +287,9 @@ def forest(
 
         - the result of :func:`fedstat.icc` (with bootstrap samples, the intervals are those of the bootstrap;
           with groups the layer's agreement between and within groups and within each group),
-          :func:`fedstat.variance_components` (reliability), :func:`fedstat.bootstrap` (communality),
-          :func:`fedstat.compare` (differences with simultaneous CIs), ``effective_rank``, ``knn_entropy``,
-          ``attack.leakage`` (PSNR minus PSNR of the class-mean image) or ``ntk.extreme_eigenvalues``;
+          :func:`fedstat.variance_components` (reliability), their ``shrunken()``, :func:`fedstat.bootstrap`
+          (communality), :func:`fedstat.compare` (differences with simultaneous CIs), ``effective_rank``,
+          ``knn_entropy``, ``attack.leakage`` (PSNR minus PSNR of the class-mean image) or ``ntk.extreme_eigenvalues``;
         - a split by agreement or by a test;
         - results of several layers, which are drawn side by side on one scale;
         - a table with the columns estimate, conf_low and conf_high, and a column term, unit, method, layer, scenario,
@@ -322,6 +339,8 @@ def _draw_rows(forest_rows: Rows, ax: Axes | None, *, most: int) -> Axes:
         ax.axvline(x, color=gray(0.7), linewidth=0.8, zorder=0)
     ax.hlines(y, table["low"], table["high"], color=gray(0.5), linewidth=1)
     color = [gray(0.1) if is_filled else gray(1) for is_filled in table["filled"]]
+    if "single" in table:
+        ax.scatter(table["single"], y, s=10, color=gray(0.5), marker="x", linewidth=0.8, zorder=2)
     ax.scatter(table["value"], y, s=16, color=color, edgecolor=gray(0.1), linewidth=0.8, zorder=3)
     names, positions, layer = list(table["name"]), list(y), forest_rows.layer
     if layer is not None:

@@ -7,6 +7,7 @@ from fedstat.results.group_icc import GroupIccResult
 from fedstat.results.icc import IccResult
 from fedstat.results.jackknife import JackknifeResult
 from fedstat.results.leakage import LeakageResult
+from fedstat.results.pooling import ShrunkenResult
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.results.split import AgreementWarning, SplitMapResult, SplitResult
 from fedstat.results.stored_split import StoredSplitResult
@@ -34,6 +35,7 @@ __all__ = [
     "PermutationResult",
     "Rotation",
     "SensitivityResult",
+    "ShrunkenResult",
     "SplitMapResult",
     "SplitResult",
     "StoredSplitResult",

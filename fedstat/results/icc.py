@@ -24,14 +24,16 @@ from fedstat.results.base import (
     listing,
 )
 from fedstat.results.exports import Headings
+from fedstat.results.pooling import ShrunkenResult
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats import LEAST_VARYING
 from fedstat.stats import split as _split
 from fedstat.stats.clustering import equal_objects, separate_groups
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
-from fedstat.stats.icc_resampling import Influence, describe_samples
+from fedstat.stats.icc_resampling import Errors, Influence, describe_samples
 from fedstat.stats.icc_tests import MOST_ENUMERATED, AgreementTest
+from fedstat.stats.pooling import pool
 
 Floats = NDArray[np.float64]
 Inference = Literal["sign-flip", "permutation", "F"]
@@ -105,6 +107,8 @@ class IccResult(Result):
         "rounds": the weights are changes over several rounds of local training since common values. None: unknown.
     skewed_classes : bool
         True if units are classes, as in the output layer of a run, of which some clients have no training samples.
+    errors : Errors or None
+        Standard errors of −log(1 − ICC2) with degrees of freedom, arrays (unit,). None for F and for two clients.
     """
 
     coefficients: Coefficients
@@ -122,6 +126,7 @@ class IccResult(Result):
     reasons: NDArray[np.str_] | None = None
     common_start: str | None = None
     skewed_classes: bool = False
+    errors: Errors | None = None
     method: ClassVar[str] = "icc"
     statistic_name: ClassVar[str] = "ICC2"
     _figure: ClassVar[str] = "forest"
@@ -230,6 +235,48 @@ class IccResult(Result):
             tau=tau,
             fit=self,
         )
+
+    def shrunken(self, *, margin: float = 0.5) -> ShrunkenResult:
+        """Draw the ICC2 of units towards their layer by empirical Bayes, with the probability of agreement.
+
+        Parameters
+        ----------
+        margin : float in [0, 1)
+            A unit is shared if its ICC2 is above ``margin``. Above 1/2, most of the variance of the unit's weights is
+            common to all clients.
+
+        Returns
+        -------
+        ShrunkenResult
+            On the scale −log(1 − ICC2) of the intervals, with the standard errors of the jackknife over clients.
+
+        Raises
+        ------
+        ValueError
+            If there are no intervals over clients, or on the conditions of :func:`fedstat.stats.pooling.pool`: at least
+            10 units, which differ at least as much as their errors.
+
+        Examples
+        --------
+        >>> from fedstat import icc
+        >>> rng = np.random.default_rng(0)
+        >>> client_weights = np.linspace(0, 2, 12)[:, None] * rng.normal(size=(12, 50)) + rng.normal(size=(6, 12, 50))
+        >>> icc(client_weights).shrunken().tidy()[["unit", "estimate", "probability"]].round(2).iloc[[0, 6, 11]]
+            unit  estimate  probability
+        0      0      0.06         0.00
+        6      6      0.55         0.82
+        11    11      0.72         1.00
+        """
+        check.real("margin", margin, low=0, high=1, open_high=True)
+        if self.errors is None:
+            why = "F tests have none" if self.inference == "F" else f"{self.n_clients} clients have none"
+            raise ValueError(
+                f"pooling needs standard errors over clients, but {why}. Use at least 3 clients, and "
+                "inference='sign-flip'."
+            )
+        with np.errstate(divide="ignore"):
+            estimate = -np.log1p(-self.agreement)
+        return ShrunkenResult(self, pool(estimate, *self.errors, most=self.n_clients - 1), margin)
 
     def by_unit(self) -> pd.DataFrame:
         """Return the table of :meth:`augment` with the column ``term`` for ``unit``, to begin a split's table."""

@@ -17,8 +17,10 @@ from fedstat.stats import split as _split
 
 Floats = NDArray[np.float64]
 # Words of prints, and columns of tables, for names of statistics.
-_STATISTICS = {"nu": "communality", "ICC2": "agreement", "reliability": "reliability"}
-_COLUMNS = {"nu": "communality", "ICC2": "icc", "reliability": "reliability"}
+_STATISTICS = {"nu": "communality", "ICC2": "agreement", "reliability": "reliability", "probability": "probability"}
+_COLUMNS = {"nu": "communality", "probability": "probability", "ICC2": "icc", "reliability": "reliability"}
+POSTERIOR: Literal["posterior"] = "posterior"
+"""Threshold of a split by the posterior probability that a unit is shared."""
 WRONG_SIDE = (0.01, 0.15)
 """Errors of a split by test at a false discovery rate of 0.05 in trained networks (``simulations/inference``): largest
 proportion of wrong units among units called shared or personal, and of layers with at least one wrong unit."""
@@ -39,7 +41,8 @@ class SplitResult(Result):
     - :class:`FactorResult`: the other units explain the unit, so that its communality ν reaches the threshold;
     - :class:`IccResult`: clients agree on the unit, so that its ICC2 reaches the threshold;
     - :class:`ComponentsResult`: a test concludes that the reliability of client differences is below the threshold. By
-      default the split shares inconclusive units, too.
+      default the split shares inconclusive units, too;
+    - :class:`ShrunkenResult`: the posterior probability that the unit is shared reaches the threshold.
 
     Attributes
     ----------
@@ -49,9 +52,9 @@ class SplitResult(Result):
         ζ: True for a shared unit.
     threshold : float
         Value of :attr:`statistic` that separates shared from personal units.
-    tau : float, Absolute or "test"
-        Threshold τ as the user set it: a quantile, ±inf, a value, or a test.
-    fit : FactorResult, IccResult or ComponentsResult
+    tau : float, Absolute, "test" or "posterior"
+        Threshold τ as the user set it: a quantile, ±inf, a value, a test, or a posterior probability.
+    fit : FactorResult, IccResult, ComponentsResult or ShrunkenResult
         Analysis behind the split.
     conclusion : str array (unit,) or None
         Conclusion of the test of each unit: "shared", "personal", "inconclusive", or "constant" (constant
@@ -63,7 +66,7 @@ class SplitResult(Result):
     communality: Floats
     shared: NDArray[np.bool_]
     threshold: float
-    tau: _split.Tau | Literal["test"]
+    tau: _split.Tau | Literal["test", "posterior"]
     fit: UnitStatistics
     conclusion: NDArray[np.str_] | None = None
     fdr: float | None = None
@@ -97,7 +100,7 @@ class SplitResult(Result):
 
     @property
     def statistic(self) -> Floats:
-        """Statistic of ``fit`` that is compared with the threshold: ν, ICC2 or reliability; array (unit,)."""
+        """Statistic of ``fit`` that is compared with the threshold, such as ν or ICC2; array (unit,)."""
         return self.fit.statistic
 
     @property
@@ -137,9 +140,9 @@ class SplitResult(Result):
         -------
         DataFrame (unit)
             term (the unit); group (shared, personal, or constant); conclusion, for a split by test; the statistic:
-            communality, icc (agreement) or reliability; its interval and p_adjusted, if it has any; icc, if there
-            are clients; margin (statistic minus threshold); then the other columns of ``fit.by_unit()``, such as
-            loadings.
+            communality, icc (agreement), reliability or probability; its interval and p_adjusted, if it has any; icc,
+            if there are clients; margin (statistic minus threshold); then the other columns of ``fit.by_unit()``, such
+            as loadings. Of probabilities, the interval is that of the pooled estimate.
         """
         table = self.fit.by_unit().assign(group=self.group, margin=self.margin)
         table = table if self.conclusion is None else table.assign(conclusion=self.conclusion)
@@ -238,6 +241,9 @@ class SplitResult(Result):
             group = "shared" if self.shared[self.conclusion == "inconclusive"].all() else "personal"
             tests = f"reliability tested against {self.threshold:.4g} (two-sided, FDR {self.fdr:.2g})"
             return f"Rule: {tests}: below, shared; above, personal; inconclusive units are treated as {group}"
+        if self.tau == POSTERIOR:
+            event = getattr(self.fit, "event")  # noqa: B009 - of a ShrunkenResult
+            return f"Rule: shared if P({event}) >= {self.threshold:.4g} (empirical Bayes); other units are personal"
         name = _STATISTICS[self.fit.statistic_name]
         if np.isinf(self.threshold):
             return f"Rule: all units are {'shared' if self.threshold < 0 else 'personal'} (tau = {self.tau})"

@@ -14,10 +14,12 @@ from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat.results.base import Caution, Result, aligned, describe_constant, extremes, wrapped
 from fedstat.results.exports import Headings
+from fedstat.results.pooling import ShrunkenResult
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats import LEAST_VARYING
 from fedstat.stats.icc import fdr as adjusted
+from fedstat.stats.pooling import pool
 from fedstat.stats.variance_components import Components, classify_units
 
 # Lines of prints.
@@ -305,6 +307,30 @@ class ComponentsResult(Result):
         conclusion = np.where(self.identical, "shared", conclusion)
         shared = (conclusion == "shared") | ((conclusion == "inconclusive") & (inconclusive == "shared"))
         return SplitResult(np.full(len(shared), np.nan), shared, margin, "test", self, conclusion, fdr)
+
+    def shrunken(self, *, margin: float = 0.5) -> ShrunkenResult:
+        """Draw the reliability of units towards their layer by empirical Bayes, with the probability to be shared.
+
+        Parameters
+        ----------
+        margin : float in (0, 1)
+            A unit is shared if its reliability is below ``margin``, as in :meth:`split`.
+
+        Returns
+        -------
+        ShrunkenResult
+            On the scale −log(1 − reliability) of the intervals, for the differences of these clients.
+
+        Raises
+        ------
+        ValueError
+            On the conditions of :func:`fedstat.stats.pooling.pool`: at least 10 units, which differ at least as much as
+            their errors.
+        """
+        check.real("margin", margin, low=0, high=1, open_low=True, open_high=True)
+        c = self.components
+        df = np.full(len(self.units), float(c.df)) if c.df_interval is None else c.df_interval
+        return ShrunkenResult(self, pool(-np.log1p(-c.reliability), c.std_error, df, most=c.df), margin)
 
     def by_unit(self) -> pd.DataFrame:
         """Return the table of :meth:`tidy` with ``term`` for ``unit``, and with icc, to begin a split's table."""

@@ -70,6 +70,19 @@ class Influence(NamedTuple):
         return float(1 / np.square(self.share).sum())
 
 
+class Errors(NamedTuple):
+    """Jackknife standard errors of −log(1 − ICC2), and their degrees of freedom.
+
+    Attributes
+    ----------
+    std_error, df : array (unit,)
+        ``std_error`` is NaN for a unit without an interval.
+    """
+
+    std_error: Floats
+    df: Floats
+
+
 class OverClients(NamedTuple):
     """Agreement of units and of the layer, with clients as the sample.
 
@@ -81,12 +94,15 @@ class OverClients(NamedTuple):
         that does not vary in all clients; with more, for a unit that varies in fewer than 5.
     test : AgreementTest
     influence : Influence
+    errors : Errors or None
+        Standard errors of the units' intervals; None for two clients.
     """
 
     units: Coefficients
     layer: Coefficients
     test: AgreementTest
     influence: Influence
+    errors: Errors | None = None
 
 
 class Contributions(NamedTuple):
@@ -145,7 +161,8 @@ def over_clients(
     of_units = jackknife_coefficients(units, ms_loo[0], result.statistic, result.p_value, level, sparse)
     of_layer = jackknife_coefficients(layer, ms_loo[1], result.layer_statistic, result.layer_p_value, level)
     scale = moments.power(t.exponent - t.exponent.max())
-    return OverClients(of_units, of_layer, result, _influence(part.residuals @ scale**2, ms_loo[1]))
+    influence = _influence(part.residuals @ scale**2, ms_loo[1])
+    return OverClients(of_units, of_layer, result, influence, None if ms_loo[0] is None else _errors(ms_loo[0], sparse))
 
 
 def client_rows(
@@ -349,6 +366,13 @@ def jackknife_coefficients(
     limits = [np.concatenate([bound, stepped_up(bound, k)], axis=-1) for bound in (low, high)]
     repeated = [np.repeat(np.asarray(x)[..., None], len(TYPES), axis=-1) for x in (statistic, p_value)]
     return Coefficients(icc, repeated[0], None, None, repeated[1], *limits)
+
+
+def _errors(ms_loo: MeanSquares, sparse: NDArray[np.bool_]) -> Errors:
+    """Return the standard errors behind the intervals of ICC2, from mean squares (client, unit) without each client."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        std_error, df = jackknife(-np.log1p(-_six(ms_loo)[..., TYPES.index("ICC2")]), ms_loo.n_clients)
+    return Errors(np.where(sparse, np.nan, std_error), df)
 
 
 def _six(ms: MeanSquares) -> Floats:

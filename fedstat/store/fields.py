@@ -40,7 +40,7 @@ SHAPES: dict[str, dict[str, str]] = {
     "GroupIccResult": {"unit": "units constant untrained", "client": "clients group_codes", "group": "group_names"},
     "ComponentsResult": {"unit": "components units agreement", "1": "layer_components"},
     "IccResult": {
-        "unit": "mean_squares units reasons", "unit type": "coefficients", "type": "layer_coefficients",
+        "unit": "mean_squares units reasons errors", "unit type": "coefficients", "type": "layer_coefficients",
         "client": "influence clients", "sample unit type": "replicates", "sample type": "layer_replicates",
     },
     "JackknifeResult": {
@@ -48,6 +48,7 @@ SHAPES: dict[str, dict[str, str]] = {
     },
     "NFactorsResult": {"_": "curves"},
     "PermutationResult": {"permutation unit": "communality"},
+    "ShrunkenResult": {"unit": "pooled"},
     "SplitMapResult": {"analysis": "analyses", "analysis unit": "shared", "unit": "constant units"},
     "SplitResult": {"unit": "communality shared conclusion"},
     "StoredSplitResult": {"unit": "shared communality icc units decided"},

@@ -10,6 +10,7 @@ from simulations.inference import (
     factor,
     groups,
     motivation,
+    pooling,
     ranks,
     replicates,
     runs,
@@ -19,6 +20,19 @@ from simulations.inference.table import Claim
 
 CLAIMS: dict[str, Claim] = {
     name: claim
-    for room in (factor, agreement, groups, shares, comparison, clusters, ranks, replicates, runs, entropy, motivation)
+    for room in (
+        factor,
+        agreement,
+        groups,
+        shares,
+        pooling,
+        comparison,
+        clusters,
+        ranks,
+        replicates,
+        runs,
+        entropy,
+        motivation,
+    )
     for name, claim in room.CLAIMS.items()
 }

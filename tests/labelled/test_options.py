@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,7 +19,7 @@ from layers import weights
 import fedstat
 from fedstat.labelled import factor
 from fedstat.labelled.factor import CHOICES, DEFAULTS
-from fedstat.labelled.splitting import _TEST_OPTIONS
+from fedstat.labelled.splitting import _TAU_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -39,7 +40,7 @@ fedstat.permutation_test(w, n_factors="two")
 
 
 def test_options_that_are_shown_are_those_that_are_taken() -> None:
-    assert set(get_type_hints(factor.SplitOptions)) == {*CHOICES, *DEFAULTS, *_TEST_OPTIONS}
+    assert set(get_type_hints(factor.SplitOptions)) == {*CHOICES, *DEFAULTS, *chain(*_TAU_OPTIONS.values())}
     for verb in (fedstat.bootstrap, fedstat.jackknife, fedstat.permutation_test):
         with pytest.raises(TypeError) as refused:
             verb(weights(), nonsense=1)

@@ -33,7 +33,7 @@ MEANT = {
     "entropies": {"EntropyResult"},
     "forest": {
         "BootstrapResult", "ComparisonResult", "ComponentsResult", "EffectiveRankResult", "EntropyResult",
-        "ExtremeEigenvalues", "GroupIccResult", "IccResult", "LeakageResult", "RunsResult",
+        "ExtremeEigenvalues", "GroupIccResult", "IccResult", "LeakageResult", "RunsResult", "ShrunkenResult",
     },
     "freezing": {"ConvergenceResult"},
     "generalization": {"GeneralizationResult"},

@@ -63,6 +63,9 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "effective_rank": lambda: fedstat.effective_rank(weights()),
     "client_clusters": lambda: fedstat.client_clusters(weights(), n_clusters=3, groups=np.repeat([0, 1, 2], 10)),
     "variance_components": lambda: fedstat.variance_components(replicates()),
+    "shrunken-icc": lambda: fedstat.icc(weights()).shrunken(),
+    "shrunken-reliability": lambda: fedstat.variance_components(replicates()).shrunken(),
+    "split-posterior": lambda: fedstat.split(weights(), method="icc", tau="posterior", margin=0.3),
     "compare": lambda: fedstat.compare(accuracies(), reference="fedavg"),
 }
 

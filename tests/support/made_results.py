@@ -57,6 +57,14 @@ def replicated() -> xr.DataArray:
     return xr.concat([W, W + noise], "replicate")
 
 
+def pooled_units() -> xr.DataArray:
+    """Clients that agree on some of 12 units and not on others."""
+    rng = np.random.default_rng(2)
+    w = np.linspace(0, 2, 12)[:, None] * rng.normal(size=(12, 30)) + rng.normal(size=(8, 12, 30))
+    units = [*NAMES, "i", "j", "k", "l"]
+    return xr.DataArray(w, dims=("client", "unit", "weight"), coords={"unit": units})
+
+
 def trained(seed: int, mu: float) -> xr.DataTree:
     """A run of one round."""
     data = fedstat.sim.generate(clients=3, d=4, m=5, n_train=8, n_test=4)
@@ -89,6 +97,7 @@ MADE: dict[str, Callable[[], Result]] = {
     "NFactorsResult": lambda: fedstat.n_factors(fedstat.layer_matrix(W), draws=2),
     "PermutationResult": lambda: fedstat.permutation_test(W, n_factors=2, n_permutations=5),
     "RunsResult": lambda: fedstat.study.compare_runs([trained(seed, mu) for seed in range(2) for mu in (0.1, 1.0)]),
+    "ShrunkenResult": lambda: fedstat.icc(pooled_units()).shrunken(margin=0.3),
     "SplitMapResult": lambda: fedstat.split_map(W, kappas=(0.5, 0.75), methods=("pa", "pc", "icc")),
     "SplitResult": lambda: fedstat.split(W, n_factors=2),
     "StoredSplitResult": lambda: fedstat.split(split_while_trained(), layer="fc1"),
