@@ -80,7 +80,7 @@ def coverage(sample: Sample) -> list[Any]:
     ]
 
 
-def has_caution_on_clients(found: fedstat.results.IccResult) -> bool:
+def has_caution_on_clients(found: fedstat.results.IccResult | fedstat.results.ComponentsResult) -> bool:
     """Return True if a result has a caution on clients of unlike size or on dependent clients."""
     return any(one.title in ("Clients of unlike size", "Clients not independent") for one in found.cautions())
 
@@ -91,6 +91,19 @@ def cautioned(population: str, clients: int, sound: bool, rng: np.random.Generat
     if sample.sound != sound:
         return np.nan
     return float(has_caution_on_clients(fedstat.icc(sample.weights)))
+
+
+def replicated(population: str, clients: int, sound: bool, rng: np.random.Generator) -> float:
+    """As :func:`cautioned`, by variance_components: two replicates with noise of half a client's standard deviation."""
+    sample = POPULATIONS[population].draw(clients, rng)
+    if sample.sound != sound:
+        return np.nan
+    w = sample.weights[:, None]
+    return float(
+        has_caution_on_clients(
+            fedstat.variance_components(w + 0.5 * w.std() * rng.normal(size=(clients, 2, *w.shape[2:])))
+        )
+    )
 
 
 def f_tests(kind: Noise, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -152,6 +165,11 @@ _CAUTIONS = (
     "fedstat.results.icc.IccResult._describe_dependence",
     "fedstat.stats.clustering.separate_groups",
     "fedstat.stats.clustering.equal_objects",
+)
+_GROUPS = (
+    "fedstat.labelled.dependent_clients._describe_groups",
+    "fedstat.results.icc.describe_groups",
+    "fedstat.stats.clustering.separate_groups",
 )
 _LEVELS = ("units", "any unit at FDR .05", "layer", "common profile")
 _P_VALUES = tuple(
@@ -221,6 +239,16 @@ def _of_cautions(*, sound: bool) -> dict[str, Case]:
     }
 
 
+def _of_replicates(populations: Iterable[str], *, sound: bool) -> dict[str, Case]:
+    return {
+        f"{name}, {clients} clients": Case(
+            partial(replicated, name, clients, sound), replicates=400, trained=POPULATIONS[name].trained
+        )
+        for name in populations
+        for clients in (6, 10, 30)
+    }
+
+
 def _of_f() -> dict[str, Case]:
     return {
         f"{kind} weights, {clients} clients": Case(
@@ -263,9 +291,30 @@ CLAIMS = {
     "icc, power of permutation tests at FDR .05": Claim(
         "rate", _PERMUTATIONS, _P_VALUES, _beside(power, "permutation", ("",), clients=(6, 12, 30))
     ),
-    "icc, intervals over clients": Claim("coverage", _JACKKNIFE, _INTERVALS, _of_populations()),
+    "icc, intervals over clients": Claim("coverage", (*_JACKKNIFE, *_CAUTIONS), _INTERVALS, _of_populations()),
     "icc, cautions where clients are independent and alike": Claim("level", _CAUTIONS, (), _of_cautions(sound=True)),
     "icc, cautions where they are not": Claim("rate", _CAUTIONS, (), _of_cautions(sound=False)),
+    "variance_components, cautions where clients are independent": Claim(
+        "level", _GROUPS, (),
+        _of_replicates(
+            (
+                "white weights, ICC2 0.3", "changes, two classes, 60 steps, layer 1",
+                "changes, Dirichlet .1, SGD, 60 steps, layer 1",
+            ),
+            sound=True,
+        ),
+    ),
+    "variance_components, cautions where clients form groups": Claim(
+        "rate", _GROUPS, (),
+        _of_replicates(
+            (
+                *(f"2 groups of similarity {similarity}, equally many of each" for similarity in (0.67, 0.33)),
+                "changes, two domains, Adam, 60 steps, layer 1, equally many of each",
+                "weights, two starts, SGD, 60 steps, layer 1, equally many of each",
+            ),
+            sound=False,
+        ),
+    ),
     "split, AgreementWarning": Claim(
         "level",
         ("fedstat.stats.split.contradicted",),

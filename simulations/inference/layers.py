@@ -271,7 +271,7 @@ def _whole(w: np.ndarray) -> Sample:
     return Sample(w, found.agreement, float(found.layer_coefficients.icc[1]))
 
 
-_EQUALLY = ", equally many of each"
+_EQUALLY, _CLIENTS = ", equally many of each", (4, 6, 10, 30)
 POPULATIONS: dict[str, Population] = {
     f"{kind} weights, ICC2 {share}": Population(partial(agreeing, kind, share), sound=(kind != "unlike clients",))
     for kind in ("white", "smooth", "t3", "unlike clients")
@@ -303,13 +303,13 @@ POPULATIONS: dict[str, Population] = {
     )
 } | {
     f"{n} groups of similarity {similarity}{_EQUALLY * equal}": Population(
-        partial(simulated_groups, n, similarity, equal), sound=(False,) if equal else (True, False), clients=(6, 10, 30)
+        partial(simulated_groups, n, similarity, equal), False, (False,) if equal else (True, False), _CLIENTS[equal:]
     )
     for n, similarity, equal in ((2, 0.67, False), (2, 0.67, True), (2, 0.33, True), (4, 0.67, True))
 } | {
     f"{'changes' if groups.changes else 'weights'}, {groups.kind}, {groups.optimizer}, 60 steps, layer {groups.layer}"
     f"{_EQUALLY * groups.equal}": Population(
-        partial(of_groups, groups), True, (False,) if groups.equal else (True, False), (6, 10, 30)
+        partial(of_groups, groups), True, (False,) if groups.equal else (True, False), _CLIENTS[groups.equal :]
     )
     for groups in (
         Groups("two domains"), Groups("two domains", equal=True), Groups("two domains", optimizer="Adam", equal=True),
