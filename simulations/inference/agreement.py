@@ -71,13 +71,21 @@ def covered(population: str, clients: int, rng: np.random.Generator) -> list[Any
 def coverage(sample: Sample) -> list[Any]:
     """Whether intervals of ICC2 hold the true values of a sample, units and layer; NaN with a caution on clients."""
     found = fedstat.icc(sample.weights)
-    if has_caution_on_clients(found):
-        return [np.nan, np.nan]
+    return [np.nan, np.nan] if has_caution_on_clients(found) else _covers(found, sample)
+
+
+def _covers(found: fedstat.results.IccResult, sample: Sample) -> list[Any]:
     tables = [t.query("type == 'ICC2'")[["conf_low", "conf_high"]].to_numpy().T for t in (found.tidy(), found.layer)]
     return [
         np.where(np.isnan(low) | np.isnan(truth), np.nan, (low <= truth) & (truth <= high))
         for (low, high), truth in zip(tables, (sample.units, np.full(1, sample.layer)), strict=True)
     ]
+
+
+def covered_with_caution(population: str, clients: int, rng: np.random.Generator) -> list[Any]:
+    """As :func:`covered`, with or without a caution, where clients are not sound."""
+    sample = POPULATIONS[population].draw(clients, rng)
+    return [np.nan, np.nan] if sample.sound else _covers(fedstat.icc(sample.weights), sample)
 
 
 def has_caution_on_clients(found: fedstat.results.IccResult | fedstat.results.ComponentsResult) -> bool:
@@ -228,6 +236,17 @@ def _of_populations() -> dict[str, Case]:
     }  # fmt: skip
 
 
+def _of_unsound() -> dict[str, Case]:
+    return {
+        f"{name}, {clients} clients": Case(
+            partial(covered_with_caution, name, clients), False, 200, _SIZES, ("units", "layer"), population.trained
+        )
+        for name, population in POPULATIONS.items()
+        if False in population.sound
+        for clients in population.clients
+    }
+
+
 def _of_cautions(*, sound: bool) -> dict[str, Case]:
     return {
         f"{name}, {clients} clients": Case(
@@ -293,6 +312,7 @@ CLAIMS = {
     ),
     "icc, intervals over clients": Claim("coverage", (*_JACKKNIFE, *_CAUTIONS), _INTERVALS, _of_populations()),
     "icc, cautions where clients are independent and alike": Claim("level", _CAUTIONS, (), _of_cautions(sound=True)),
+    "icc, intervals where they are not, with or without a caution": Claim("rate", _JACKKNIFE, (), _of_unsound()),
     "icc, cautions where they are not": Claim("rate", _CAUTIONS, (), _of_cautions(sound=False)),
     "variance_components, cautions where clients are independent": Claim(
         "level", _GROUPS, (),
