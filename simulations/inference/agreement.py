@@ -228,7 +228,7 @@ def _beside(
 def _of_populations() -> dict[str, Case]:
     return {
         f"{name}, {clients} clients": Case(
-            partial(covered, name, clients), True in population.sound and "t3" not in name, 400,
+            partial(covered, name, clients), True in population.sound and "t3" not in name, population.replicates,
             _HEAVY if "t3" in name else _SIZES, ("units", "layer"), population.trained,
         )
         for name, population in POPULATIONS.items()
@@ -239,7 +239,7 @@ def _of_populations() -> dict[str, Case]:
 def _of_unsound() -> dict[str, Case]:
     return {
         f"{name}, {clients} clients": Case(
-            partial(covered_with_caution, name, clients), False, 200, _SIZES, ("units", "layer"), population.trained
+            partial(covered_with_caution, name, clients), False, 100, _SIZES, ("units", "layer"), population.trained
         )
         for name, population in POPULATIONS.items()
         if False in population.sound
@@ -250,7 +250,11 @@ def _of_unsound() -> dict[str, Case]:
 def _of_cautions(*, sound: bool) -> dict[str, Case]:
     return {
         f"{name}, {clients} clients": Case(
-            partial(cautioned, name, clients, sound), "t3" not in name, 400, _HEAVY, trained=population.trained
+            partial(cautioned, name, clients, sound),
+            "t3" not in name,
+            population.replicates,
+            _HEAVY,
+            trained=population.trained,
         )
         for name, population in POPULATIONS.items()
         if sound in population.sound
@@ -261,7 +265,7 @@ def _of_cautions(*, sound: bool) -> dict[str, Case]:
 def _of_replicates(populations: Iterable[str], *, sound: bool) -> dict[str, Case]:
     return {
         f"{name}, {clients} clients": Case(
-            partial(replicated, name, clients, sound), replicates=400, trained=POPULATIONS[name].trained
+            partial(replicated, name, clients, sound), replicates=100, trained=POPULATIONS[name].trained
         )
         for name in populations
         for clients in (6, 10, 30)
