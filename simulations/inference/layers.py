@@ -306,7 +306,7 @@ POPULATIONS: dict[str, Population] = {
     )
 } | {
     f"{n} groups of similarity {similarity}{_EQUALLY * equal}": Population(
-        partial(simulated_groups, n, similarity, equal), False, (False,) if equal else (True, False), _CLIENTS[equal:], 100
+        partial(simulated_groups, n, similarity, equal), False, (True, False)[equal:], _CLIENTS[equal:], 100
     )
     for n, similarity, equal in ((2, 0.67, False), (2, 0.67, True), (2, 0.33, True), (4, 0.67, True))
 } | {
