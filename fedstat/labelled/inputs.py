@@ -115,8 +115,8 @@ def by_layer(
     frame : (str, str)
         Dims of the rows and columns of a DataFrame.
     over_clients : bool
-        True if intervals assume independent clients, and the result does not look for groups of clients. Verbs that
-        take replicates are such.
+        True if intervals assume independent clients, and the result does not look for groups of clients, as
+        :class:`fedstat.results.IccResult` does. Verbs that take replicates need no True.
     """
 
     def over_layers(verb: Callable[Concatenate[Any, P], R]) -> _Verb[P, R]:

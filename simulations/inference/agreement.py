@@ -71,8 +71,10 @@ def covered(population: str, clients: int, rng: np.random.Generator) -> list[Any
 def coverage(sample: Sample) -> list[Any]:
     """Whether intervals of ICC2 hold the true values of a sample, units and layer; NaN with a caution on clients."""
     found = fedstat.icc(sample.weights)
-    if has_caution_on_clients(found):
-        return [np.nan, np.nan]
+    return [np.nan, np.nan] if has_caution_on_clients(found) else _covers(found, sample)
+
+
+def _covers(found: fedstat.results.IccResult, sample: Sample) -> list[Any]:
     tables = [t.query("type == 'ICC2'")[["conf_low", "conf_high"]].to_numpy().T for t in (found.tidy(), found.layer)]
     return [
         np.where(np.isnan(low) | np.isnan(truth), np.nan, (low <= truth) & (truth <= high))
@@ -86,7 +88,13 @@ def contains_0(null: str, clients: int, rng: np.random.Generator) -> list[Any]:
     return coverage(Sample(w, np.zeros(w.shape[1]), 0.0))
 
 
-def has_caution_on_clients(found: fedstat.results.IccResult) -> bool:
+def covered_with_caution(population: str, clients: int, rng: np.random.Generator) -> list[Any]:
+    """As :func:`covered`, with or without a caution, where clients are not sound."""
+    sample = POPULATIONS[population].draw(clients, rng)
+    return [np.nan, np.nan] if sample.sound else _covers(fedstat.icc(sample.weights), sample)
+
+
+def has_caution_on_clients(found: fedstat.results.IccResult | fedstat.results.ComponentsResult) -> bool:
     """Return True if a result has a caution on clients of unlike size or on dependent clients."""
     return any(one.title in ("Clients of unlike size", "Clients not independent") for one in found.cautions())
 
@@ -97,6 +105,19 @@ def cautioned(population: str, clients: int, sound: bool, rng: np.random.Generat
     if sample.sound != sound:
         return np.nan
     return float(has_caution_on_clients(fedstat.icc(sample.weights)))
+
+
+def replicated(population: str, clients: int, sound: bool, rng: np.random.Generator) -> float:
+    """As :func:`cautioned`, by variance_components: two replicates with noise of half a client's standard deviation."""
+    sample = POPULATIONS[population].draw(clients, rng)
+    if sample.sound != sound:
+        return np.nan
+    w = sample.weights[:, None]
+    return float(
+        has_caution_on_clients(
+            fedstat.variance_components(w + 0.5 * w.std() * rng.normal(size=(clients, 2, *w.shape[2:])))
+        )
+    )
 
 
 def f_tests(kind: Noise, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -160,6 +181,11 @@ _CAUTIONS = (
     "fedstat.stats.clustering.separate_groups",
     "fedstat.stats.clustering.equal_objects",
 )
+_GROUPS = (
+    "fedstat.labelled.dependent_clients._describe_groups",
+    "fedstat.results.icc.describe_groups",
+    "fedstat.stats.clustering.separate_groups",
+)
 _LEVELS = ("units", "any unit at FDR .05", "layer", "common profile")
 _P_VALUES = tuple(
     f"{of}.{p}"
@@ -209,7 +235,7 @@ def _beside(
 def _of_populations() -> dict[str, Case]:
     return {
         f"{name}, {clients} clients": Case(
-            partial(covered, name, clients), True in population.sound and "t3" not in name, 400,
+            partial(covered, name, clients), True in population.sound and "t3" not in name, population.replicates,
             _HEAVY if "t3" in name else _SIZES, ("units", "layer"), population.trained,
         )
         for name, population in POPULATIONS.items()
@@ -228,14 +254,39 @@ def _of_asymmetric() -> dict[str, Case]:
     }
 
 
+def _of_unsound() -> dict[str, Case]:
+    return {
+        f"{name}, {clients} clients": Case(
+            partial(covered_with_caution, name, clients), False, 100, _SIZES, ("units", "layer"), population.trained
+        )
+        for name, population in POPULATIONS.items()
+        if False in population.sound
+        for clients in population.clients
+    }
+
+
 def _of_cautions(*, sound: bool) -> dict[str, Case]:
     return {
         f"{name}, {clients} clients": Case(
-            partial(cautioned, name, clients, sound), "t3" not in name, 400, _HEAVY, trained=population.trained
+            partial(cautioned, name, clients, sound),
+            "t3" not in name,
+            population.replicates,
+            _HEAVY,
+            trained=population.trained,
         )
         for name, population in POPULATIONS.items()
         if sound in population.sound
         for clients in population.clients
+    }
+
+
+def _of_replicates(populations: Iterable[str], *, sound: bool) -> dict[str, Case]:
+    return {
+        f"{name}, {clients} clients": Case(
+            partial(replicated, name, clients, sound), replicates=100, trained=POPULATIONS[name].trained
+        )
+        for name in populations
+        for clients in (6, 10, 30)
     }
 
 
@@ -282,10 +333,32 @@ CLAIMS = {
         "rate", _PERMUTATIONS, _P_VALUES, _beside(power, "permutation", ("",), clients=(6, 12, 30))
     ),
     "icc, intervals over clients": Claim(
-        "coverage", _JACKKNIFE, _INTERVALS, _of_populations() | _of_asymmetric()
+        "coverage", (*_JACKKNIFE, *_CAUTIONS), _INTERVALS, _of_populations() | _of_asymmetric()
     ),
     "icc, cautions where clients are independent and alike": Claim("level", _CAUTIONS, (), _of_cautions(sound=True)),
+    "icc, intervals where they are not, with or without a caution": Claim("rate", _JACKKNIFE, (), _of_unsound()),
     "icc, cautions where they are not": Claim("rate", _CAUTIONS, (), _of_cautions(sound=False)),
+    "variance_components, cautions where clients are independent": Claim(
+        "level", _GROUPS, (),
+        _of_replicates(
+            (
+                "white weights, ICC2 0.3", "changes, two classes, 60 steps, layer 1",
+                "changes, Dirichlet .1, SGD, 60 steps, layer 1",
+            ),
+            sound=True,
+        ),
+    ),
+    "variance_components, cautions where clients form groups": Claim(
+        "rate", _GROUPS, (),
+        _of_replicates(
+            (
+                *(f"2 groups of similarity {similarity}, equally many of each" for similarity in (0.67, 0.33)),
+                "changes, two domains, Adam, 60 steps, layer 1, equally many of each",
+                "weights, two starts, SGD, 60 steps, layer 1, equally many of each",
+            ),
+            sound=False,
+        ),
+    ),
     "split, AgreementWarning": Claim(
         "level",
         ("fedstat.stats.split.contradicted",),

@@ -174,12 +174,15 @@ class Population(NamedTuple):
         Kinds of samples that it has, as :attr:`Sample.sound`.
     clients : tuple of int
         Numbers of clients to draw.
+    replicates : int
+        Draws of each case in the long form.
     """
 
     draw: Callable[[int, np.random.Generator], Sample]
     trained: bool = False
     sound: tuple[bool, ...] = (True,)
     clients: tuple[int, ...] = (3, 5, 10, 30)
+    replicates: int = 400
 
 
 def agreeing(kind: Noise, share: float, clients: int, rng: np.random.Generator) -> Sample:
@@ -271,7 +274,7 @@ def _whole(w: np.ndarray) -> Sample:
     return Sample(w, found.agreement, float(found.layer_coefficients.icc[1]))
 
 
-_EQUALLY = ", equally many of each"
+_EQUALLY, _CLIENTS = ", equally many of each", (4, 6, 10, 30)
 POPULATIONS: dict[str, Population] = {
     f"{kind} weights, ICC2 {share}": Population(partial(agreeing, kind, share), sound=(kind != "unlike clients",))
     for kind in ("white", "smooth", "t3", "unlike clients")
@@ -303,13 +306,13 @@ POPULATIONS: dict[str, Population] = {
     )
 } | {
     f"{n} groups of similarity {similarity}{_EQUALLY * equal}": Population(
-        partial(simulated_groups, n, similarity, equal), sound=(False,) if equal else (True, False), clients=(6, 10, 30)
+        partial(simulated_groups, n, similarity, equal), False, (True, False)[equal:], _CLIENTS[equal:], 100
     )
     for n, similarity, equal in ((2, 0.67, False), (2, 0.67, True), (2, 0.33, True), (4, 0.67, True))
 } | {
     f"{'changes' if groups.changes else 'weights'}, {groups.kind}, {groups.optimizer}, 60 steps, layer {groups.layer}"
     f"{_EQUALLY * groups.equal}": Population(
-        partial(of_groups, groups), True, (False,) if groups.equal else (True, False), (6, 10, 30)
+        partial(of_groups, groups), True, (False,) if groups.equal else (True, False), _CLIENTS[groups.equal :], 100
     )
     for groups in (
         Groups("two domains"), Groups("two domains", equal=True), Groups("two domains", optimizer="Adam", equal=True),

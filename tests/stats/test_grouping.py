@@ -150,7 +150,7 @@ def test_separate_groups_are_those_of_a_plain_loop_over_cuts(n: int) -> None:
     assert 5 <= n_found <= 38
 
 
-def test_groups_whose_intervals_never_cover_are_found_and_independent_clients_form_none() -> None:
+def test_groups_whose_intervals_are_too_short_are_found_and_independent_clients_form_none() -> None:
     rng = np.random.default_rng(0)
     for n in (6, 10, 30):
         for _ in range(10):
