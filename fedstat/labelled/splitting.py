@@ -49,7 +49,8 @@ from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
 from fedstat.store.encoding import algorithm_of
 
-_TEST_OPTIONS = ("fdr", "margin", "inconclusive", "covariate")
+_COMPONENT_OPTIONS = ("covariate", "groups", "claim")
+_TEST_OPTIONS = ("fdr", "margin", "inconclusive", *_COMPONENT_OPTIONS)
 
 
 def _analysis(settings: dict[str, Any]) -> dict[str, Any]:
@@ -133,9 +134,11 @@ def split(
         Show how many layers are done; see :func:`fedstat.fl.train`.
     method : {"pa", "minres", "pc", "leverage", "icc"}
         Statistic of a unit, see above.
-    n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol, fdr, margin, inconclusive, covariate
-        Settings of the factor analysis, as in :func:`fa`; the last four are those of ``tau="test"``, as in
-        :meth:`ComponentsResult.split` and :func:`variance_components`.
+    n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol
+        Settings of the factor analysis, as in :func:`fa`.
+    fdr, margin, inconclusive, covariate, groups, claim
+        Settings of ``tau="test"``, as in :meth:`ComponentsResult.split` and :func:`variance_components`. With groups of
+        clients, a unit is personal if clients truly differ within groups.
 
     Returns
     -------
@@ -179,8 +182,8 @@ def split(
                     "baseline has no effect with tau='test', which compares replicates with common initial parameters. "
                     "Remove it."
                 )
-            components = variance_components(weights, covariate=test_options.pop("covariate", None))
-            return components.split(**test_options)
+            of_components = {name: test_options.pop(name) for name in _COMPONENT_OPTIONS if name in test_options}
+            return variance_components(weights, **of_components).split(**test_options)
     for name, value in test_options.items():
         raise ValueError(f"{name} has no effect without method='icc' and tau='test', but got {value!r}. Remove it.")
     if tau == "test":

@@ -236,7 +236,8 @@ class SplitResult(Result):
         """Return the line on the rule by which units are shared."""
         if self.conclusion is not None:
             group = "shared" if self.shared[self.conclusion == "inconclusive"].all() else "personal"
-            tests = f"reliability tested against {self.threshold:.4g} (two-sided, FDR {self.fdr:.2g})"
+            within = "" if getattr(self.fit, "groups", None) is None else " of clients within groups"
+            tests = f"reliability{within} tested against {self.threshold:.4g} (two-sided, FDR {self.fdr:.2g})"
             return f"Rule: {tests}: below, shared; above, personal; inconclusive units are treated as {group}"
         name = _STATISTICS[self.fit.statistic_name]
         if np.isinf(self.threshold):

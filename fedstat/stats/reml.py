@@ -9,6 +9,7 @@ Weights may be NumPy arrays or torch tensors; the Gram matrix and all results ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,12 +194,20 @@ def _maximise(data: Any, inverse: Floats, keep: Floats, *, bounded: bool = False
     """Maximize the likelihood over λ (unit, set of clients): a grid, then golden section around its best point."""
     mean_inverse = inverse.mean()
     least = 0.0 if bounded else -(1 - 1e-6) * inverse.min()
-    start = 1 / (1 + least / mean_inverse)  # of 1 / (1 + λ / mean_inverse), which decreases to 0
 
     def evaluate(t: Floats) -> Floats:
         return _criterion(mean_inverse * (1 / t - 1), data, inverse, keep)[0]
 
-    shape = (len(data[0]), len(keep))
+    # 1 / (1 + λ / mean_inverse) decreases to 0.
+    t = minimize(evaluate, (len(data[0]), len(keep)), 1 / (1 + least / mean_inverse))
+    return mean_inverse * (1 / t - 1)
+
+
+def minimize(evaluate: Callable[[Floats], Floats], shape: tuple[int, ...], start: float) -> Floats:
+    """Minimize a function of arrays of a shape, each number by itself, from ``start`` down to nearly 0.
+
+    A grid, then golden section around its best point.
+    """
     grid = np.geomspace(_LEAST, start, _GRID)
     values = np.stack([evaluate(np.full(shape, t)) for t in grid])
     best = values.argmin(axis=0)
@@ -215,7 +224,7 @@ def _maximise(data: Any, inverse: Floats, keep: Floats, *, bounded: bool = False
         )  # fmt: skip
     t = np.exp((low + high) / 2)
     starts = np.full(shape, start)
-    return mean_inverse * (1 / np.where(evaluate(starts) <= evaluate(t), starts, t) - 1)
+    return np.where(evaluate(starts) <= evaluate(t), starts, t)
 
 
 def _criterion(ratio: Floats, data: Any, inverse: Floats, keep: Floats) -> tuple[Floats, Floats]:

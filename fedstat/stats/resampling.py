@@ -91,7 +91,9 @@ def mean(values: ArrayLike, *, level: float = 0.95, rounding: float = 0.0) -> Me
     return Mean(n, center, error, center / error, p_value, center - half, center + half, False)
 
 
-def jackknife(left_out: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def jackknife(
+    left_out: NDArray[np.float64], most: int, weights: NDArray[np.float64] | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute the jackknife standard error and its degrees of freedom from estimates without each client.
 
     Parameters
@@ -100,6 +102,9 @@ def jackknife(left_out: NDArray[np.float64], most: int) -> tuple[NDArray[np.floa
         Estimates without each client.
     most : int
         Largest number of degrees of freedom.
+    weights : array (client,), optional
+        Weights of the squared deviations: (n − 1) / n for a client of a group of n clients, if each group is a sample
+        of its own (Wolter 2007, Introduction to variance estimation, section 4.5); by default n is the number of all.
 
     Returns
     -------
@@ -116,11 +121,13 @@ def jackknife(left_out: NDArray[np.float64], most: int) -> tuple[NDArray[np.floa
     (3.0, 1.71)
     """
     n = len(left_out)
+    w = np.full(n, (n - 1) / n) if weights is None else weights
+    w = w.reshape(n, *[1] * (left_out.ndim - 1))
     with np.errstate(invalid="ignore", divide="ignore"):
-        v = (left_out - left_out.mean(axis=0)) ** 2
+        v = w * (left_out - (w * left_out).sum(axis=0) / w.sum()) ** 2
         total = v.sum(axis=0)
         df = np.clip(np.nan_to_num(total**2 / (v**2).sum(axis=0), nan=most), 1, most)
-        return np.sqrt((n - 1) / n * total), df
+        return np.sqrt(total), df
 
 
 Array = Any

@@ -37,6 +37,7 @@ MODULES = {
     "fedstat.stats.icc": ("Coefficients", "MeanSquares"),
     "fedstat.stats.icc_resampling": ("Influence",),
     "fedstat.stats.icc_tests": ("AgreementTest",),
+    "fedstat.stats.nested": ("GroupComponents",),
     "fedstat.stats.variance_components": ("Components",),
     "fedstat.ntk.results": ("ConvergenceResult", "ExtremeEigenvalues", "GeneralizationResult"),
     "fedstat.study.compare": ("RunsResult",),

@@ -33,7 +33,10 @@ SHAPES: dict[str, dict[str, str]] = {
         "unit": "communality heywood units agreement center scale", "unit factor": "loadings",
         "unit unit": "correlation", "factor factor": "phi",
     },
-    "ComponentsResult": {"unit": "components units agreement", "1": "layer_components"},
+    "ComponentsResult": {
+        "unit": "components units agreement group_components", "1": "layer_components layer_group_components",
+        "group": "groups group_sizes",
+    },
     "IccResult": {
         "unit": "mean_squares units reasons", "unit type": "coefficients", "type": "layer_coefficients",
         "client": "influence clients", "sample unit type": "replicates", "sample type": "layer_replicates",

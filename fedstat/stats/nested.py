@@ -1,0 +1,429 @@
+"""Variance components of clients in groups, from replicates: groups, clients within groups, and training noise.
+
+For group g, its client c, replicate r and weight i of a unit
+
+    w_gcri = m_i + a_gi + b_gci + e_gcri,    Var a = σ_g², Var b = σ_b², mean of Var e = σ_e²,
+
+as ``w ~ 0 + weight + (1 | weight:group) + (1 | weight:group:client)`` of R's lme4. Everything follows from inner
+products of the clients' means over replicates, which are computed in float64, a block of weights at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+import scipy
+from array_api_compat import array_namespace, to_device
+from array_api_compat import device as device_of
+from numpy.typing import NDArray
+
+from fedstat import stats
+from fedstat._utils import check
+from fedstat._utils.streams import generator
+from fedstat.stats import clustering, reml, resampling
+from fedstat.stats import variance_components as moments
+from fedstat.stats.icc import slices
+from fedstat.stats.variance_components import Array, Components, Floats
+
+Claim = Literal["these groups", "new groups"]
+Method = Literal["moments", "reml"]
+PERMUTATIONS = 999
+"""Number of random permutations of clients among groups; all are tried if they are at most as many."""
+_LEAST = 1e-3  # smallest 1 + n σ_g² / (σ_b² + σ_e²/R) on the scale of intervals
+_TIE = 1e-9  # relative tolerance for ties of F
+_NUMBERS = 1 << 22  # numbers in one block of temporaries
+
+
+class NestedSums(NamedTuple):
+    """Sums of squares and products of clients in groups; ``+`` joins weights, :meth:`pooled` joins units.
+
+    Attributes
+    ----------
+    products : array (unit, client + group, client + group)
+        Inner products of the clients' deviations from the means of their groups, then of the means of groups.
+    within : array (client, unit)
+        Σ_i Σ_r (w_gcri − client's mean)² / (R − 1).
+    codes : int array (client,)
+        Number of each client's group, from 0.
+    n_weights, n_replicates : int
+        Number of weights per unit, and of replicates R.
+    """
+
+    products: Floats
+    within: Floats
+    codes: NDArray[np.int64]
+    n_weights: int
+    n_replicates: int
+
+    @property
+    def squares(self) -> Floats:
+        """Sum of all squares of each unit, array (unit,)."""
+        return np.asarray(np.trace(self.products, axis1=1, axis2=2) + self.within.sum(axis=0))
+
+    def rescaled(self, exponent: Floats) -> NestedSums:
+        """Return the sums of weights whose units are multiplied by 2 to the power of ``exponent`` (unit,)."""
+        scale = 4.0**exponent
+        return self._replace(products=self.products * scale[:, None, None], within=self.within * scale)
+
+    def __add__(self, other: NestedSums) -> NestedSums:  # type: ignore[override]
+        products, within = self.products + other.products, self.within + other.within
+        return self._replace(products=products, within=within, n_weights=self.n_weights + other.n_weights)
+
+    def pooled(self) -> NestedSums:
+        """Pool all units, but for the noise of units that are equal in all clients."""
+        differs = np.trace(self.products, axis1=1, axis2=2) > 0
+        products, within = self.products.sum(axis=0, keepdims=True), (self.within * differs).sum(axis=1, keepdims=True)
+        return NestedSums(products, within, self.codes, self.n_weights * len(self.products), self.n_replicates)
+
+
+class GroupComponents(NamedTuple):
+    """Estimates of groups for every unit: arrays (unit,); NaN for a unit that is identical in all clients of a group.
+
+    Attributes
+    ----------
+    between : array
+        σ_g², variance of a weight between groups beyond that of their clients.
+    proportion : array
+        σ_g² / (σ_g² + σ_b² + σ_e²/R), proportion of the variance of clients that are trained on all their data.
+    conf_low, conf_high : array
+        Interval of ``proportion``.
+    statistic, p_value : array
+        F, and its permutation test of H0: σ_g² = 0.
+    n_permutations : int
+        Number of permutations of clients among groups.
+    exact : bool
+        True if these are all permutations.
+    least : float
+        Smallest possible p value.
+    """
+
+    between: Floats
+    proportion: Floats
+    conf_low: Floats
+    conf_high: Floats
+    statistic: Floats
+    p_value: Floats
+    n_permutations: int
+    exact: bool
+    least: float
+
+
+class _Sets(NamedTuple):
+    """Sufficient statistics of sets of clients: all, or all but one client or group.
+
+    Attributes
+    ----------
+    n : array (set, group)
+        Number of clients.
+    means : array (unit, set, group, group)
+        Inner products of the means of groups.
+    squares, noise : array (unit, set, group)
+        Sums over the clients of a group: squared deviations from the group's mean; noise of the mean of replicates.
+    """
+
+    n: Floats
+    means: Floats
+    squares: Floats
+    noise: Floats
+
+
+class _Estimates(NamedTuple):
+    """Estimates of sets of clients; arrays (unit, set).
+
+    Attributes
+    ----------
+    client, noise : array
+        Variance of clients' means within groups, σ_b² + σ_e²/R, and noise of a mean, σ_e²/R; sums over weights.
+    ratio : array
+        σ_g² / (σ_b² + σ_e²/R).
+    """
+
+    client: Floats
+    noise: Floats
+    ratio: Floats
+
+
+def sums(w: Array, codes: NDArray[np.int64]) -> NestedSums:
+    """Compute sums of squares and products.
+
+    Parameters
+    ----------
+    w : array (client, replicate, unit, weight)
+        As in :func:`fedstat.stats.variance_components.parts`, with equal checks.
+    codes : int array (client,)
+        Number of each client's group, from 0.
+    """
+    w, _ = moments.checked(w, None)
+    c, r, d, n = w.shape
+    first, size = np.unique(codes, return_index=True)[1], np.bincount(codes)
+    xp, device = array_namespace(w), device_of(w)
+    average = (np.arange(len(size))[:, None] == codes) / size[:, None]
+    mean, lead, own = (to_device(xp.asarray(a), device) for a in (average, first, codes))
+    products = xp.zeros((d, c + len(size), c + len(size)), dtype=xp.float64, device=device)
+    within = xp.zeros((c, d), dtype=xp.float64, device=device)
+    for units, weights in moments.blocks(w):
+        with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite are named below
+            g, v = _products(xp.astype(w[:, :, units, weights], xp.float64, copy=True), mean, lead, own)
+        products[units] += g
+        within[:, units] += v
+    products, within = moments.on_host(products), moments.on_host(within)
+    moments.require_finite(np.diagonal(products, axis1=1, axis2=2).T[:c], within, w)
+    return NestedSums(products, within, codes, n, r)
+
+
+def _products(x: Array, mean: Array, lead: Array, own: Array) -> tuple[Array, Array]:
+    """Return inner products (unit, client + group, client + group) and sums within (client, unit) of a block."""
+    xp = array_namespace(x)
+    first = xp.asarray(x[:, 0], copy=True)
+    x -= first[:, None]  # equal replicates differ by exactly 0
+    shift = xp.mean(x, axis=1)
+    x -= shift[:, None]
+    within = xp.sum(xp.vecdot(x, x), axis=1) / (x.shape[1] - 1)
+
+    def minus(a: Array, clients: Array) -> Array:  # equal clients of a group differ by exactly 0
+        return a - xp.take(a, clients, axis=0)
+
+    leads = xp.take(lead, own)
+    deviation = minus(first, leads) + minus(shift, leads)
+    flat = xp.reshape(deviation, (deviation.shape[0], -1))
+    center = mean @ flat
+    flat = flat - xp.take(center, own, axis=0)
+    groups = center + xp.reshape(
+        xp.take(first - first[:1], lead, axis=0) + xp.take(shift - shift[:1], lead, axis=0), center.shape
+    )
+    groups = groups - xp.mean(groups, axis=0)
+    rows = xp.permute_dims(xp.reshape(xp.concat([flat, groups]), (-1, *deviation.shape[1:])), (1, 0, 2))
+    return rows @ xp.matrix_transpose(rows), within
+
+
+def components(
+    s: NestedSums, *, method: Method = "moments", claim: Claim = "new groups", level: float = 0.95, seed: int = 0
+) -> tuple[Components, GroupComponents]:
+    """Estimate the components of groups, clients within groups and noise, with intervals and tests.
+
+    Parameters
+    ----------
+    s : NestedSums
+        Sums of units, or of a layer (:meth:`NestedSums.pooled`).
+    method : {"moments", "reml"}
+    claim : {"these groups", "new groups"}
+        Intervals leave out single clients, for further clients of these groups; or whole groups, for further groups.
+    level : float in (0, 1)
+        Confidence level of the intervals.
+    seed : int
+        Seed of random permutations.
+
+    Returns
+    -------
+    Components
+        Of clients within groups: ``reliability`` is σ_b² / (σ_b² + σ_e²/R).
+    GroupComponents
+
+    Raises
+    ------
+    ValueError
+        As :func:`fedstat.stats.variance_components.components`.
+
+    Notes
+    -----
+    With n_g of C clients in one of G groups, means y_g of groups and y of all, and V_g the variance in group g of the
+    clients' means over replicates,
+
+        E Σ_g n_g |y_g − y|² = σ_g² (C − Σ_g n_g² / C) + Σ_g (1 − n_g / C) V_g,
+
+    which gives an unbiased σ_g², whatever the noise of clients and the variances of groups. F is the ratio of both
+    sides under H0: σ_g² = 0 [1]_. Its p value is the proportion of permutations of clients among groups with an F at
+    least as large. It is exact if all clients have one distribution, and approximate if the variances of groups differ.
+    σ_b² and σ_e² are those of :func:`fedstat.stats.variance_components.components` with the means of groups as fit. A
+    group of one client has no part in them, and the mean V_g of the others.
+
+    "reml" is restricted maximum likelihood for normal weights of equal noise [2]_, as by lmer. Given the ratio of σ_g²
+    to σ_b² + σ_e²/R, the maximum has a closed form; the ratio is found by a search.
+
+    Intervals come from the jackknife [3]_ on the scales of log(1 / (1 − reliability)) and of log(1 + n σ_g² / (σ_b² +
+    σ_e²/R)), n being the average size of groups. If single clients are left out, groups are strata.
+
+    References
+    ----------
+    .. [1] Anderson, Walsh, Clarke, Gorley, Guerra-Castro (2017). Some solutions to the multivariate Behrens-Fisher
+       problem for dissimilarity-based analyses. Australian & New Zealand Journal of Statistics 59, 57-79.
+    .. [2] Searle, Casella, McCulloch (1992). Variance Components. Wiley.
+    .. [3] Wolter (2007). Introduction to Variance Estimation. Springer, chapter 4.
+
+    Examples
+    --------
+    >>> rng, country = np.random.default_rng(0), np.repeat(np.arange(6), 5)
+    >>> clients = rng.normal(size=(6, 1, 1, 200))[country] + rng.normal(size=(30, 1, 1, 200))
+    >>> sums_ = sums(clients + rng.normal(size=(30, 2, 1, 200)), country)
+    >>> within, groups = components(sums_)  # variances of 1, and a half of the noise: 2 / 3 and 1 / 2.5
+    >>> within.reliability.round(2), groups.proportion.round(2), groups.p_value
+    (array([0.67]), array([0.39]), array([0.001]))
+    """
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    c, size = len(s.codes), np.bincount(s.codes)
+    moments.require_noise(_squares(s).T, s.within)
+    step = max(1, _NUMBERS // (c * len(size) ** 2))
+    parts = [
+        _of_units(s._replace(products=s.products[units], within=s.within[:, units]), method, claim, level)
+        for units in slices(len(s.products), step)
+    ]
+    (*estimates, statistic, std_error, df_interval), of_groups = (
+        [np.concatenate(field) for field in zip(*blocks, strict=True)] for blocks in zip(*parts, strict=True)
+    )
+    identical = (_squares(s) == 0).all(axis=1)
+    df = c - len(size) if claim == "these groups" else int((size > 1).sum()) - 1
+    p_value = scipy.special.stdtr(df, -statistic)
+    return (
+        Components._make((*estimates, statistic, p_value, std_error, df, level, df_interval, identical)),
+        GroupComponents._make((*of_groups, *_permutation_test(s, identical, seed))),
+    )
+
+
+def _of_units(s: NestedSums, method: Method, claim: Claim, level: float) -> tuple[list[Floats], list[Floats]]:
+    """Return arrays (unit,): fields of :class:`Components` but for p_value and df, and of :class:`GroupComponents`."""
+    size, is_new = np.bincount(s.codes), claim == "new groups"
+    c, full = len(s.codes), _all_clients(s)
+    left = _without_groups(full) if is_new else _without_clients(s, full)
+    n_average = (c - (size**2).sum() / c) / (len(size) - 1)
+    weights, most = (None, len(size) - 1) if is_new else (1 - 1 / size[s.codes], c - len(size))
+    has_clients = size > 1 if is_new else np.ones(c, bool)  # others say nothing of clients within groups
+    fit: Callable[[_Sets], _Estimates] = partial(_reml, r=s.n_replicates) if method == "reml" else _moments
+
+    def scaled(x: _Estimates) -> tuple[Floats, Floats]:
+        return np.log(x.client / x.noise), np.log(np.maximum(1 + n_average * x.ratio, _LEAST))
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        free, without = fit(full), scaled(fit(left))
+        client, noise, ratio = (x[:, 0] for x in (_reml(full, r=s.n_replicates, least=0) if method == "reml" else free))
+        identical = full.squares[:, 0].sum(axis=-1) == 0
+        thetas = [np.where(identical, np.nan, x[:, 0]) for x in scaled(free)]
+        most_client = int(has_clients.sum()) - 1 if is_new else most
+        error, df = resampling.jackknife(without[0].T[has_clients], most_client, weights)
+        error_group, df_group = resampling.jackknife(without[1].T, most, weights)
+        error[(s.within > 0).sum(axis=0) < min(c, stats.LEAST_VARYING)] = np.nan
+        if is_new and has_clients.sum() < stats.LEAST_VARYING:
+            error[:] = np.nan
+        bounds = [
+            theta + sign * scipy.special.stdtrit(f, 0.5 + level / 2) * e
+            for theta, e, f in zip(thetas, (error, error_group), (df, df_group), strict=True)
+            for sign in (-1, 1)
+        ]
+        if method == "reml":
+            bounds = [np.maximum(x, 0) for x in bounds]
+        low, high = (-np.expm1(-x) for x in bounds[:2])
+        ratios = [np.where(identical, np.nan, x) for x in (ratio, *(np.expm1(x) / n_average for x in bounds[2:]))]
+        sigma_b, sigma_e = (client - noise) / s.n_weights, noise * s.n_replicates / s.n_weights
+        replicate = np.where(sigma_b + sigma_e > 0, sigma_b / (sigma_b + sigma_e), -np.inf)
+        reliability, replicate = (np.where(identical, np.nan, x) for x in (1 - noise / client, replicate))
+    of_clients = [sigma_b, sigma_e, reliability, replicate, low, high, thetas[0] / error, error, df]
+    return of_clients, [ratios[0] * client / s.n_weights, *(x / (1 + x) for x in ratios)]
+
+
+def _all_clients(s: NestedSums) -> _Sets:
+    """Return the set of all clients."""
+    c = len(s.codes)
+    of_group = (s.codes[:, None] == np.arange(s.codes.max() + 1)).astype(float)
+    squares, noise = (x @ of_group for x in (_squares(s), s.within.T / s.n_replicates))
+    return _Sets(of_group.sum(axis=0)[None], s.products[:, None, c:, c:], squares[:, None], noise[:, None])
+
+
+def _squares(s: NestedSums) -> Floats:
+    """Return squared deviations of clients from the means of their groups, array (unit, client)."""
+    return np.diagonal(s.products, axis1=1, axis2=2)[:, : len(s.codes)]
+
+
+def _without_groups(full: _Sets) -> _Sets:
+    """Return a set without each group."""
+    keep = 1 - np.eye(full.n.shape[1])
+    return _Sets(full.n * keep, full.means, full.squares * keep, full.noise * keep)
+
+
+def _without_clients(s: NestedSums, full: _Sets) -> _Sets:
+    """Return a set without each client; groups have at least 2 clients."""
+    c, own = len(s.codes), s.codes
+    clients, left = np.arange(c), (own[:, None] == np.arange(full.n.shape[1])).astype(float)
+    n, square = full.n - left, _squares(s)
+    rest = n[clients, own]
+    # Without client c, the mean of its group moves by its deviation divided by the number of the others.
+    cross = s.products[:, :c, c:] / rest[:, None]
+    means = np.repeat(full.means, c, axis=1)
+    moved = means[:, clients, own] - cross
+    means[:, clients, own] = moved
+    means[:, clients, :, own] = np.swapaxes(moved, 0, 1)
+    means[:, clients, own, own] = full.means[:, 0, own, own] - 2 * cross[:, clients, own] + square / rest**2
+    squares = full.squares - (square * (rest + 1) / rest)[:, :, None] * left
+    squares = np.where(n > 1, np.maximum(squares, 0), 0)  # rounding leaves a rest of a single client
+    return _Sets(n, means, squares, full.noise - (s.within.T / s.n_replicates)[:, :, None] * left)
+
+
+def _moments(x: _Sets) -> _Estimates:
+    """Estimate by the method of moments."""
+    n, total, diagonal = x.n, x.n.sum(axis=-1), np.diagonal(x.means, axis1=2, axis2=3)
+    df = total - (n > 0).sum(axis=-1)
+    client = x.squares.sum(axis=-1) / df
+    noise = ((1 - 1 / np.maximum(n, 1)) * x.noise).sum(axis=-1) / df
+    between = (n * diagonal).sum(axis=-1) - np.einsum("usgh,sg,sh->us", x.means, n, n) / total
+    of_group = np.where(n > 1, x.squares / np.maximum(n - 1, 1), client[..., None])
+    expected = ((n > 0) * (1 - n / total[:, None]) * of_group).sum(axis=-1)
+    return _Estimates(client, noise, (between - expected) / (total - (n**2).sum(axis=-1) / total) / client)
+
+
+def _reml(x: _Sets, *, r: int, least: float | None = None) -> _Estimates:
+    """Maximize the restricted likelihood, of all parameters with positive variances or of all components >= 0."""
+    n, total, diagonal = x.n, x.n.sum(axis=-1), np.diagonal(x.means, axis1=2, axis2=3)
+    df_noise, noise_squares, squares = total * (r - 1), x.noise.sum(axis=-1) * (r - 1), x.squares.sum(axis=-1)
+
+    def fit(ratio: Floats) -> tuple[Floats, Floats, Floats]:
+        v = n / (1 + n * ratio[..., None])
+        sum_v = v.sum(axis=-1)
+        all_squares = squares + (v * diagonal).sum(axis=-1) - np.einsum("usgh,usg,ush->us", x.means, v, v) / sum_v
+        client, noise = all_squares / (total - 1), noise_squares / df_noise
+        if least is not None:  # σ_b² is 0 where it would be negative
+            both = (all_squares + noise_squares) / (total - 1 + df_noise)
+            client, noise = (np.where(client < noise, both, y) for y in (client, noise))
+        log_det = np.log1p(n * ratio[..., None]).sum(axis=-1) + np.log(sum_v)
+        return df_noise * np.log(noise) + (total - 1) * np.log(client) + log_det, client, noise
+
+    lowest = -(1 - 1e-6) / n.max() if least is None else least
+    t = reml.minimize(lambda t: fit(1 / t - 1)[0], x.squares.shape[:2], 1 / (1 + lowest))
+    ratio = 1 / t - 1
+    return _Estimates(*fit(ratio)[1:], ratio)
+
+
+def _permutation_test(
+    s: NestedSums, identical: NDArray[np.bool_], seed: int
+) -> tuple[Floats, Floats, int, bool, float]:
+    """Return F and p value, arrays (unit,), the number of permutations, True if they are all, and the smallest p."""
+    c, size = len(s.codes), np.bincount(s.codes)
+    rows = np.concatenate([np.eye(c), np.eye(len(size))[s.codes]], axis=1)
+    gram = rows @ s.products @ rows.T
+    gram = gram - gram.mean(axis=1, keepdims=True)
+    gram = gram - gram.mean(axis=2, keepdims=True)
+    flat, diagonal = gram.reshape(len(gram), -1), np.diagonal(gram, axis1=1, axis2=2)
+    # Coefficients of a client's squared deviation in the expected sum; groups of one client have the mean of others.
+    of_single = (size == 1).sum() * (1 - 1 / c) / (c - len(size))
+    share = np.where(size > 1, (1 - size / c) / np.maximum(size - 1, 1) + of_single, 0)
+
+    def statistic(codes: NDArray[np.int64]) -> Floats:
+        is_same = codes[:, :, None] == codes[:, None]
+        factors = (factor[codes][:, :, None] for factor in (1 / size, share / size))
+        between, of_means = (flat @ (is_same * x).reshape(len(codes), -1).T for x in factors)
+        return np.asarray(between / (diagonal @ share[codes].T - of_means))
+
+    step = max(1, _NUMBERS // c**2)
+    blocks, exact = clustering.rearranged(s.codes, PERMUTATIONS, step, generator(seed, "clients among groups"))
+    as_large, n = np.zeros(len(gram)), 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        observed = statistic(s.codes[None])
+        for block in blocks:
+            as_large += (statistic(block) >= observed * (1 - _TIE)).sum(axis=1)
+            n += len(block)
+    # Groups of one size can trade places.
+    n_equal = math.prod(math.factorial(int(k)) for k in np.unique(size, return_counts=True)[1])
+    p_value, least = (as_large / n, n_equal / n) if exact else ((as_large + 1) / (n + 1), 1 / (n + 1))
+    observed, p_value = (np.where(identical, np.nan, x) for x in (observed[:, 0], p_value))
+    return observed, p_value, n, exact, least
