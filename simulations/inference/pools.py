@@ -12,17 +12,18 @@ import torch
 from fedstat import data
 from fedstat._utils.streams import generator
 
-CLIENTS, SAMPLES, BATCH, RATE = 400, 60, 10, 0.1
+CLIENTS, SAMPLES, BATCH, RATE, ADAM_RATE = 400, 60, 10, 0.1, 0.001
 REPLICATED, REPLICATES = 200, 12
 WIDTHS = (196, 32, 32, 10)
 STEPS = (1, 6, 60)
-Kind = Literal["iid", "two classes", "five classes", "random labels", "own starts", "two starts"]
-CLASSES = {"two classes": 2, "five classes": 5}
+Kind = Literal["iid", "one class", "two classes", "five classes", "random labels", "own starts", "two starts"]
+CLASSES = {"one class": 1, "two classes": 2, "five classes": 5}
+Optimizer = Literal["SGD", "Adam"]
 STARTS = {"own starts": CLIENTS, "two starts": 2}
 
 
 class Pool(NamedTuple):
-    """Weights of a layer of all clients after some steps of SGD.
+    """Weights of a layer of all clients after some steps of training.
 
     Attributes
     ----------
@@ -38,7 +39,7 @@ class Pool(NamedTuple):
     start: np.ndarray
 
 
-def pool(kind: Kind, steps: int, layer: int) -> Pool:
+def pool(kind: Kind, steps: int, layer: int, optimizer: Optimizer = "SGD") -> Pool:
     """Train a pool, or return one that this process has trained.
 
     Parameters
@@ -49,15 +50,17 @@ def pool(kind: Kind, steps: int, layer: int) -> Pool:
         One of ``STEPS``.
     layer : int
         1 to 3.
+    optimizer : {"SGD", "Adam"}
+        Clients have the same samples, batches and starts under both.
     """
     start = np.arange(CLIENTS) * STARTS.get(kind, 1) // CLIENTS
-    params, initial = _trained(kind, replicated=False)
+    params, initial = _trained(kind, optimizer, replicated=False)
     return Pool(params[steps][layer - 1][..., :-1], initial[layer - 1][start, :, :-1], start)
 
 
 def replicates(kind: Kind, steps: int, layer: int) -> np.ndarray:
     """Changes (client, replicate, unit, weight) of clients, each trained on several samples of its own."""
-    params, initial = _trained(kind, replicated=True)
+    params, initial = _trained(kind, "SGD", replicated=True)
     w = (params[steps][layer - 1] - initial[layer - 1])[..., :-1]
     return w.reshape(REPLICATED, REPLICATES, *w.shape[1:])
 
@@ -66,13 +69,15 @@ def replicates(kind: Kind, steps: int, layer: int) -> np.ndarray:
 def accuracies(kind: Kind, steps: int) -> np.ndarray:
     """Accuracy (client,) of each network of a pool on 1,000 images of all classes."""
     x, y = (torch.as_tensor(a[-1000:]) for a in mnist())
-    params, _ = _trained(kind, replicated=False)
+    params, _ = _trained(kind, "SGD", replicated=False)
     outputs = _outputs([torch.as_tensor(w) for w in params[steps]], x.expand(CLIENTS, -1, -1))
     return (outputs.argmax(dim=2) == y).double().mean(dim=1).numpy()
 
 
 @cache
-def _trained(kind: Kind, *, replicated: bool) -> tuple[dict[int, list[np.ndarray]], list[np.ndarray]]:
+def _trained(
+    kind: Kind, optimizer: Optimizer, *, replicated: bool
+) -> tuple[dict[int, list[np.ndarray]], list[np.ndarray]]:
     """Parameters by steps and layer, initial ones by layer; the same on every machine but for rounding.
 
     The last column of a layer is its bias.
@@ -87,6 +92,7 @@ def _trained(kind: Kind, *, replicated: bool) -> tuple[dict[int, list[np.ndarray
     initial = [one.astype(np.float32) for one in drawn]
     params = [torch.tensor(one[np.arange(n) * n_starts // n], requires_grad=True) for one in initial]
     order = torch.as_tensor(np.stack([_batches(x.shape[1], rng) for _ in range(n)]))
+    adam = torch.optim.Adam(params, ADAM_RATE)
     found: dict[int, list[np.ndarray]] = {}
     for step in range(max(STEPS)):
         here = order[:, step * BATCH : (step + 1) * BATCH]
@@ -94,7 +100,12 @@ def _trained(kind: Kind, *, replicated: bool) -> tuple[dict[int, list[np.ndarray
         labels = torch.gather(y, 1, here)
         loss = torch.nn.functional.cross_entropy(outputs.transpose(1, 2), labels, reduction="none").mean(dim=1).sum()
         for w, gradient in zip(params, torch.autograd.grad(loss, params), strict=True):
-            w.data -= RATE * gradient
+            if optimizer == "Adam":
+                w.grad = gradient
+            else:
+                w.data -= RATE * gradient
+        if optimizer == "Adam":
+            adam.step()
         if step + 1 in STEPS:
             found[step + 1] = [w.detach().numpy().copy() for w in params]
     return found, initial
