@@ -9,6 +9,7 @@ from simulations.inference import (
     entropy,
     factor,
     motivation,
+    nested,
     ranks,
     replicates,
     runs,
@@ -18,6 +19,6 @@ from simulations.inference.table import Claim
 
 CLAIMS: dict[str, Claim] = {
     name: claim
-    for room in (factor, agreement, shares, comparison, clusters, ranks, replicates, runs, entropy, motivation)
+    for room in (factor, agreement, shares, comparison, clusters, ranks, replicates, runs, entropy, motivation, nested)
     for name, claim in room.CLAIMS.items()
 }

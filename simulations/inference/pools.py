@@ -16,8 +16,12 @@ CLIENTS, SAMPLES, BATCH, RATE, ADAM_RATE = 400, 60, 10, 0.1, 0.001
 REPLICATED, REPLICATES = 200, 12
 WIDTHS = (196, 32, 32, 10)
 STEPS = (1, 6, 60)
-Kind = Literal["iid", "one class", "two classes", "five classes", "random labels", "own starts", "two starts"]
-CLASSES = {"one class": 1, "two classes": 2, "five classes": 5}
+DOMAINS = 10
+Kind = Literal[
+    "iid", "one class", "two classes", "five classes", "random labels", "own starts", "two starts", "domains",
+    "five classes, domains",
+]  # fmt: skip
+CLASSES = {"one class": 1, "two classes": 2, "five classes": 5, "five classes, domains": 5}
 Optimizer = Literal["SGD", "Adam"]
 STARTS = {"own starts": CLIENTS, "two starts": 2}
 
@@ -45,7 +49,8 @@ def pool(kind: Kind, steps: int, layer: int, optimizer: Optimizer = "SGD") -> Po
     Parameters
     ----------
     kind : str
-        Classes or labels of the clients' samples, or starts of clients with samples of all classes.
+        Classes or labels of the clients' samples, or starts of clients with samples of all classes. In domains, each
+        tenth of the clients has labels shifted by another number.
     steps : int
         One of ``STEPS``.
     layer : int
@@ -133,6 +138,8 @@ def _samples(kind: Kind, n: int, n_replicates: int, rng: np.random.Generator) ->
     else:
         chosen = rng.integers(len(labels), size=(n, size))
     y = rng.integers(10, size=chosen.shape) if kind == "random labels" else labels[chosen]
+    if kind.endswith("domains"):
+        y = (y + (np.arange(n) * DOMAINS // n)[:, None]) % 10
     return images[chosen], y
 
 

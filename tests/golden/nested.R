@@ -41,6 +41,6 @@ write_json(list(
     case("one weight", 4, c(3, 5, 4, 6, 2), 2, 1, 2, 1),
     case("no groups", 5, c(3, 6, 4, 5), 2, 4, 0, 1),
     case("no clients", 6, c(3, 6, 4, 5, 2), 2, 4, 1, 0),
-    case("neither", 9, c(3, 6, 4, 5), 2, 4, 0, 0)
+    case("neither", 14, c(3, 6, 4, 5), 2, 4, 0, 0)
   )
 ), out, digits = NA, auto_unbox = TRUE)
