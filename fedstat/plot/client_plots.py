@@ -402,7 +402,7 @@ def components(results: Any, *, units: int = 40, ax: Axes | None = None) -> Axes
     'proportion of the variance of clients'
     """
     check.integer("units", units)
-    results = opened(results)
+    results = sole(opened(results))
     is_layers = isinstance(results, Mapping)
     if not all(isinstance(result, ComponentsResult) for result in (results.values() if is_layers else [results])):
         raise refusal("components", "a ComponentsResult or {layer: ComponentsResult}", results)

@@ -506,12 +506,11 @@ class ComponentsResult(Result):
         ci = "" if np.isnan(low) else f" ({self._ci} [{coefficient(low)}, {coefficient(high)}])"
         n_tested = int((~np.isnan(self.tidy()["groups_p_value"])).sum())
         rest = f"clients within groups {coefficient(1 - of_groups - noise)}, training noise {coefficient(noise)}"
-        permutations = f"{'all' if g.exact else 'random'} permutations of clients among groups: {g.n_permutations}"
+        test = f"{p_equals(float(g.p_value[0]))} ({'all' if g.exact else 'random'} permutations: {g.n_permutations})"
         differ = f"{x['n_groups_differ']} of {n_tested} units differ (FDR {1 - self.level:.2g})"
         return [
             f"  Proportions of the variance of clients: groups {coefficient(of_groups)}{ci}, {rest}",
-            f"  Groups, H0: the clients of all groups have one distribution: {p_equals(float(g.p_value[0]))}; {differ}",
-            f"    {permutations}",
+            f"  Permutation test of groups, H0: the clients of all groups have one distribution: {test}; {differ}",
         ]
 
     def cautions(self) -> list[Caution]:

@@ -150,7 +150,8 @@ def trained(
     w = pools.replicates(kind, steps, layer)
     of_domain = w.reshape(DOMAINS, -1, *w.shape[1:])
     domains = rng.choice(DOMAINS, len(sizes), replace=False)
-    clients = [rng.choice(of_domain.shape[1], n, replace=False) for n in sizes]
+    n_clients = of_domain.shape[1]  # in a small pool, as tests have, clients are drawn several times
+    clients = [rng.choice(n_clients, n, replace=n > n_clients) for n in sizes]
     chosen = np.concatenate([of_domain[g, c] for g, c in zip(domains, clients, strict=True)])
     chosen = chosen[:, rng.permutation(w.shape[1])].astype(float)
     units, whole = _components(chosen[:, 2:], sizes)
