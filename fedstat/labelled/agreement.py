@@ -323,7 +323,7 @@ def variance_components(
     pooled: list[tuple[Any, float]] = []
     agreements: list[NDArray[np.float64]] = []
     equal: Any = True
-    for block, w in _unit_blocks(weights, 0 if of_groups is None else len(clients) ** 2):
+    for block, w in _unit_blocks(weights, 0 if of_groups is None else 4 * len(clients) ** 2):
         with _name_units(units[block], clients):
             sums, exponent = by_moments.at_any_scale(sums_of, w)
             estimates.append(_rescaled(estimate(sums, level=level), exponent))

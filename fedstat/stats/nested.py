@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
@@ -32,9 +32,10 @@ from fedstat.stats.variance_components import Array, Components, Floats
 Claim = Literal["these groups", "new groups"]
 Method = Literal["moments", "reml"]
 PERMUTATIONS = 999
-"""Number of random permutations of clients among groups; all are tried if they are at most as many."""
+"""Largest number of permutations of clients among groups; with more than 45 clients, fewer are drawn."""
+_WORK, _FEWEST = 2_000_000, 199  # permutations times squared clients; smallest number of random permutations
 _LEAST = 1e-3  # smallest 1 + n σ_g² / (σ_b² + σ_e²/R) on the scale of intervals
-_TIE = 1e-9  # relative tolerance for ties of F
+_TIE = 1e-5  # relative tolerance for ties of F: float32 rounding
 _NUMBERS = 1 << 22  # numbers in one block of temporaries
 
 
@@ -161,43 +162,44 @@ def sums(w: Array, codes: NDArray[np.int64]) -> NestedSums:
     c, r, d, n = w.shape
     first, size = np.unique(codes, return_index=True)[1], np.bincount(codes)
     xp, device = array_namespace(w), device_of(w)
-    average = (np.arange(len(size))[:, None] == codes) / size[:, None]
-    mean, lead, own = (to_device(xp.asarray(a), device) for a in (average, first, codes))
+    basis = (codes[:, None] == np.arange(len(size))) / np.sqrt(size)
+    q, lead, leads = (to_device(xp.asarray(a), device) for a in (basis, first, first[codes]))
     products = xp.zeros((d, c + len(size), c + len(size)), dtype=xp.float64, device=device)
     within = xp.zeros((c, d), dtype=xp.float64, device=device)
     for units, weights in moments.blocks(w):
         with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite are named below
-            g, v = _products(xp.astype(w[:, :, units, weights], xp.float64, copy=True), mean, lead, own)
-        products[units] += g
+            x = xp.astype(w[:, :, units, weights], xp.float64, copy=True)
+            clients, groups, v = _deviations(x, q, lead, leads)
+            rows = xp.concat([clients, groups], axis=1)
+            products[units] += rows @ xp.matrix_transpose(rows)
         within[:, units] += v
     products, within = moments.on_host(products), moments.on_host(within)
     moments.require_finite(np.diagonal(products, axis1=1, axis2=2).T[:c], within, w)
     return NestedSums(products, within, codes, n, r)
 
 
-def _products(x: Array, mean: Array, lead: Array, own: Array) -> tuple[Array, Array]:
-    """Return inner products (unit, client + group, client + group) and sums within (client, unit) of a block."""
+def _deviations(x: Array, q: Array, lead: Array, leads: Array) -> tuple[Array, Array, Array]:
+    """Return deviations of a block (unit, client or group, weight) and sums within (client, unit); overwrite ``x``.
+
+    ``lead`` is the first client of each group, ``leads`` that of each client's group, and ``q`` the basis of groups.
+    """
     xp = array_namespace(x)
-    first = xp.asarray(x[:, 0], copy=True)
-    x -= first[:, None]  # equal replicates differ by exactly 0
+    c, r, d, n = x.shape
+    mean = xp.asarray(x[:, 0], copy=True)
+    x -= mean[:, None]  # equal replicates differ by exactly 0
     shift = xp.mean(x, axis=1)
     x -= shift[:, None]
-    within = xp.sum(xp.vecdot(x, x), axis=1) / (x.shape[1] - 1)
-
-    def minus(a: Array, clients: Array) -> Array:  # equal clients of a group differ by exactly 0
-        return a - xp.take(a, clients, axis=0)
-
-    leads = xp.take(lead, own)
-    deviation = minus(first, leads) + minus(shift, leads)
-    flat = xp.reshape(deviation, (deviation.shape[0], -1))
-    center = mean @ flat
-    flat = flat - xp.take(center, own, axis=0)
-    groups = center + xp.reshape(
-        xp.take(first - first[:1], lead, axis=0) + xp.take(shift - shift[:1], lead, axis=0), center.shape
-    )
-    groups = groups - xp.mean(groups, axis=0)
-    rows = xp.permute_dims(xp.reshape(xp.concat([flat, groups]), (-1, *deviation.shape[1:])), (1, 0, 2))
-    return rows @ xp.matrix_transpose(rows), within
+    within = xp.sum(xp.vecdot(x, x), axis=1) / (r - 1)
+    mean -= xp.asarray(mean[:1], copy=True)  # centering on a client avoids cancellation
+    mean += shift
+    groups = xp.reshape(xp.take(mean, lead, axis=0), (-1, d * n))
+    clients = xp.reshape(mean - xp.take(mean, leads, axis=0), (c, d * n))  # 0 for equal clients of a group
+    sums_of_groups = xp.matrix_transpose(q) @ clients
+    clients -= q @ sums_of_groups
+    groups += sums_of_groups * xp.max(q, axis=0)[:, None]
+    groups -= xp.mean(groups, axis=0)
+    rows = (xp.permute_dims(xp.reshape(a, (-1, d, n)), (1, 0, 2)) for a in (clients, groups))
+    return (*rows, within)
 
 
 def components(
@@ -399,31 +401,37 @@ def _permutation_test(
 ) -> tuple[Floats, Floats, int, bool, float]:
     """Return F and p value, arrays (unit,), the number of permutations, True if they are all, and the smallest p."""
     c, size = len(s.codes), np.bincount(s.codes)
-    rows = np.concatenate([np.eye(c), np.eye(len(size))[s.codes]], axis=1)
-    gram = rows @ s.products @ rows.T
-    gram = gram - gram.mean(axis=1, keepdims=True)
-    gram = gram - gram.mean(axis=2, keepdims=True)
-    flat, diagonal = gram.reshape(len(gram), -1), np.diagonal(gram, axis1=1, axis2=2)
+    i, j = np.triu_indices(c, 1)
+    cross, means = s.products[:, :c, c:][:, :, s.codes], s.products[:, c:, c:][:, s.codes][:, :, s.codes]
+    gram = s.products[:, :c, :c] + cross + np.swapaxes(cross, 1, 2) + means
+    square, pairs = np.diagonal(gram, axis1=1, axis2=2), 2 * gram[:, i, j]
+    constant = (square.sum(axis=1) + pairs.sum(axis=1)) / c
     # Coefficients of a client's squared deviation in the expected sum; groups of one client have the mean of others.
     of_single = (size == 1).sum() * (1 - 1 / c) / (c - len(size))
     share = np.where(size > 1, (1 - size / c) / np.maximum(size - 1, 1) + of_single, 0)
 
-    def statistic(codes: NDArray[np.int64]) -> Floats:
-        is_same = codes[:, :, None] == codes[:, None]
-        factors = (factor[codes][:, :, None] for factor in (1 / size, share / size))
-        between, of_means = (flat @ (is_same * x).reshape(len(codes), -1).T for x in factors)
-        return np.asarray(between / (diagonal @ share[codes].T - of_means))
+    def statistic(codes: NDArray[np.int64], dtype: Any) -> Floats:
+        is_same = (codes[:, i] == codes[:, j]).astype(dtype)
+        squares, products = square.astype(dtype), pairs.astype(dtype)
 
-    step = max(1, _NUMBERS // c**2)
-    blocks, exact = clustering.rearranged(s.codes, PERMUTATIONS, step, generator(seed, "clients among groups"))
+        def of_groups(factor: Floats) -> Floats:
+            of_first = factor.astype(dtype)[codes]
+            return np.asarray(squares @ of_first.T + products @ (is_same * of_first[:, i]).T)
+
+        found = of_groups(1 / size) - constant[:, None]
+        return np.asarray(found / (squares @ share.astype(dtype)[codes].T - of_groups(share / size)))
+
+    n_random = min(max(_WORK // c**2, _FEWEST), PERMUTATIONS)
+    step, rng = max(1, _NUMBERS // c**2), generator(seed, "clients among groups")
+    blocks, exact = clustering.rearranged(s.codes, n_random, step, rng)
     as_large, n = np.zeros(len(gram)), 0
     with np.errstate(divide="ignore", invalid="ignore"):
-        observed = statistic(s.codes[None])
+        observed = statistic(s.codes[None], np.float64)
         for block in blocks:
-            as_large += (statistic(block) >= observed * (1 - _TIE)).sum(axis=1)
+            as_large += (statistic(block, np.float64 if exact else np.float32) >= observed * (1 - _TIE)).sum(axis=1)
             n += len(block)
     # Groups of one size can trade places.
     n_equal = math.prod(math.factorial(int(k)) for k in np.unique(size, return_counts=True)[1])
     p_value, least = (as_large / n, n_equal / n) if exact else ((as_large + 1) / (n + 1), 1 / (n + 1))
-    observed, p_value = (np.where(identical, np.nan, x) for x in (observed[:, 0], p_value))
-    return observed, p_value, n, exact, least
+    f, p_value = (np.where(identical, np.nan, x) for x in (observed[:, 0], p_value))
+    return f, p_value, n, exact, least
