@@ -162,7 +162,7 @@ def trained(
 ) -> Trained:
     """Draw domains, clients of each, and two of their replicates."""
     w = pools.replicates(kind, steps, layer)
-    of_domain, n = w.reshape(DOMAINS, -1, *w.shape[1:]), np.array(sizes, float)
+    of_domain, n = _by_domain(w), np.array(sizes, float)
     drawn_domains = rng.choice(DOMAINS, len(sizes), replace=False)
     n_clients = of_domain.shape[1]  # in a small pool, as tests have, clients are drawn several times
     clients = [rng.choice(n_clients, k, replace=k > n_clients) for k in sizes]
@@ -184,10 +184,14 @@ def _truth(groups: Any, clients: Any, noise_of_mean: Any) -> Truth:
         return Truth(clients / (clients + noise_of_mean), groups / (groups + clients + noise_of_mean))
 
 
+def _by_domain(w: np.ndarray) -> np.ndarray:
+    """Clients by domain (domain, client, ...), which alternate in a pool."""
+    return w.reshape(-1, DOMAINS, *w.shape[1:]).swapaxes(0, 1)
+
+
 @cache
 def _of_pool(kind: Kind, steps: int, layer: int) -> Domains:
-    w = pools.replicates(kind, steps, layer).astype(float)
-    w = w.reshape(DOMAINS, -1, *w.shape[1:])
+    w = _by_domain(pools.replicates(kind, steps, layer).astype(float))
     spread = w.var(axis=2, ddof=1).mean(axis=1).sum(axis=-1)
     clients = w.mean(axis=2)
     of_means, means = clients.var(axis=1, ddof=1).sum(axis=-1), clients.mean(axis=1)
@@ -264,8 +268,8 @@ _UNLIKE = "help of fedstat.variance_components names groups of unlike variance"
 _NOISE = "help of fedstat.variance_components names clients of unlike noise"
 _TESTED = ("units", "any unit at FDR .05", "layer")
 _PLACES: tuple[tuple[Kind, int, int], ...] = (
-    ("five classes, domains", 6, 1), ("five classes, domains", 60, 2), ("five classes, domains", 60, 3),
-    ("domains", 60, 1),
+    ("five classes, ten domains", 6, 1), ("five classes, ten domains", 60, 2), ("five classes, ten domains", 60, 3),
+    ("ten domains", 60, 1),
 )  # fmt: skip
 _NULLS: tuple[tuple[Kind, int, int], ...] = (
     ("iid", 60, 1), ("two classes", 60, 2), ("five classes", 6, 1), ("random labels", 60, 3),

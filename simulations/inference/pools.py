@@ -16,14 +16,21 @@ CLIENTS, SAMPLES, BATCH, RATE, ADAM_RATE = 400, 60, 10, 0.1, 0.001
 REPLICATED, REPLICATES = 200, 12
 WIDTHS = (196, 32, 32, 10)
 STEPS = (1, 6, 60)
-DOMAINS = 10
 Kind = Literal[
-    "iid", "one class", "two classes", "five classes", "random labels", "own starts", "two starts", "domains",
-    "five classes, domains",
+    "iid", "one class", "two classes", "five classes", "Dirichlet .1", "random labels", "own starts", "two starts",
+    "two domains", "four domains", "ten domains", "five classes, ten domains", "two rotations", "four rotations",
 ]  # fmt: skip
-CLASSES = {"one class": 1, "two classes": 2, "five classes": 5, "five classes, domains": 5}
+CLASSES = {"one class": 1, "two classes": 2, "five classes": 5, "five classes, ten domains": 5}
 Optimizer = Literal["SGD", "Adam"]
 STARTS = {"own starts": CLIENTS, "two starts": 2}
+DOMAINS = 10
+SHIFTS = {
+    "two domains": (0, 5), "four domains": (0, 3, 5, 8),
+    **dict.fromkeys(("ten domains", "five classes, ten domains"), tuple(range(DOMAINS))),
+}  # fmt: skip
+"""Numbers that groups of clients add to their labels, modulo 10."""
+TURNS = {"two rotations": 2, "four rotations": 4}
+"""Numbers of groups of clients, each of which turns its images by another 90 degrees."""
 
 
 class Pool(NamedTuple):
@@ -36,11 +43,14 @@ class Pool(NamedTuple):
         Parameters before training, which clients of one start have in common.
     start : int array (client,)
         Number of the client's start.
+    group : int array (client,)
+        Number of the client's start, set of labels or rotation; 0 if all clients have these in common.
     """
 
     weights: np.ndarray
     initial: np.ndarray
     start: np.ndarray
+    group: np.ndarray
 
 
 def pool(kind: Kind, steps: int, layer: int, optimizer: Optimizer = "SGD") -> Pool:
@@ -49,8 +59,7 @@ def pool(kind: Kind, steps: int, layer: int, optimizer: Optimizer = "SGD") -> Po
     Parameters
     ----------
     kind : str
-        Classes or labels of the clients' samples, or starts of clients with samples of all classes. In domains, each
-        tenth of the clients has labels shifted by another number.
+        Classes or labels of the clients' samples, or starts of clients with samples of all classes.
     steps : int
         One of ``STEPS``.
     layer : int
@@ -60,7 +69,13 @@ def pool(kind: Kind, steps: int, layer: int, optimizer: Optimizer = "SGD") -> Po
     """
     start = np.arange(CLIENTS) * STARTS.get(kind, 1) // CLIENTS
     params, initial = _trained(kind, optimizer, replicated=False)
-    return Pool(params[steps][layer - 1][..., :-1], initial[layer - 1][start, :, :-1], start)
+    group = start if kind in STARTS else np.arange(CLIENTS) % _n_groups(kind)
+    return Pool(params[steps][layer - 1][..., :-1], initial[layer - 1][start, :, :-1], start, group)
+
+
+def _n_groups(kind: Kind) -> int:
+    """Number of groups of clients with data of their own kind, which alternate."""
+    return TURNS.get(kind, len(SHIFTS.get(kind, (0,))))
 
 
 def replicates(kind: Kind, steps: int, layer: int) -> np.ndarray:
@@ -127,10 +142,15 @@ def _outputs(params: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
 def _samples(kind: Kind, n: int, n_replicates: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Images (network, sample, pixel) and labels (network, sample); replicates of a client follow each other."""
     images, labels = mnist()
-    size = SAMPLES if n_replicates == 1 else SAMPLES // 2
-    if kind in CLASSES:
-        own = np.stack([rng.permutation(10)[: CLASSES[kind]] for _ in range(n // n_replicates)])
-        of = np.repeat(own, n_replicates, axis=0)[:, np.arange(size) % CLASSES[kind]]
+    size, n_clients = SAMPLES if n_replicates == 1 else SAMPLES // 2, n // n_replicates
+    if kind in CLASSES or kind == "Dirichlet .1":
+        if kind in CLASSES:
+            classes = np.stack([rng.permutation(10)[: CLASSES[kind]] for _ in range(n_clients)])
+            classes = classes[:, np.arange(size) % CLASSES[kind]]
+        else:
+            shares = rng.dirichlet(np.full(10, 0.1), n_clients)
+            classes = np.stack([rng.choice(10, size, p=row) for row in shares])
+        of = np.repeat(classes, n_replicates, axis=0)
         by_class = [np.flatnonzero(labels == c) for c in range(10)]
         chosen = np.array([[rng.choice(by_class[c]) for c in row] for row in of])
     elif n * size <= len(labels):
@@ -138,9 +158,13 @@ def _samples(kind: Kind, n: int, n_replicates: int, rng: np.random.Generator) ->
     else:
         chosen = rng.integers(len(labels), size=(n, size))
     y = rng.integers(10, size=chosen.shape) if kind == "random labels" else labels[chosen]
-    if kind.endswith("domains"):
-        y = (y + (np.arange(n) * DOMAINS // n)[:, None]) % 10
-    return images[chosen], y
+    x, group = images[chosen], np.arange(n) // n_replicates % _n_groups(kind)
+    if kind in TURNS:
+        side = WIDTHS[0] ** 0.5
+        x = np.stack([np.rot90(one.reshape(size, round(side), -1), g, (1, 2)) for one, g in zip(x, group, strict=True)])
+        x = x.reshape(*chosen.shape, -1)
+    shifts = np.array(SHIFTS.get(kind, (0,)))
+    return x, (y + shifts[group % len(shifts), None]) % 10
 
 
 def _batches(size: int, rng: np.random.Generator) -> np.ndarray:
