@@ -526,7 +526,8 @@ class ComponentsResult(Result):
             cautions.append(Caution("Groups found in weights", text))
         if (n := int((self.group_sizes == 1).sum())) > 0:
             text = (
-                f"{count(n, 'group')} of one client {'says' if n == 1 else 'say'} nothing about clients within groups"
+                f"{count(n, 'group')} of one client: without part in the test of groups and in the reliability within "
+                "groups; for the variance between groups, the client counts as varying as others do"
             )
             cautions.append(Caution("Groups of one client", text))
         if (least := self.layer_group_components.least) > 0.05:

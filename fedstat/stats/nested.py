@@ -93,7 +93,7 @@ class GroupComponents(NamedTuple):
     conf_low, conf_high : array
         Interval of ``proportion``.
     statistic, p_value : array
-        F, and its permutation test of H0: σ_g² = 0.
+        F of the groups of several clients, and its permutation test of H0: σ_g² = 0.
     n_permutations : int
         Number of permutations of clients among groups.
     exact : bool
@@ -241,7 +241,7 @@ def components(
     sides under H0: σ_g² = 0 [1]_. Its p value is the proportion of permutations of clients among groups with an F at
     least as large. It is exact if all clients have one distribution, and approximate if the variances of groups differ.
     σ_b² and σ_e² are those of :func:`fedstat.stats.variance_components.components` with the means of groups as fit. A
-    group of one client has no part in them, and the mean V_g of the others.
+    group of one client has no part in them and in F; for σ_g² it has the mean V_g of the others.
 
     "reml" is restricted maximum likelihood for normal weights of equal noise [2]_, as by lmer. Given the ratio of σ_g²
     to σ_b² + σ_e²/R, the maximum has a closed form; the ratio is found by a search.
@@ -400,15 +400,19 @@ def _permutation_test(
     s: NestedSums, identical: NDArray[np.bool_], seed: int
 ) -> tuple[Floats, Floats, int, bool, float]:
     """Return F and p value, arrays (unit,), the number of permutations, True if they are all, and the smallest p."""
-    c, size = len(s.codes), np.bincount(s.codes)
+    several = np.flatnonzero(np.bincount(s.codes)[s.codes] > 1)
+    own, n_all = s.codes[several], len(s.codes)
+    codes = np.unique(own, return_inverse=True)[1]
+    c, size = len(codes), np.bincount(codes)
+    if len(size) < 2:
+        nothing = np.full(len(s.products), np.nan)
+        return nothing, nothing, 0, True, 1.0
+    cross, means = s.products[:, several, n_all:][:, :, own], s.products[:, n_all:, n_all:][:, own][:, :, own]
+    gram = s.products[:, several][:, :, several] + cross + np.swapaxes(cross, 1, 2) + means
     i, j = np.triu_indices(c, 1)
-    cross, means = s.products[:, :c, c:][:, :, s.codes], s.products[:, c:, c:][:, s.codes][:, :, s.codes]
-    gram = s.products[:, :c, :c] + cross + np.swapaxes(cross, 1, 2) + means
     square, pairs = np.diagonal(gram, axis1=1, axis2=2), 2 * gram[:, i, j]
     constant = (square.sum(axis=1) + pairs.sum(axis=1)) / c
-    # Coefficients of a client's squared deviation in the expected sum; groups of one client have the mean of others.
-    of_single = (size == 1).sum() * (1 - 1 / c) / (c - len(size))
-    share = np.where(size > 1, (1 - size / c) / np.maximum(size - 1, 1) + of_single, 0)
+    share = (1 - size / c) / (size - 1)  # of a client's squared deviation in the expected sum
 
     def statistic(codes: NDArray[np.int64], dtype: Any) -> Floats:
         is_same = (codes[:, i] == codes[:, j]).astype(dtype)
@@ -423,10 +427,10 @@ def _permutation_test(
 
     n_random = min(max(_WORK // c**2, _FEWEST), PERMUTATIONS)
     step, rng = max(1, _NUMBERS // c**2), generator(seed, "clients among groups")
-    blocks, exact = clustering.rearranged(s.codes, n_random, step, rng)
+    blocks, exact = clustering.rearranged(codes, n_random, step, rng)
     as_large, n = np.zeros(len(gram)), 0
     with np.errstate(divide="ignore", invalid="ignore"):
-        observed = statistic(s.codes[None], np.float64)
+        observed = statistic(codes[None], np.float64)
         for block in blocks:
             as_large += (statistic(block, np.float64 if exact else np.float32) >= observed * (1 - _TIE)).sum(axis=1)
             n += len(block)

@@ -83,8 +83,11 @@ def test_two_groups_have_the_statistic_of_welch() -> None:
 
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 3), (1, 2, 3)])
 def test_few_permutations_are_all_tried(sizes: tuple[int, ...]) -> None:
+    """A group of one client has no part."""
     w, codes = draw(sizes, units=2, of_groups=3), codes_of(sizes)
     _, groups = estimate(w, codes, claim="these groups" if min(sizes) > 1 else "new groups")
+    keep = np.bincount(codes)[codes] > 1
+    w, codes = w[keep], np.unique(codes[keep], return_inverse=True)[1]
     orders = sorted(set(itertools.permutations(codes.tolist())))
     under = np.array([_f(w, np.array(order)) for order in orders])
     observed = _f(w, codes)
@@ -108,9 +111,14 @@ def _f(w: np.ndarray, codes: np.ndarray) -> np.ndarray:
         of_group = y[codes == g]
         between = between + n[g] * np.square(of_group.mean(axis=0) - y.mean(axis=0)).sum(axis=-1)
         squares.append(np.square(of_group - of_group.mean(axis=0)).sum(axis=(0, -1)))
-    pooled = sum(squares) / (len(y) - len(n))
-    variances = [s / (k - 1) if k > 1 else pooled for s, k in zip(squares, n, strict=True)]
+    variances = [s / (k - 1) for s, k in zip(squares, n, strict=True)]
     return np.asarray(between / sum((1 - k / len(y)) * v for k, v in zip(n, variances, strict=True)))
+
+
+def test_one_group_of_several_clients_has_no_test() -> None:
+    _, groups = estimate(draw((1, 1, 4)), codes_of((1, 1, 4)))
+    assert np.isnan(groups.p_value).all()
+    assert (groups.least, groups.n_permutations) == (1, 0)
 
 
 @pytest.mark.parametrize("method", METHODS)
