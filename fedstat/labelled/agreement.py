@@ -287,6 +287,7 @@ def variance_components(
     clients. High agreement (:func:`fedstat.icc`) means that clients have a unit's weights in common, high reliability
     that they truly *differ*. Formulas: :func:`fedstat.stats.variance_components.components`, and with groups
     :func:`fedstat.stats.nested.components`. Assumptions and coverage of the intervals: :doc:`/background/statistics`.
+    With groups, the test of groups also rejects if groups of unlike sizes have unlike variances of clients.
 
     References
     ----------

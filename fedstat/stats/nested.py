@@ -346,17 +346,17 @@ def _without_groups(full: _Sets) -> _Sets:
 
 def _without_clients(s: NestedSums, full: _Sets) -> _Sets:
     """Return a set without each client; groups have at least 2 clients."""
-    c, own = len(s.codes), s.codes
-    clients, left = np.arange(c), (own[:, None] == np.arange(full.n.shape[1])).astype(float)
+    c, group = len(s.codes), s.codes
+    clients, left = np.arange(c), (group[:, None] == np.arange(full.n.shape[1])).astype(float)
     n, square = full.n - left, _squares(s)
-    rest = n[clients, own]
+    rest = n[clients, group]
     # Without client c, the mean of its group moves by its deviation divided by the number of the others.
     cross = s.products[:, :c, c:] / rest[:, None]
     means = np.repeat(full.means, c, axis=1)
-    moved = means[:, clients, own] - cross
-    means[:, clients, own] = moved
-    means[:, clients, :, own] = np.swapaxes(moved, 0, 1)
-    means[:, clients, own, own] = full.means[:, 0, own, own] - 2 * cross[:, clients, own] + square / rest**2
+    moved = means[:, clients, group] - cross
+    means[:, clients, group] = moved
+    means[:, clients, :, group] = np.swapaxes(moved, 0, 1)
+    means[:, clients, group, group] = full.means[:, 0, group, group] - 2 * cross[:, clients, group] + square / rest**2
     squares = full.squares - (square * (rest + 1) / rest)[:, :, None] * left
     squares = np.where(n > 1, np.maximum(squares, 0), 0)  # rounding leaves a rest of a single client
     return _Sets(n, means, squares, full.noise - (s.within.T / s.n_replicates)[:, :, None] * left)
@@ -401,13 +401,13 @@ def _permutation_test(
 ) -> tuple[Floats, Floats, int, bool, float]:
     """Return F and p value, arrays (unit,), the number of permutations, True if they are all, and the smallest p."""
     several = np.flatnonzero(np.bincount(s.codes)[s.codes] > 1)
-    own, n_all = s.codes[several], len(s.codes)
-    codes = np.unique(own, return_inverse=True)[1]
+    group, n_all = s.codes[several], len(s.codes)
+    codes = np.unique(group, return_inverse=True)[1]
     c, size = len(codes), np.bincount(codes)
     if len(size) < 2:
         nothing = np.full(len(s.products), np.nan)
         return nothing, nothing, 0, True, 1.0
-    cross, means = s.products[:, several, n_all:][:, :, own], s.products[:, n_all:, n_all:][:, own][:, :, own]
+    cross, means = s.products[:, several, n_all:][:, :, group], s.products[:, n_all:, n_all:][:, group][:, :, group]
     gram = s.products[:, several][:, :, several] + cross + np.swapaxes(cross, 1, 2) + means
     i, j = np.triu_indices(c, 1)
     square, pairs = np.diagonal(gram, axis1=1, axis2=2), 2 * gram[:, i, j]
