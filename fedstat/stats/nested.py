@@ -193,7 +193,10 @@ def _deviations(x: Array, q: Array, lead: Array, leads: Array) -> tuple[Array, A
     mean -= xp.asarray(mean[:1], copy=True)  # centering on a client avoids cancellation
     mean += shift
     groups = xp.reshape(xp.take(mean, lead, axis=0), (-1, d * n))
-    clients = xp.reshape(mean - xp.take(mean, leads, axis=0), (c, d * n))  # 0 for equal clients of a group
+    clients = xp.take(mean, leads, axis=0)  # arrays are reused, as new ones cost more than their numbers
+    clients -= mean  # 0 for equal clients of a group
+    clients *= -1
+    clients = xp.reshape(clients, (c, d * n))
     sums_of_groups = xp.matrix_transpose(q) @ clients
     clients -= q @ sums_of_groups
     groups += sums_of_groups * xp.max(q, axis=0)[:, None]
@@ -409,21 +412,19 @@ def _permutation_test(
         return nothing, nothing, 0, True, 1.0
     cross, means = s.products[:, several, n_all:][:, :, group], s.products[:, n_all:, n_all:][:, group][:, :, group]
     gram = s.products[:, several][:, :, several] + cross + np.swapaxes(cross, 1, 2) + means
-    i, j = np.triu_indices(c, 1)
-    square, pairs = np.diagonal(gram, axis1=1, axis2=2), 2 * gram[:, i, j]
-    constant = (square.sum(axis=1) + pairs.sum(axis=1)) / c
+    flat, square = gram.reshape(len(gram), -1), np.diagonal(gram, axis1=1, axis2=2)
+    constant = flat.sum(axis=1, keepdims=True) / c
     share = (1 - size / c) / (size - 1)  # of a client's squared deviation in the expected sum
 
     def statistic(codes: NDArray[np.int64], dtype: Any) -> Floats:
-        is_same = (codes[:, i] == codes[:, j]).astype(dtype)
-        squares, products = square.astype(dtype), pairs.astype(dtype)
+        of_group, products = np.eye(len(size), dtype=dtype)[codes], flat.astype(dtype)
 
-        def of_groups(factor: Floats) -> Floats:
-            of_first = factor.astype(dtype)[codes]
-            return np.asarray(squares @ of_first.T + products @ (is_same * of_first[:, i]).T)
+        def squares_of_sums(factor: Floats) -> Floats:
+            pairs = (of_group * factor.astype(dtype)) @ of_group.swapaxes(1, 2)
+            return np.asarray(products @ pairs.reshape(len(codes), -1).T)
 
-        found = of_groups(1 / size) - constant[:, None]
-        return np.asarray(found / (squares @ share.astype(dtype)[codes].T - of_groups(share / size)))
+        expected = square @ share[codes].T - squares_of_sums(share / size)
+        return np.asarray((squares_of_sums(1 / size) - constant) / expected)
 
     n_random = min(max(_WORK // c**2, _FEWEST), PERMUTATIONS)
     step, rng = max(1, _NUMBERS // c**2), generator(seed, "clients among groups")
