@@ -313,13 +313,11 @@ def variance_components(
     x = None if covariate is None else _labels.matched("covariate", covariate, {"client": clients})
     n = None if sizes is None else _labels.matched("sizes", sizes, models)
     of_groups = _groups(groups, clients, claim, seed, covariate=covariate, sizes=sizes)
+    gram = partial(reml.gram, sizes=n, covariate=x)
     estimate: Any = reml.components if method == "reml" else by_moments.components
-    sums_of: Any = (
-        partial(reml.gram, sizes=n, covariate=x) if method == "reml" else partial(by_moments.parts, covariate=x)
-    )
+    sums_of: Any = gram if method == "reml" or of_groups is not None else partial(by_moments.parts, covariate=x)
     if of_groups is not None:
-        estimate = partial(nested.components, method=method, claim=claim, seed=seed)
-        sums_of = partial(nested.sums, codes=of_groups.codes)
+        estimate = partial(nested.components, codes=of_groups.codes, method=method, claim=claim, seed=seed)
     estimates: list[tuple[Any, ...]] = []
     pooled: list[tuple[Any, float]] = []
     agreements: list[NDArray[np.float64]] = []

@@ -5,7 +5,7 @@ For group g, its client c, replicate r and weight i of a unit
     w_gcri = m_i + a_gi + b_gci + e_gcri,    Var a = σ_g², Var b = σ_b², mean of Var e = σ_e²,
 
 as ``w ~ 0 + weight + (1 | weight:group) + (1 | weight:group:client)`` of R's lme4. Everything follows from inner
-products of the clients' means over replicates, which are computed in float64, a block of weights at a time.
+products of the clients' means over replicates, :func:`fedstat.stats.reml.gram`. NumPy arrays.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
-from array_api_compat import array_namespace, to_device
-from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
 from fedstat import stats
@@ -27,7 +25,8 @@ from fedstat._utils.streams import generator
 from fedstat.stats import clustering, reml, resampling
 from fedstat.stats import variance_components as moments
 from fedstat.stats.icc import slices
-from fedstat.stats.variance_components import Array, Components, Floats
+from fedstat.stats.reml import Gram
+from fedstat.stats.variance_components import Components, Floats
 
 Claim = Literal["these groups", "new groups"]
 Method = Literal["moments", "reml"]
@@ -35,50 +34,9 @@ PERMUTATIONS = 999
 """Largest number of permutations of clients among groups; with more than 45 clients, fewer are drawn."""
 _WORK, _FEWEST = 2_000_000, 199  # permutations times squared clients; smallest number of random permutations
 _LEAST = 1e-3  # smallest 1 + n σ_g² / (σ_b² + σ_e²/R) on the scale of intervals
+_ROUNDING = 1e-13  # squares that are 0, relative to those of clients
 _TIE = 1e-5  # relative tolerance for ties of F: float32 rounding
 _NUMBERS = 1 << 22  # numbers in one block of temporaries
-
-
-class NestedSums(NamedTuple):
-    """Sums of squares and products of clients in groups; ``+`` joins weights, :meth:`pooled` joins units.
-
-    Attributes
-    ----------
-    products : array (unit, client + group, client + group)
-        Inner products of the clients' deviations from the means of their groups, then of the means of groups.
-    within : array (client, unit)
-        Σ_i Σ_r (w_gcri − client's mean)² / (R − 1).
-    codes : int array (client,)
-        Number of each client's group, from 0.
-    n_weights, n_replicates : int
-        Number of weights per unit, and of replicates R.
-    """
-
-    products: Floats
-    within: Floats
-    codes: NDArray[np.int64]
-    n_weights: int
-    n_replicates: int
-
-    @property
-    def squares(self) -> Floats:
-        """Sum of all squares of each unit, array (unit,)."""
-        return np.asarray(np.trace(self.products, axis1=1, axis2=2) + self.within.sum(axis=0))
-
-    def rescaled(self, exponent: Floats) -> NestedSums:
-        """Return the sums of weights whose units are multiplied by 2 to the power of ``exponent`` (unit,)."""
-        scale = 4.0**exponent
-        return self._replace(products=self.products * scale[:, None, None], within=self.within * scale)
-
-    def __add__(self, other: NestedSums) -> NestedSums:  # type: ignore[override]
-        products, within = self.products + other.products, self.within + other.within
-        return self._replace(products=products, within=within, n_weights=self.n_weights + other.n_weights)
-
-    def pooled(self) -> NestedSums:
-        """Pool all units, but for the noise of units that are equal in all clients."""
-        differs = np.trace(self.products, axis1=1, axis2=2) > 0
-        products, within = self.products.sum(axis=0, keepdims=True), (self.within * differs).sum(axis=1, keepdims=True)
-        return NestedSums(products, within, self.codes, self.n_weights * len(self.products), self.n_replicates)
 
 
 class GroupComponents(NamedTuple):
@@ -111,6 +69,29 @@ class GroupComponents(NamedTuple):
     n_permutations: int
     exact: bool
     least: float
+
+
+class _Products(NamedTuple):
+    """Inner products of the clients' means over replicates, and noise.
+
+    Attributes
+    ----------
+    means : array (unit, group, group)
+        Of the means of groups.
+    cross : array (unit, client, group)
+        Of the clients' deviations from the means of their groups with the means of groups.
+    squares, noise : array (unit, client)
+        Squared deviation from the group's mean; noise of the mean over replicates.
+    codes : int array (client,)
+    n_replicates : int
+    """
+
+    means: Floats
+    cross: Floats
+    squares: Floats
+    noise: Floats
+    codes: NDArray[np.int64]
+    n_replicates: int
 
 
 class _Sets(NamedTuple):
@@ -148,72 +129,23 @@ class _Estimates(NamedTuple):
     ratio: Floats
 
 
-def sums(w: Array, codes: NDArray[np.int64]) -> NestedSums:
-    """Compute sums of squares and products.
-
-    Parameters
-    ----------
-    w : array (client, replicate, unit, weight)
-        As in :func:`fedstat.stats.variance_components.parts`, with equal checks.
-    codes : int array (client,)
-        Number of each client's group, from 0.
-    """
-    w, _ = moments.checked(w, None)
-    c, r, d, n = w.shape
-    first, size = np.unique(codes, return_index=True)[1], np.bincount(codes)
-    xp, device = array_namespace(w), device_of(w)
-    basis = (codes[:, None] == np.arange(len(size))) / np.sqrt(size)
-    q, lead, leads = (to_device(xp.asarray(a), device) for a in (basis, first, first[codes]))
-    products = xp.zeros((d, c + len(size), c + len(size)), dtype=xp.float64, device=device)
-    within = xp.zeros((c, d), dtype=xp.float64, device=device)
-    for units, weights in moments.blocks(w):
-        with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite are named below
-            x = xp.astype(w[:, :, units, weights], xp.float64, copy=True)
-            clients, groups, v = _deviations(x, q, lead, leads)
-            rows = xp.concat([clients, groups], axis=1)
-            products[units] += rows @ xp.matrix_transpose(rows)
-        within[:, units] += v
-    products, within = moments.on_host(products), moments.on_host(within)
-    moments.require_finite(np.diagonal(products, axis1=1, axis2=2).T[:c], within, w)
-    return NestedSums(products, within, codes, n, r)
-
-
-def _deviations(x: Array, q: Array, lead: Array, leads: Array) -> tuple[Array, Array, Array]:
-    """Return deviations of a block (unit, client or group, weight) and sums within (client, unit); overwrite ``x``.
-
-    ``lead`` is the first client of each group, ``leads`` that of each client's group, and ``q`` the basis of groups.
-    """
-    xp = array_namespace(x)
-    c, r, d, n = x.shape
-    mean = xp.asarray(x[:, 0], copy=True)
-    x -= mean[:, None]  # equal replicates differ by exactly 0
-    shift = xp.mean(x, axis=1)
-    x -= shift[:, None]
-    within = xp.sum(xp.vecdot(x, x), axis=1) / (r - 1)
-    mean -= xp.asarray(mean[:1], copy=True)  # centering on a client avoids cancellation
-    mean += shift
-    groups = xp.reshape(xp.take(mean, lead, axis=0), (-1, d * n))
-    clients = xp.take(mean, leads, axis=0)  # arrays are reused, as new ones cost more than their numbers
-    clients -= mean  # 0 for equal clients of a group
-    clients *= -1
-    clients = xp.reshape(clients, (c, d * n))
-    sums_of_groups = xp.matrix_transpose(q) @ clients
-    clients -= q @ sums_of_groups
-    groups += sums_of_groups * xp.max(q, axis=0)[:, None]
-    groups -= xp.mean(groups, axis=0)
-    rows = (xp.permute_dims(xp.reshape(a, (-1, d, n)), (1, 0, 2)) for a in (clients, groups))
-    return (*rows, within)
-
-
 def components(
-    s: NestedSums, *, method: Method = "moments", claim: Claim = "new groups", level: float = 0.95, seed: int = 0
+    g: Gram,
+    codes: NDArray[np.int64],
+    *,
+    method: Method = "moments",
+    claim: Claim = "new groups",
+    level: float = 0.95,
+    seed: int = 0,
 ) -> tuple[Components, GroupComponents]:
     """Estimate the components of groups, clients within groups and noise, with intervals and tests.
 
     Parameters
     ----------
-    s : NestedSums
-        Sums of units, or of a layer (:meth:`NestedSums.pooled`).
+    g : Gram
+        Sums of units, or of a layer (:meth:`Gram.pooled`), without sizes and covariate.
+    codes : int array (client,)
+        Number of each client's group, from 0.
     method : {"moments", "reml"}
     claim : {"these groups", "new groups"}
         Intervals leave out single clients, for further clients of these groups; or whole groups, for further groups.
@@ -263,32 +195,51 @@ def components(
     --------
     >>> rng, country = np.random.default_rng(0), np.repeat(np.arange(6), 5)
     >>> clients = rng.normal(size=(6, 1, 1, 200))[country] + rng.normal(size=(30, 1, 1, 200))
-    >>> sums_ = sums(clients + rng.normal(size=(30, 2, 1, 200)), country)
-    >>> within, groups = components(sums_)  # variances of 1, and a half of the noise: 2 / 3 and 1 / 2.5
+    >>> sums = reml.gram(clients + rng.normal(size=(30, 2, 1, 200)))
+    >>> within, groups = components(sums, country)  # variances of 1, and a half of the noise: 2 / 3 and 1 / 2.5
     >>> within.reliability.round(2), groups.proportion.round(2), groups.p_value
     (array([0.67]), array([0.39]), array([0.001]))
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    c, size = len(s.codes), np.bincount(s.codes)
-    moments.require_noise(_squares(s).T, s.within)
+    c, size = len(codes), np.bincount(codes)
     step = max(1, _NUMBERS // (c * len(size) ** 2))
-    parts = [
-        _of_units(s._replace(products=s.products[units], within=s.within[:, units]), method, claim, level)
-        for units in slices(len(s.products), step)
+    products = [
+        _products(g._replace(means=g.means[units], within=g.within[:, units]), codes)
+        for units in slices(len(g.means), step)
     ]
+    squares = np.concatenate([x.squares for x in products])
+    moments.require_noise(squares.T, g.within)
+    parts = [_of_units(x, g.n_weights, method, claim, level) for x in products]
     (*estimates, statistic, std_error, df_interval), of_groups = (
         [np.concatenate(field) for field in zip(*blocks, strict=True)] for blocks in zip(*parts, strict=True)
     )
-    identical = (_squares(s) == 0).all(axis=1)
+    identical = (squares == 0).all(axis=1)
     df = c - len(size) if claim == "these groups" else int((size > 1).sum()) - 1
     p_value = scipy.special.stdtr(df, -statistic)
     return (
         Components._make((*estimates, statistic, p_value, std_error, df, level, df_interval, identical)),
-        GroupComponents._make((*of_groups, *_permutation_test(s, identical, seed))),
+        GroupComponents._make((*of_groups, *_permutation_test(g.means, codes, identical, seed))),
     )
 
 
-def _of_units(s: NestedSums, method: Method, claim: Claim, level: float) -> tuple[list[Floats], list[Floats]]:
+def _products(g: Gram, codes: NDArray[np.int64]) -> _Products:
+    """Return inner products of clients and groups."""
+    r = g.sizes.shape[1]
+    average = (codes[:, None] == np.arange(codes.max() + 1)) / np.bincount(codes)
+    of_clients = g.means @ average
+    means = average.T @ of_clients
+    cross = of_clients - means[:, codes]
+    clients, square = np.arange(len(codes)), np.diagonal(g.means, axis1=1, axis2=2)
+    squares = square - of_clients[:, clients, codes] - cross[:, clients, codes]
+    # Equal clients of a group, but for rounding.
+    squares = np.where(squares > _ROUNDING * square.max(axis=1, keepdims=True), squares, 0)
+    squares[:, np.bincount(codes)[codes] == 1] = 0
+    return _Products(means, cross, squares, g.within.T / (r * (r - 1)), codes, r)
+
+
+def _of_units(
+    s: _Products, n_weights: int, method: Method, claim: Claim, level: float
+) -> tuple[list[Floats], list[Floats]]:
     """Return arrays (unit,): fields of :class:`Components` but for p_value and df, and of :class:`GroupComponents`."""
     size, is_new = np.bincount(s.codes), claim == "new groups"
     c, full = len(s.codes), _all_clients(s)
@@ -309,7 +260,7 @@ def _of_units(s: NestedSums, method: Method, claim: Claim, level: float) -> tupl
         most_client = int(has_clients.sum()) - 1 if is_new else most
         error, df = resampling.jackknife(without[0].T[has_clients], most_client, weights)
         error_group, df_group = resampling.jackknife(without[1].T, most, weights)
-        error[(s.within > 0).sum(axis=0) < min(c, stats.LEAST_VARYING)] = np.nan
+        error[(s.noise > 0).sum(axis=1) < min(c, stats.LEAST_VARYING)] = np.nan
         if is_new and has_clients.sum() < stats.LEAST_VARYING:
             error[:] = np.nan
         bounds = [
@@ -321,24 +272,18 @@ def _of_units(s: NestedSums, method: Method, claim: Claim, level: float) -> tupl
             bounds = [np.maximum(x, 0) for x in bounds]
         low, high = (-np.expm1(-x) for x in bounds[:2])
         ratios = [np.where(identical, np.nan, x) for x in (ratio, *(np.expm1(x) / n_average for x in bounds[2:]))]
-        sigma_b, sigma_e = (client - noise) / s.n_weights, noise * s.n_replicates / s.n_weights
+        sigma_b, sigma_e = (client - noise) / n_weights, noise * s.n_replicates / n_weights
         replicate = np.where(sigma_b + sigma_e > 0, sigma_b / (sigma_b + sigma_e), -np.inf)
         reliability, replicate = (np.where(identical, np.nan, x) for x in (1 - noise / client, replicate))
     of_clients = [sigma_b, sigma_e, reliability, replicate, low, high, thetas[0] / error, error, df]
-    return of_clients, [ratios[0] * client / s.n_weights, *(x / (1 + x) for x in ratios)]
+    return of_clients, [ratios[0] * client / n_weights, *(x / (1 + x) for x in ratios)]
 
 
-def _all_clients(s: NestedSums) -> _Sets:
+def _all_clients(s: _Products) -> _Sets:
     """Return the set of all clients."""
-    c = len(s.codes)
     of_group = (s.codes[:, None] == np.arange(s.codes.max() + 1)).astype(float)
-    squares, noise = (x @ of_group for x in (_squares(s), s.within.T / s.n_replicates))
-    return _Sets(of_group.sum(axis=0)[None], s.products[:, None, c:, c:], squares[:, None], noise[:, None])
-
-
-def _squares(s: NestedSums) -> Floats:
-    """Return squared deviations of clients from the means of their groups, array (unit, client)."""
-    return np.diagonal(s.products, axis1=1, axis2=2)[:, : len(s.codes)]
+    squares, noise = (x @ of_group for x in (s.squares, s.noise))
+    return _Sets(of_group.sum(axis=0)[None], s.means[:, None], squares[:, None], noise[:, None])
 
 
 def _without_groups(full: _Sets) -> _Sets:
@@ -347,14 +292,14 @@ def _without_groups(full: _Sets) -> _Sets:
     return _Sets(full.n * keep, full.means, full.squares * keep, full.noise * keep)
 
 
-def _without_clients(s: NestedSums, full: _Sets) -> _Sets:
+def _without_clients(s: _Products, full: _Sets) -> _Sets:
     """Return a set without each client; groups have at least 2 clients."""
     c, group = len(s.codes), s.codes
     clients, left = np.arange(c), (group[:, None] == np.arange(full.n.shape[1])).astype(float)
-    n, square = full.n - left, _squares(s)
+    n, square = full.n - left, s.squares
     rest = n[clients, group]
     # Without client c, the mean of its group moves by its deviation divided by the number of the others.
-    cross = s.products[:, :c, c:] / rest[:, None]
+    cross = s.cross / rest[:, None]
     means = np.repeat(full.means, c, axis=1)
     moved = means[:, clients, group] - cross
     means[:, clients, group] = moved
@@ -362,7 +307,7 @@ def _without_clients(s: NestedSums, full: _Sets) -> _Sets:
     means[:, clients, group, group] = full.means[:, 0, group, group] - 2 * cross[:, clients, group] + square / rest**2
     squares = full.squares - (square * (rest + 1) / rest)[:, :, None] * left
     squares = np.where(n > 1, np.maximum(squares, 0), 0)  # rounding leaves a rest of a single client
-    return _Sets(n, means, squares, full.noise - (s.within.T / s.n_replicates)[:, :, None] * left)
+    return _Sets(n, means, squares, full.noise - s.noise[:, :, None] * left)
 
 
 def _moments(x: _Sets) -> _Estimates:
@@ -400,18 +345,15 @@ def _reml(x: _Sets, *, r: int, least: float | None = None) -> _Estimates:
 
 
 def _permutation_test(
-    s: NestedSums, identical: NDArray[np.bool_], seed: int
+    gram: Floats, codes: NDArray[np.int64], identical: NDArray[np.bool_], seed: int
 ) -> tuple[Floats, Floats, int, bool, float]:
     """Return F and p value, arrays (unit,), the number of permutations, True if they are all, and the smallest p."""
-    several = np.flatnonzero(np.bincount(s.codes)[s.codes] > 1)
-    group, n_all = s.codes[several], len(s.codes)
-    codes = np.unique(group, return_inverse=True)[1]
+    several = np.flatnonzero(np.bincount(codes)[codes] > 1)
+    gram, codes = gram[:, several][:, :, several], np.unique(codes[several], return_inverse=True)[1]
     c, size = len(codes), np.bincount(codes)
     if len(size) < 2:
-        nothing = np.full(len(s.products), np.nan)
+        nothing = np.full(len(gram), np.nan)
         return nothing, nothing, 0, True, 1.0
-    cross, means = s.products[:, several, n_all:][:, :, group], s.products[:, n_all:, n_all:][:, group][:, :, group]
-    gram = s.products[:, several][:, :, several] + cross + np.swapaxes(cross, 1, 2) + means
     flat, square = gram.reshape(len(gram), -1), np.diagonal(gram, axis1=1, axis2=2)
     constant = flat.sum(axis=1, keepdims=True) / c
     share = (1 - size / c) / (size - 1)  # of a client's squared deviation in the expected sum

@@ -101,7 +101,7 @@ def gram(w: Array, sizes: Any = None, covariate: Any = None) -> Gram:
     within = xp.zeros((c, d), dtype=xp.float64, device=device)
     for units, weights in moments.blocks(w):
         with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite are named below
-            g, v = _products(xp.astype(w[:, :, units, weights], xp.float64), size, q)
+            g, v = _products(xp.astype(w[:, :, units, weights], xp.float64, copy=True), size, q)
         means[units] += g
         within[:, units] += v
     means, within = moments.on_host(means), moments.on_host(within)
@@ -246,17 +246,21 @@ def _criterion(ratio: Floats, data: Any, inverse: Floats, keep: Floats) -> tuple
 
 
 def _products(x: Array, size: Array, q: Array) -> tuple[Array, Array]:
-    """Return the Gram matrices (unit, client, client) and sums within (client, unit) of a block."""
+    """Return the Gram matrices (unit, client, client) and sums within (client, unit) of a block; overwrite ``x``."""
     xp = array_namespace(x)
-    proportion = (size / xp.sum(size, axis=1, keepdims=True))[:, :, None, None]
-    first = x[:, 0]
-    x = x - first[:, None]  # equal replicates differ by exactly 0
-    shift = xp.sum(proportion * x, axis=1)
-    x = x - shift[:, None]
-    within = xp.sum(xp.sum(x * x, axis=-1) * size[:, :, None], axis=1)
-    mean = first - first[:1] + shift - shift[:1]
-    flat = xp.reshape(mean, (mean.shape[0], -1))
-    residual = xp.permute_dims(xp.reshape(flat - q @ (xp.matrix_transpose(q) @ flat), mean.shape), (1, 0, 2))
+    c, r, d, n = x.shape
+    proportion = (size / xp.sum(size, axis=1, keepdims=True))[:, None, :]
+    mean = xp.asarray(x[:, 0], copy=True)
+    x -= mean[:, None]  # equal replicates differ by exactly 0
+    shift = xp.reshape(proportion @ xp.reshape(x, (c, r, d * n)), (c, d, n))
+    x -= shift[:, None]
+    within = xp.sum(xp.vecdot(x, x) * size[:, :, None], axis=1)
+    mean -= xp.asarray(mean[:1], copy=True)  # centering on a client avoids cancellation
+    mean += shift
+    mean -= xp.asarray(shift[:1], copy=True)
+    flat = xp.reshape(mean, (c, d * n))
+    flat -= q @ (xp.matrix_transpose(q) @ flat)
+    residual = xp.permute_dims(xp.reshape(flat, (c, d, n)), (1, 0, 2))
     return residual @ xp.matrix_transpose(residual), within
 
 

@@ -14,7 +14,7 @@ from statsmodels.stats.multitest import multipletests
 
 import fedstat
 from fedstat import plot
-from fedstat.stats import nested
+from fedstat.stats import nested, reml
 from fedstat.stats import variance_components as one_way
 
 CLIENTS = [f"k{c}" for c in range(14)]
@@ -42,9 +42,9 @@ def weights(
 def test_units_and_layer_are_those_of_the_array_functions(groups: np.ndarray, claim: Any, method: Any) -> None:
     w = weights(groups)
     found = fedstat.variance_components(w, groups=groups, claim=claim, method=method, level=0.9, seed=3)
-    sums = nested.sums(w.values.reshape(14, 2, 6, 20), np.unique(groups, return_inverse=True)[1])
+    sums, codes = reml.gram(w.values.reshape(14, 2, 6, 20)), np.unique(groups, return_inverse=True)[1]
     options: Any = {"claim": claim, "method": method, "level": 0.9, "seed": 3}
-    units, layer = nested.components(sums, **options), nested.components(sums.pooled(), **options)
+    units, layer = (nested.components(g, codes, **options) for g in (sums, sums.pooled()))
     ours = (found.components, found.group_components), (found.layer_components, found.layer_group_components)
     for theirs, mine in zip((units, layer), ours, strict=True):
         for a, b in zip(theirs, mine, strict=True):

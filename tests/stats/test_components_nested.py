@@ -36,7 +36,7 @@ def draw(
 
 
 def estimate(w: Any, codes: np.ndarray, **options: Any) -> tuple[one_way.Components, nested.GroupComponents]:
-    return nested.components(nested.sums(w, codes), **options)
+    return nested.components(reml.gram(w), codes, **options)
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["name"])
@@ -124,7 +124,7 @@ def test_one_group_of_several_clients_has_no_test() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_estimates_without_a_client_or_group_are_those_of_the_others(method: Any) -> None:
     w, codes = draw(), codes_of(SIZES)
-    s = nested.sums(w, codes)
+    s = nested._products(reml.gram(w), codes)
     full = nested._all_clients(s)
     fit: Any = nested._moments if method == "moments" else lambda x: nested._reml(x, r=2)
     left = {"client": (nested._without_clients(s, full), range(len(codes)))}
@@ -133,7 +133,11 @@ def test_estimates_without_a_client_or_group_are_those_of_the_others(method: Any
         without = fit(sets)
         for i in numbers:
             keep = codes != i if what == "group" else np.arange(len(codes)) != i
-            rest = fit(nested._all_clients(nested.sums(w[keep], np.unique(codes[keep], return_inverse=True)[1])))
+            rest = fit(
+                nested._all_clients(
+                    nested._products(reml.gram(w[keep]), np.unique(codes[keep], return_inverse=True)[1])
+                )
+            )
             for a, b in zip(without, rest, strict=True):
                 np.testing.assert_allclose(a[:, i], b[:, 0], rtol=1e-5)
 
@@ -160,9 +164,9 @@ def test_moments_are_unbiased_under_unequal_noise_and_variances_of_groups(method
     groups = rng.normal(size=(4, 1, units, 1))[codes]
     clients = spread * rng.normal(size=(len(codes), 1, units, 1))
     w = groups + clients + spread * rng.normal(size=(len(codes), 2, units, 1))
-    sums = nested.sums(w, codes)
-    _, found = nested.components(sums.pooled(), method=method)
-    error = np.std(nested.components(sums)[1].between) / np.sqrt(units)
+    sums = reml.gram(w)
+    _, found = nested.components(sums.pooled(), codes, method=method)
+    error = np.std(nested.components(sums, codes)[1].between) / np.sqrt(units)
     is_unbiased = abs(found.between[0] - 1) < 3 * error
     assert is_unbiased == (method == "moments")
 
@@ -185,12 +189,13 @@ def test_units_do_not_depend_on_other_units_or_on_the_kind_of_array(method: Any,
 
 def test_sums_add_over_weights_and_pool_over_units() -> None:
     w, codes = draw(), codes_of(SIZES)
-    whole, halves = nested.sums(w, codes), nested.sums(w[..., :8], codes) + nested.sums(w[..., 8:], codes)
-    pooled, joined = whole.pooled(), nested.sums(w.reshape(len(codes), 2, 1, -1), codes)
-    for a, b in ((whole, halves), (pooled, joined)):
-        np.testing.assert_allclose(a.products, b.products, atol=1e-10)
-        np.testing.assert_allclose(a.within, b.within)
-        assert a.n_weights == b.n_weights
+    whole = reml.gram(w)
+    joined = reml.gram(w.reshape(len(codes), 2, 1, -1))
+    pairs = (whole, reml.gram(w[..., :8]) + reml.gram(w[..., 8:])), (whole.pooled(), joined)
+    for first, second in pairs:
+        for a, b in zip(nested.components(first, codes), nested.components(second, codes), strict=True):
+            for x, y in zip(a, b, strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-6)
 
 
 def test_the_mean_of_all_clients_costs_no_digits() -> None:
