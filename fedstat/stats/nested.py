@@ -182,7 +182,8 @@ def components(
     to σ_b² + σ_e²/R, the maximum has a closed form; the ratio is found by a search.
 
     Intervals come from the jackknife [3]_ on the scales of log(1 / (1 − reliability)) and of log(1 + n σ_g² / (σ_b² +
-    σ_e²/R)), n being the average size of groups. If single clients are left out, groups are strata.
+    σ_e²/R)), n being the average size of groups. If single clients are left out, groups are strata. The one-sided test
+    of H0: σ_b² = 0 then has C − G degrees of freedom; if groups are left out, it has those of its interval.
 
     References
     ----------
@@ -215,7 +216,8 @@ def components(
     )
     identical = (squares == 0).all(axis=1)
     df = c - len(size) if claim == "these groups" else int((size > 1).sum()) - 1
-    p_value = scipy.special.stdtr(df, -statistic)
+    # Groups of unlike sizes contribute unequally, so that their number gives too many degrees of freedom.
+    p_value = scipy.special.stdtr(df if claim == "these groups" else df_interval, -statistic)
     return (
         Components._make((*estimates, statistic, p_value, std_error, df, level, df_interval, identical)),
         GroupComponents._make((*of_groups, *_permutation_test(g.means, codes, identical, seed))),
