@@ -287,7 +287,8 @@ def variance_components(
     clients. High agreement (:func:`fedstat.icc`) means that clients have a unit's weights in common, high reliability
     that they truly *differ*. Formulas: :func:`fedstat.stats.variance_components.components`, and with groups
     :func:`fedstat.stats.nested.components`. Assumptions and coverage of the intervals: :doc:`/background/statistics`.
-    With groups, the test of groups also rejects if groups of unlike sizes have unlike variances of clients.
+    With groups, the test of groups errs if the smallest groups have the largest variances: at 0.05 it rejected in up to
+    0.12 of units and layers with variances of 1 : 8 (``simulations/inference/nested.py``).
 
     References
     ----------
