@@ -277,7 +277,8 @@ class SplitResult(Result):
         elif self.icc is None and self.fit.n_clients:
             lines.append("Agreement: not compared, since units changed over unlike numbers of rounds")
         if self.fdr is not None and self.fdr <= 0.05:
-            of_units, of_layers = (f"{100 * rate:.0f}%" for rate in (WRONG_WITHIN_GROUPS if self._is_nested else WRONG_SIDE))
+            rates = WRONG_WITHIN_GROUPS if self._is_nested else WRONG_SIDE
+            of_units, of_layers = (f"{100 * rate:.0f}%" for rate in rates)
             lines.append(
                 f"In simulations with trained networks, at most {of_units} of such conclusions were wrong, and some "
                 f"conclusion was wrong in up to {of_layers} of layers"
