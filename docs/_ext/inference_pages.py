@@ -28,6 +28,11 @@ QUESTIONS = {
         "icc of runs, intervals over clients": "95% CI of ICC, jackknife over clients, changes of a run",
         "icc, intervals by F and bootstrap": "95% CI of ICC, F and bootstrap",
     },
+    "groups": {
+        "icc with groups, tests of no agreement": "tests of agreement within and between groups",
+        "icc with groups, intervals": "95% CI of agreement within and between groups",
+        "icc with groups, power": "agreement of ICC2 0.4 within and 0.2 between groups: detected",
+    },
     "communality": {
         "permutation_test, units without an identity": "permutation test",
         "bootstrap, ν of samples of this size": "95% CI of the expected communality, bootstrap over clients",
@@ -65,10 +70,10 @@ simulated data sets in which a test at 0.05 rejected a true null hypothesis, or 
 Carlo error. *errs* marks a case in which the claim should not be relied on; *refused*, one without a number.
 :doc:`../which-test` explains the tests.
 
-Trained networks are multilayer perceptrons on MNIST. They are drawn from pools of 400 clients with all classes, two or
-five classes, or random labels, after 1 to 60 steps of SGD from common, two, or separate initial parameters. The first
-table has the lowest and the highest proportion over cases whose assumptions hold (number of cases in parentheses), and
-the number of cases that err, assumptions violated included.
+Trained networks are multilayer perceptrons on MNIST. They are drawn from pools of 400 clients with all classes, one,
+two or five classes, Dirichlet(0.1) or random labels, after 1 to 60 steps of SGD or Adam from common, two, or separate
+initial parameters. The first table has the lowest and the highest proportion over cases whose assumptions hold (number
+of cases in parentheses), and the number of cases that err, assumptions violated included.
 
 The simulations are in ``simulations/inference``; seed {seed}. From a copy of the repository, with the folder of MNIST's
 files::

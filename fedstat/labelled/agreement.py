@@ -28,14 +28,16 @@ from fedstat.labelled.arrays import (
     numpy_of,
     refuse_replicates,
 )
-from fedstat.labelled.groups import CLAIMS, Claim, ClientGroups, client_groups
+from fedstat.labelled.groups import Claim, ClientGroups, client_groups, require_effect_of_claim
 from fedstat.labelled.inputs import by_layer
-from fedstat.labelled.runs import AUTO, COMMON_START, REASONS, Stage
+from fedstat.labelled.runs import AUTO, CLASSES, COMMON_START, REASONS, Stage
+from fedstat.results.group_icc import GroupIccResult
 from fedstat.results.icc import INFERENCE, NOT_TRAINED, IccResult, Inference
 from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_resampling, icc_tests, nested, reml
 from fedstat.stats import variance_components as by_moments
+from fedstat.stats.group_icc import over_groups
 from fedstat.stats.icc import agreement
 from fedstat.stats.icc import sums as sum_clients
 from fedstat.stats.icc_resampling import over_clients
@@ -44,10 +46,14 @@ from fedstat.stats.variance_components import BadWeightsError, Components, NoNoi
 _TESTS = {"sign-flip": icc_tests.sign_flips, "permutation": icc_tests.permutations}
 
 
-def _check(*, inference: Inference, level: float, n_boot: int, **_: object) -> None:
+def _check(*, inference: Inference, level: float, n_boot: int, groups: Any, claim: Claim, **_: object) -> None:
     check.choice("inference", inference, INFERENCE)
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     check.integer("n_boot", n_boot, low=0)
+    require_effect_of_claim(groups, claim)
+    for name, value, default in (("inference", inference, "sign-flip"), ("n_boot", n_boot, 0)):
+        if groups is not None and value != default:
+            raise ValueError(f"{name} has no effect with groups, but got {value!r}. Remove it.")
 
 
 @by_layer(checks=_check, apart=lambda **_: True)
@@ -55,6 +61,8 @@ def icc(
     weights: Weights,
     *,
     baseline: Any = AUTO,
+    groups: Any = None,
+    claim: Claim | None = None,
     inference: Inference = "sign-flip",
     level: float = 0.95,
     n_boot: int = 0,
@@ -63,7 +71,7 @@ def icc(
     checkpoint: int | None = None,
     stage: Stage | None = None,
     progress: bool | None = None,
-) -> IccResult:
+) -> IccResult | GroupIccResult:
     """Estimate each unit's agreement: its intraclass correlation over clients, ICC2 = ICC(A,1).
 
     Agreement is the proportion of the variance of a unit's weights that all clients have in common. FedFac's
@@ -75,15 +83,18 @@ def icc(
         As in :func:`fedstat.split`: at least 2 clients and 2 weights per unit.
     baseline : {"auto", "common", "download", "initial"}, array (unit, weight...), Net, state_dict, path, run or None
         Values to subtract, as in :func:`fedstat.split`. Of a run: by default the last common values of its clients.
+    groups : array, Series, DataArray (client,), mapping from client to group, or ClientClustersResult, optional
+        Known groups of clients, such as the hospitals of a country. The result has agreement within and between groups.
+    claim : {"new groups", "these groups"}, optional
+        With groups: conclusions hold for further groups, of which these are a sample of at least 5 (the default), or
+        for further clients of these groups, of at least 2 clients each.
     inference : {"sign-flip", "permutation", "F"}
-        Basis of the p values. "sign-flip" flips the signs of whole clients. "permutation" permutes units within clients
-        and assumes that all units have equal covariances. "F" assumes independent, normal weights, as R's psych does.
+        Basis of the p values: flipped signs of clients (H0: deviations of clients are symmetric about the common
+        profile), permuted units within clients (assumes equal covariances), or F tests (independent, normal weights).
     level : float in (0, 1)
         Confidence level of the intervals: the jackknife over clients, or with "F" those of psych.
-    n_boot : int
-        Bootstrap samples of clients; 0: no bootstrap.
-    seed : int
-        Seed of the bootstrap, of sign flips with more than 13 clients, and of random permutations.
+    n_boot, seed : int
+        Bootstrap samples of clients; seed of these, of sign flips with more than 13 clients, and of permutations.
     layer, checkpoint, stage, progress
         Layers and round to analyze, and the bar of layers and clients that are read: as in :func:`fedstat.split`.
 
@@ -92,17 +103,21 @@ def icc(
     IccResult
         Coefficients of each unit (NaN if it is constant) and of the layer: of all weights of its units together. With
         several layers, or units that changed over unlike numbers of rounds, a :class:`fedstat.results.LayerResults`.
+        With groups a :class:`fedstat.results.GroupIccResult`.
 
     Raises
     ------
     ValueError
-        If there are fewer than 2 clients (3 with ``n_boot``) or 2 weights in a unit. If weights are NaN or infinite
+        If a client has no group, a claim has too few groups or clients, or each client is a group. If there are fewer
+        than 2 clients (3 with ``n_boot``) or 2 weights in a unit. If weights are NaN or infinite
         (client and units are named). If ``baseline`` has another shape, or is not correlated with the weights.
 
     Notes
     -----
-    Weights that were averaged over clients agree by construction: their ICC2 is 1. The coefficients are those of Shrout
-    and Fleiss [1]_; ICC(A,1) is ICC2 in [2]_. Assumptions and simulations: :doc:`/background/statistics`.
+    A small p value says that *most clients deviate in one direction*. ICC2 and its interval say how far all clients
+    agree, the few that deviate far in other directions included. Weights that were averaged over clients agree by
+    construction: their ICC2 is 1. The coefficients are those of Shrout and Fleiss [1]_; ICC(A,1) is ICC2 in [2]_.
+    Assumptions and simulations: :doc:`/background/statistics`.
 
     References
     ----------
@@ -116,12 +131,12 @@ def icc(
     >>> icc(np.concatenate([alike, rng.normal(size=(10, 2, 50))], axis=1))
     Agreement of 10 clients on 4 units (ICC2 = ICC(A,1)), 50 weights per unit
     Layer: ICC2 = 0.43, 95% CI [0.39, 0.46] (jackknife over clients)
-      Sign-flip test over clients, H0: no agreement on units beyond the profile that
-        all units have in common: p = 0.002 (all 511 flips)
+      Sign-flip test over clients, H0: deviations of clients are symmetric about the
+        common profile: p = 0.002 (all 511 flips)
       Common profile of the units: 0% of the variance, p = 0.64 (same test)
     Units: ICC2 median 0.41, range -0.04 to 0.81; 0 constant, 0 not tested
-      2 of 4: clients agree (sign-flip test, FDR 0.05); 2: no evidence
-      p values of units: flips pooled over units
+      2 of 4: most clients deviate in one direction; 2: no evidence
+      Sign-flip test, FDR 0.05; p values of units: flips pooled over units
       highest: 1 (0.81), 0 (0.79), 2 (0.03), 3 (-0.04)
       lowest:  3 (-0.04), 2 (0.03), 0 (0.79), 1 (0.81)
     """
@@ -130,6 +145,8 @@ def icc(
     common, by_client = (origin, None) if origin is None or origin.ndim == 2 else (None, origin)
     boot_samples: tuple[Any, Any] = (None, None)
     names: list[NDArray[Any]] = []
+    grouping = None if groups is None else client_groups(groups, labels(weights, "client", 0), claim)
+    group_sums: dict[int, _icc.Sums] = {}
     blocks: Callable[[], Iterable[Any]] = list
     if (n_boot or inference == "permutation") and isinstance(weights, xr.DataArray):
         _require_memory(weights)
@@ -139,15 +156,32 @@ def icc(
             w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
             again: tuple[Any, Any] = (w, None) if total is None else (weights, by_client)
             blocks = partial(_client_blocks, *again, tick=bar.update)
+            if grouping is None:
+                block_sums = _icc.sums(w, common)
+            else:
+                codes = grouping.codes[sum(map(len, names)) :][: len(clients)]
+                of_block = {code: _icc.sums(w[codes == code], common) for code in np.unique(codes).tolist()}
+                group_sums |= {code: group_sums[code] + s if code in group_sums else s for code, s in of_block.items()}
+                block_sums = reduce(add, of_block.values())
             names.append(clients)
-            block_sums = _icc.sums(w, common)
             _require_finite(block_sums, w, units, clients)
             total = block_sums if total is None else total + block_sums
             if n_boot and len(clients) > 1:  # icc_sums raises for a single client
                 boot_samples = icc_resampling.bootstrap(w, common, replicates=n_boot, seed=seed)
             bar.update(len(clients))
         sums = cast(_icc.Sums, total)
+        attrs = weights.attrs if isinstance(weights, xr.DataArray) else {}
+        reasons = _reasons(attrs.get(REASONS), sums, baseline)
         result = icc_sums(sums, units, level=level)
+        if grouping is not None:
+            return GroupIccResult(
+                over_groups(
+                    blocks, [group_sums[code] for code in sorted(group_sums)], grouping.codes, common,
+                    new_groups=grouping.claim == "new groups", level=level, seed=seed,
+                ),
+                units, result.constant, replace(result, reasons=reasons).untrained, np.concatenate(names), *grouping,
+                result.n_weights, level, baseline is not None,
+            )  # fmt: skip
         if inference != "F":
             test = partial(_TESTS[inference], seed=seed)
             by_clients = over_clients(blocks, sums, test, common, level=level)
@@ -155,10 +189,9 @@ def icc(
                 result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
                 test=by_clients.test, influence=by_clients.influence, clients=np.concatenate(names),
             )  # fmt: skip
-    attrs = weights.attrs if isinstance(weights, xr.DataArray) else {}
     return replace(
         result, baseline_subtracted=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1],
-        reasons=_reasons(attrs.get(REASONS), sums, baseline), common_start=attrs.get(COMMON_START),
+        reasons=reasons, common_start=attrs.get(COMMON_START), skewed_classes=attrs.get(CLASSES, False),
     )  # fmt: skip
 
 
@@ -224,7 +257,7 @@ def variance_components(
     covariate: Any = None,
     sizes: Any = None,
     groups: Any = None,
-    claim: Claim = "new groups",
+    claim: Claim | None = None,
     method: Literal["moments", "reml"] = "moments",
     level: float = 0.95,
     seed: int = 0,
@@ -251,9 +284,9 @@ def variance_components(
     groups : array, Series, DataArray (client,), mapping from client to group, or ClientClustersResult, optional
         Groups of clients that are known to belong together, such as the hospitals of a country. Then differences
         between groups are a third component, and reliability is that of clients within groups.
-    claim : {"these groups", "new groups"}
-        With groups: intervals hold for further clients of these groups, or for further groups, of which these are a
-        sample (at least 5).
+    claim : {"new groups", "these groups"}, optional
+        With groups: intervals hold for further groups, of which these are a sample (at least 5; the default), or for
+        further clients of these groups.
     method : {"moments", "reml"}
         "moments" is unbiased even if clients have unequal noise; its estimates are sometimes negative. "reml" is
         restricted maximum likelihood [3]_ for noise that falls as 1 / samples: more precise if this holds, else biased.
@@ -318,10 +351,11 @@ def variance_components(
     estimate: Any = reml.components if method == "reml" else by_moments.components
     sums_of: Any = gram if method == "reml" or of_groups is not None else partial(by_moments.parts, covariate=x)
     if of_groups is not None:
-        estimate = partial(nested.components, codes=of_groups.codes, method=method, claim=claim, seed=seed)
+        estimate = partial(nested.components, codes=of_groups.codes, method=method, claim=of_groups.claim, seed=seed)
     estimates: list[tuple[Any, ...]] = []
     pooled: list[tuple[Any, float]] = []
     agreements: list[NDArray[np.float64]] = []
+    ratios: list[NDArray[np.float64]] = []
     equal: Any = True
     for block, w in _unit_blocks(weights, 0 if of_groups is None else 4 * len(clients) ** 2):
         with _name_units(units[block], clients):
@@ -330,6 +364,7 @@ def variance_components(
         pooled.append((sums.rescaled(exponent - exponent.max()).pooled(), float(exponent.max())))
         equal = equal & numpy_of((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
         agreements.append(agreement(sum_clients(w.mean(1))))
+        ratios.append(by_moments.noise_ratios(w, n))
         n_replicates, n_weights = w.shape[1], w.shape[3]
     if equal.any() and not equal.all():
         check.warn(
@@ -350,17 +385,18 @@ def variance_components(
         method=method,
         agreement=np.concatenate(agreements),
         adjusted=covariate is not None,
+        noise_cv=by_moments.noise_cv(np.concatenate(ratios)),
     )
     if of_groups is None:
         return result
     return replace(
         result, group_components=of_units[1], layer_group_components=of_layer[1], groups=of_groups.names,
-        group_sizes=of_groups.sizes, claim=claim, are_clusters=of_groups.are_clusters,
+        group_sizes=of_groups.sizes, claim=of_groups.claim,
     )  # fmt: skip
 
 
 def _groups(
-    groups: Any, clients: NDArray[Any], claim: Claim, seed: int, *, covariate: Any, sizes: Any
+    groups: Any, clients: NDArray[Any], claim: Claim | None, seed: int, *, covariate: Any, sizes: Any
 ) -> ClientGroups | None:
     """Return the groups of clients; raise ValueError for settings that do not go with groups, or without them."""
     if groups is not None:
@@ -368,9 +404,9 @@ def _groups(
             if value is not None:
                 raise ValueError(f"{name} is not supported with groups. Leave out one of them.")
         return client_groups(groups, clients, claim)
-    for name, value, default in (("claim", check.choice("claim", claim, CLAIMS), "new groups"), ("seed", seed, 0)):
-        if value != default:
-            raise ValueError(f"{name} has no effect without groups, but got {value!r}. Remove it, or pass groups.")
+    require_effect_of_claim(groups, claim)
+    if seed:
+        raise ValueError(f"seed has no effect without groups, but got {seed!r}. Remove it, or pass groups.")
     return None
 
 

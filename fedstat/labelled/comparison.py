@@ -74,7 +74,7 @@ def compare(
     -----
     Tests are paired t tests: pairs that share a seed or a data set are not independent. ``p_holm`` is Holm's step-down
     adjustment [1]_; ``sim_conf_low`` and ``sim_conf_high`` are Bonferroni's t intervals, which hold simultaneously.
-    ``p_sign_flip`` is exact and assumes only symmetric differences [2]_; with n blocks it is at least 2¹⁻ⁿ.
+    ``p_sign_flip`` is exact, H0: differences are symmetric about 0 [2]_; with n blocks it is at least 2¹⁻ⁿ.
     :doc:`/background/statistics` says how ties and unequal variances are treated.
 
     References

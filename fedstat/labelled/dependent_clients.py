@@ -1,4 +1,4 @@
-"""Clients that equal other clients, a weighted mean of them, or the baseline, in weights of any form."""
+"""Clients that equal other clients, a weighted mean of them or the baseline, or form groups, in weights of any form."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import KNOWN, baseline_of, labels, numpy_of
+from fedstat.results.icc import describe_groups
+from fedstat.stats.clustering import cosine
 from fedstat.stats.dependence import dependence, is_varying
 
-_BASE = 512
-"""Values of each client that are compared, beside one for each client."""
+_BASE, _FOR_GROUPS = 512, 4096
+"""Values of each client that are compared, beside one for each client; for groups, whose differences are smaller."""
 
 
-def describe_dependence(weights: Any, baseline: Any = None, *, is_matrix: bool, replicates: bool) -> list[str]:
+def describe_dependence(
+    weights: Any, baseline: Any = None, *, is_matrix: bool, replicates: bool, groups: bool = False
+) -> list[str]:
     """Return a sentence for each kind of clients that are not independent; [] for weights without clients.
 
     Parameters
@@ -32,6 +36,8 @@ def describe_dependence(weights: Any, baseline: Any = None, *, is_matrix: bool, 
         True if a matrix has the dims (client, value), not (row, unit).
     replicates : bool
         True if the second axis of an array holds replicates, whose means are compared.
+    groups : bool
+        True to look for groups of clients, too.
     """
     if isinstance(weights, list | tuple):
         weights = _stacked(weights)
@@ -58,6 +64,8 @@ def describe_dependence(weights: Any, baseline: Any = None, *, is_matrix: bool, 
     if (equal := _at_baseline(x, weights, baseline)).any():
         start = "has" if equal.sum() == 1 else "have"
         texts.append(f"{_named(names[equal])} {start} the values of the baseline, as initial parameters have, {why}")
+    if groups and not texts and (text := _describe_groups(x, weights, baseline, names)):
+        texts.append(text)
     return texts
 
 
@@ -90,10 +98,20 @@ def _client_rows(weights: Any, *, is_matrix: bool, replicates: bool) -> Any:
     return w.reshape(len(w), -1)
 
 
-def _part(x: Any, columns: Any) -> NDArray[np.float64]:
+def _describe_groups(x: Any, weights: Any, baseline: Any, names: NDArray[Any]) -> str:
+    """Return a sentence on groups of clients by their differences from the baseline; "" if there are none."""
+    part = _part(x, slice(None), _FOR_GROUPS)
+    if not (baseline is None or isinstance(baseline, str)):
+        start = baseline_of(baseline, weights)
+        start = start.reshape(len(start) if start.ndim == 3 else 1, -1)
+        part = part - _part(start, slice(None), _FOR_GROUPS + len(x) - len(start))
+    return describe_groups(cosine(part), names) if np.isfinite(part).all() and part.any(axis=1).all() else ""
+
+
+def _part(x: Any, columns: Any, n_values: int = _BASE) -> NDArray[np.float64]:
     """Return up to a constant number of values, and one for each client, evenly spaced."""
     n = x.shape[1] if isinstance(columns, slice) else len(columns)
-    step = max(1, -(-n // (_BASE + len(x))))
+    step = max(1, -(-n // (n_values + len(x))))
     part = x[:, ::step] if isinstance(columns, slice) else x[:, columns[::step]]
     return np.asarray(numpy_of(part), dtype=float)
 

@@ -155,7 +155,7 @@ class SplitOptions(_FitOptions, total=False):
     inconclusive: Literal["shared", "personal"]
     covariate: Any
     groups: Any
-    claim: Claim
+    claim: Claim | None
 
 
 class EntropyOptions(TypedDict, total=False):

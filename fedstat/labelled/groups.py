@@ -28,13 +28,13 @@ class ClientGroups(NamedTuple):
         Names of the groups, sorted.
     codes : int array (client,)
         Position of each client's group in ``names``.
-    are_clusters : bool
-        True if the groups are clusters that :func:`fedstat.client_clusters` found.
+    claim : {"these groups", "new groups"}
+        What conclusions hold for.
     """
 
     names: NDArray[Any]
     codes: NDArray[np.int64]
-    are_clusters: bool
+    claim: Claim
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -42,7 +42,9 @@ class ClientGroups(NamedTuple):
         return np.bincount(self.codes, minlength=len(self.names))
 
 
-def client_groups(groups: Any, clients: NDArray[Any], claim: Claim = "new groups") -> ClientGroups:
+def client_groups(
+    groups: Any, clients: NDArray[Any], claim: Claim | None = None, *, any_size: bool = False
+) -> ClientGroups:
     """Return the groups of clients; labeled groups are matched by client.
 
     Parameters
@@ -50,7 +52,10 @@ def client_groups(groups: Any, clients: NDArray[Any], claim: Claim = "new groups
     groups : array, Series, DataArray (client,), mapping from client to group, or ClientClustersResult
     clients : array (client,)
         Names of the clients.
-    claim : {"these groups", "new groups"}
+    claim : {"these groups", "new groups"}, optional
+        By default "new groups".
+    any_size : bool
+        If True, the number of groups and their sizes do not matter.
 
     Raises
     ------
@@ -65,13 +70,14 @@ def client_groups(groups: Any, clients: NDArray[Any], claim: Claim = "new groups
     ValueError: a claim about new groups needs at least 5 groups, but got 2 (north, south). Use claim='these groups',
     which holds for further clients of these groups.
     """
-    check.choice("claim", claim, CLAIMS)
-    are_clusters = isinstance(groups, ClientClustersResult)
-    if are_clusters:
+    claim = "new groups" if claim is None else check.choice("claim", claim, CLAIMS)
+    if isinstance(groups, ClientClustersResult):
         groups = dict(zip(groups.clients.tolist(), groups.cluster.tolist(), strict=True))
     names, codes = np.unique(_labels.matched("groups", groups, {"client": clients}), return_inverse=True)
     require_several(len(names), len(clients))
-    result = ClientGroups(names, codes.astype(np.int64), are_clusters)
+    result = ClientGroups(names, codes.astype(np.int64), claim)
+    if any_size:
+        return result
     if claim == "new groups" and len(names) < LEAST_GROUPS:
         raise ValueError(
             f"a claim about new groups needs at least {LEAST_GROUPS} groups, but got {len(names)} ({few(names)}). Use "
@@ -83,6 +89,12 @@ def client_groups(groups: Any, clients: NDArray[Any], claim: Claim = "new groups
             f"{few(names[is_single])}. Leave out this client, or join groups."
         )
     return result
+
+
+def require_effect_of_claim(groups: Any, claim: Claim | None) -> None:
+    """Raise ValueError if there is a claim without groups."""
+    if groups is None and claim is not None:
+        raise ValueError(f"claim has no effect without groups, but got {claim!r}. Pass groups, or remove claim.")
 
 
 def require_several(n_groups: int, n_clients: int) -> None:

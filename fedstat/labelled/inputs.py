@@ -87,6 +87,7 @@ def by_layer(
     replicates: Callable[..., bool] = _never,
     apart: Callable[..., bool] = _never,
     frame: tuple[str, str] = ("row", "unit"),
+    over_clients: bool = False,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], _Verb[P, R]]:
     """Extend a verb that is written for one layer to weights in any form that :func:`fedstat.split` takes.
 
@@ -113,6 +114,9 @@ def by_layer(
         numbers of rounds have separate results.
     frame : (str, str)
         Dims of the rows and columns of a DataFrame.
+    over_clients : bool
+        True if intervals assume independent clients, and the result does not look for groups of clients. Verbs that
+        take replicates are such.
     """
 
     def over_layers(verb: Callable[Concatenate[Any, P], R]) -> _Verb[P, R]:
@@ -157,7 +161,11 @@ def by_layer(
                 origin = origin_of(verb, arguments, w) | ({"weights": source} if source else {})
                 result = one_layer(w, **settings, **by_name)
                 is_matrix, has_replicates = frame[0] == "client", replicates(**settings)
-                texts = describe_dependence(w, part.baseline, is_matrix=is_matrix, replicates=has_replicates)
+                no_groups = arguments.get("groups") is None
+                texts = describe_dependence(
+                    w, part.baseline, is_matrix=is_matrix, replicates=has_replicates,
+                    groups=no_groups and (over_clients or has_replicates),
+                )  # fmt: skip
                 return cast("R", with_origin(cast("Result", result), origin | ({DEPENDENCE: texts} if texts else {})))
 
             analyses = {name: partial(analyze, part) for name, part in of_layers.items()}

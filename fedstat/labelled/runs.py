@@ -24,9 +24,10 @@ COMMON: tuple[Common, ...] = get_args(Common)
 """Baselines that a run holds: the last common values, the values with which clients began the round, initial values."""
 GROUPS: dict[Stage, str] = {"trained": "trained", "aggregated": "weights"}
 """Group of a run by stage."""
-REASONS, COMMON_START, SOURCE = "unit_reasons", "common_start", "fedstat_source"
-"""Attributes of weights: why a unit may be identical in all clients; how a common start may make clients agree, see
-:class:`fedstat.results.IccResult`; and the run's weights in words of a print, see :meth:`Source.described`."""
+REASONS, COMMON_START, CLASSES, SOURCE = "unit_reasons", "common_start", "skewed_classes", "fedstat_source"
+"""Attributes of weights: why a unit may be identical in all clients; how a common start may make clients agree, and
+whether units are classes that some clients lack, see :class:`fedstat.results.IccResult`; and the run's weights in words
+of a print, see :meth:`Source.described`."""
 
 
 class RunLayers(NamedTuple):
@@ -282,7 +283,8 @@ class Source(NamedTuple):
         ValueError
             If no client was selected, or no unit was shared.
         """
-        weights = weights.assign_attrs({_LAYER: layer, _OF: weights.sizes["client"]})
+        attrs = {_LAYER: layer, _OF: weights.sizes["client"], CLASSES: has_skewed_classes(self.run, layer)}
+        weights = weights.assign_attrs(attrs)
         if self.group == "weights":
             return weights
         weights, number = drop_unselected(weights), int(weights["checkpoint"])
@@ -456,9 +458,21 @@ def hidden_layers(run: xr.DataTree, layers: dict[str, tuple[int, ...]], requeste
     """
     if requested is not None:
         return RunLayers(run, match_names(requested, list(layers), "the run"), {})
-    last = next((name.rpartition(".")[0] for name in reversed(settings_of(run).get("shapes", {}))), None)
-    skipped = find_skipped_layers(layers, last)
+    skipped = find_skipped_layers(layers, output_layer(run))
     return RunLayers(run, [name for name in layers if name not in skipped], skipped)
+
+
+def output_layer(run: xr.DataTree) -> str | None:
+    """Return the name of a run's last layer; None if the run does not tell."""
+    return next((name.rpartition(".")[0] for name in reversed(settings_of(run).get("shapes", {}))), None)
+
+
+def has_skewed_classes(run: xr.DataTree, layer: str) -> bool:
+    """Return True if a layer is a run's output layer, and some clients have no training samples of some class."""
+    clients = run.children.get("clients")
+    if layer != output_layer(run) or clients is None or "n_train" not in clients.data_vars:
+        return False
+    return "class" in clients["n_train"].dims and bool((clients["n_train"] == 0).any())
 
 
 def split_layers(tree: Any, requested: Sequence[str] | None) -> RunLayers | None:

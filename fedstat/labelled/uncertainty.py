@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils import check
-from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd
 from fedstat._utils.loops import progress_bar, track
 from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, align_init, compared, fa, show_options, warn_if_single_client
+from fedstat.labelled.groups import Claim, client_groups, require_effect_of_claim
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import AUTO, Stage
 from fedstat.labelled.splitting import split_sums, warn_if_contradicted
@@ -35,12 +35,13 @@ from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
 
 _N_STARTS = 5
-_MOST_GROUPS = 50  # of clients, by default: more make a standard error hardly more precise
+_MOST_BLOCKS = 50  # of clients, by default: more make a standard error hardly more precise
 
 
 def _check_repeats(verb: str, **arguments: Any) -> None:
     """Check the arguments of repeated fits that differ between verbs."""
     _refuse_agreement(verb, arguments["options"].get("method"))
+    require_effect_of_claim(arguments["groups"], arguments.get("claim"))
     check.real("level", arguments.get("level", 0.5), low=0, high=1, open_low=True, open_high=True)
     for name in {"n_boot", "n_permutations"} & arguments.keys():
         check.integer(name, arguments[name])
@@ -55,10 +56,12 @@ def _refuse_agreement(verb: str, method: object, **_: object) -> None:
 
 
 @show_options(ReplicateOptions, fa)
-@by_layer(checks=partial(_check_repeats, "bootstrap"))
+@by_layer(checks=partial(_check_repeats, "bootstrap"), over_clients=True)
 def bootstrap(
     weights: Weights,
     *,
+    groups: Any = None,
+    claim: Claim | None = None,
     tau: Tau = 0.5,
     n_boot: int = 200,
     level: float = 0.95,
@@ -81,6 +84,11 @@ def bootstrap(
     ----------
     weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
         As in :func:`fedstat.split`; at least 2 clients.
+    groups : array, Series, DataArray (client,), mapping from client to group, or ClientClustersResult, optional
+        Known groups of clients, such as the hospitals of a country.
+    claim : {"new groups", "these groups"}, optional
+        With groups: conclusions hold for further groups, and samples consist of whole groups, at least 5 (the default);
+        or for further clients of these groups, and clients are drawn within each group of at least 2.
     tau, kappa
         As in :func:`fedstat.split`; a quantile is computed separately in every bootstrap sample.
     n_boot : int
@@ -110,7 +118,7 @@ def bootstrap(
     Raises
     ------
     ValueError
-        If there are fewer than 2 clients, or as :func:`fedstat.split`.
+        If there are fewer than 2 clients, a claim has too few groups or clients, or as :func:`fedstat.split`.
     TypeError
         If an option does not exist; the message lists the possible options.
 
@@ -132,24 +140,32 @@ def bootstrap(
     >>> result.prop_shared.tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
+    grouping = None if groups is None else client_groups(groups, labels(weights, "client", 0), claim)
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
     warn_if_contradicted(observed)
     m, fitting = layer_sums.moments, {"seed": seed, "executor": executor, **fitting}
     with progress_bar(n_boot, "sample", progress) as bar:
-        samples = resampling.bootstrap(m, tau=tau, replicates=n_boot, tick=bar.update, **fitting)
-    fields = {name: numpy_of(field) for name, field in samples._asdict().items()}
-    if len(m.n) >= LEAST_FOR_HALVES:
+        whole = grouping is not None and grouping.claim == "new groups"
+        samples = resampling.bootstrap(
+            m, tau=tau, replicates=n_boot, groups=None if grouping is None else grouping.codes, whole_groups=whole,
+            tick=bar.update, **fitting,
+        )  # fmt: skip
+    fields: dict[str, Any] = {name: numpy_of(field) for name, field in samples._asdict().items()}
+    if grouping is not None:
+        fields |= {"claim": grouping.claim, "group_sizes": grouping.sizes}
+    elif len(m.n) >= LEAST_FOR_HALVES:
         fields["half_samples"] = numpy_of(resampling.half_samples(m, **fitting))
     return BootstrapResult(split=observed, level=level, **fields)
 
 
 @show_options(ReplicateOptions, fa)
-@by_layer(checks=partial(_check_repeats, "jackknife"))
+@by_layer(checks=partial(_check_repeats, "jackknife"), over_clients=True)
 def jackknife(
     weights: Weights,
     *,
-    n_groups: int | None = None,
-    clusters: Any = None,
+    n_blocks: int | None = None,
+    groups: Any = None,
+    claim: Claim | None = None,
     tau: Tau = 0.5,
     seed: int = 0,
     kappa: float = 0.85,
@@ -163,8 +179,8 @@ def jackknife(
 ) -> JackknifeResult:
     """Compute standard errors of communalities by the delete-a-group jackknife over clients.
 
-    Clients are divided into groups, and the factor analysis is repeated without each group [1]_. This takes one fit per
-    group, a fraction of the time of :func:`bootstrap`.
+    Clients are divided into blocks, and the factor analysis is repeated without each block [1]_. This takes one fit per
+    block, a fraction of the time of :func:`bootstrap`.
 
     Parameters
     ----------
@@ -172,26 +188,28 @@ def jackknife(
         As in :func:`bootstrap`.
     n_factors, method, init, max_iter, tol, heywood
         As in :func:`bootstrap`.
-    n_groups : int, optional
-        Number of random groups of clients, from 2 to the number of clients. By default each client is a group; more
-        than 50 clients have 50 groups. Fewer groups take less time, and standard errors are less precise.
-    clusters : array, Series, DataArray (client,) or mapping from client to cluster, optional
-        Clusters of dependent clients, such as the devices of one hospital, that are groups instead of random ones.
-        Clusters must be independent and of similar size.
+    n_blocks : int, optional
+        Number of random blocks of clients, from 2 to the number of clients. By default each client is a block; more
+        than 50 clients have 50 blocks. Fewer blocks take less time, and standard errors are less precise.
+    groups : array, Series, DataArray (client,), mapping from client to group, or ClientClustersResult, optional
+        Known groups of clients, such as the hospitals of a country.
+    claim : {"new groups", "these groups"}, optional
+        With groups: standard errors refer to samples of further groups, at least 5 independent ones of similar size,
+        which are the blocks (the default); or to further clients of these groups, and blocks are parts of each group.
     seed : int
-        Seed of the random groups.
+        Seed of the random blocks.
 
     Returns
     -------
     JackknifeResult
-        Standard errors and the communalities without each group; with several layers, a
+        Standard errors and the communalities without each block; with several layers, a
         :class:`fedstat.results.LayerResults` of these results.
 
     Raises
     ------
     ValueError
-        If there are fewer than 2 clients, groups or clusters; if both ``n_groups`` and ``clusters`` are set; or as
-        :func:`fedstat.split`.
+        If there are fewer than 2 clients or blocks; if a claim has too few groups or clients; if ``n_blocks`` is set
+        for new groups; or as :func:`fedstat.split`.
     TypeError
         If an option does not exist; the message lists the possible options.
 
@@ -199,7 +217,7 @@ def jackknife(
     -----
     Standard errors refer to ν in samples of as many clients. They are valid if ν changes smoothly as clients change:
     the factors are identified (eigenvalues at the cut differ by several standard errors) and their number is fixed, or
-    equal in all refits. Clients, or clusters, must be independent. Cautions of the result name factors that are not
+    equal in all refits. Clients, or groups, must be independent. Cautions of the result name factors that are not
     identified and a client that dominates. Simulations of these cases: :doc:`/background/statistics`.
 
     The jackknife gives no selection frequencies and no intervals: use :func:`bootstrap`.
@@ -217,28 +235,35 @@ def jackknife(
     >>> result.std_error.round(3)
     array([0.037, 0.031, 0.029, 0.024, 0.009, 0.003, 0.006, 0.008])
     """
-    groups = _client_groups(labels(weights, "client", 0), n_groups, clusters, seed)
+    clients = labels(weights, "client", 0)
+    blocks, fields = _client_blocks(clients, n_blocks, groups, claim, seed)
+    fixed = fields["block_groups"][blocks] if "block_groups" in fields else None
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
     warn_if_contradicted(observed)
-    with progress_bar(int(groups.max()) + 1, "group", progress) as bar:
-        replicates = resampling.delete_groups(
-            layer_sums.moments, groups, tau=tau, executor=executor, tick=bar.update, **fitting
+    with progress_bar(int(blocks.max()) + 1, "block", progress) as bar:
+        replicates = resampling.delete_blocks(
+            layer_sums.moments, blocks, groups=fixed, tau=tau, executor=executor, tick=bar.update, **fitting
         )
-    fields = ("communality", "n_factors", "converged", "gap")
-    return JackknifeResult(observed, groups, **{name: numpy_of(getattr(replicates, name)) for name in fields})
+    fields |= {name: numpy_of(getattr(replicates, name)) for name in ("communality", "n_factors", "converged", "gap")}
+    return JackknifeResult(observed, blocks, **fields)
 
 
-def _client_groups(clients: NDArray[Any], n_groups: int | None, clusters: Any, seed: int) -> NDArray[np.int64]:
-    """Return the number of each client's group."""
-    if clusters is None:
-        n_groups = min(len(clients), _MOST_GROUPS) if n_groups is None else n_groups
-        return resampling.divide_clients(len(clients), n_groups, seed=seed)
-    if n_groups is not None:
-        raise ValueError(f"clusters are the groups, so that n_groups has no effect, but got {n_groups}. Remove one.")
-    names, groups = np.unique(_labels.matched("clusters", clusters, {"client": clients}), return_inverse=True)
-    if len(names) < 2:
-        raise ValueError(f"clusters must be at least 2, but got 1 ({names[0]}). Pass other clusters, or n_groups.")
-    return groups
+def _client_blocks(
+    clients: NDArray[Any], n_blocks: int | None, groups: Any, claim: Claim | None, seed: int
+) -> tuple[NDArray[np.int64], dict[str, Any]]:
+    """Return the number of each client's block, and the fields of the result on groups."""
+    n = min(len(clients), _MOST_BLOCKS) if n_blocks is None else n_blocks
+    if groups is None:
+        return resampling.divide_clients(len(clients), n, seed=seed), {}
+    grouping = client_groups(groups, clients, claim)
+    if grouping.claim == "new groups":
+        if n_blocks is not None:
+            raise ValueError(
+                f"n_blocks has no effect with groups, which are the blocks, but got {n_blocks}. Remove it."
+            )
+        return grouping.codes, {"claim": grouping.claim}
+    blocks = resampling.divide_clients(len(clients), n, groups=grouping.codes, seed=seed)
+    return blocks, {"claim": grouping.claim, "block_groups": grouping.codes[np.unique(blocks, return_index=True)[1]]}
 
 
 @show_options(ReplicateOptions, fa)
@@ -246,6 +271,7 @@ def _client_groups(clients: NDArray[Any], n_groups: int | None, clusters: Any, s
 def permutation_test(
     weights: Weights,
     *,
+    groups: Any = None,
     n_permutations: int = 199,
     seed: int = 0,
     kappa: float = 0.85,
@@ -269,6 +295,9 @@ def permutation_test(
         As in :func:`bootstrap`.
     n_factors, method, init, max_iter, tol, heywood
         As in :func:`bootstrap`.
+    groups : array, Series, DataArray (client,), mapping from client to group, or ClientClustersResult, optional
+        Known groups of clients, whose units are permuted alike. H0 is then: each group could list its units in any
+        order, the same for all its clients.
     n_permutations : int
         Number of permutations.
     seed : int
@@ -305,11 +334,14 @@ def permutation_test(
     >>> permutation_test(weights, n_factors=1, n_permutations=99).p_value > 0.05
     True
     """
+    grouping = None if groups is None else client_groups(groups, labels(weights, "client", 0), any_size=True)
     layer_sums, observed, fitting = _observed_split(weights, baseline, tau=0.5, kappa=kappa, **options)
-    fitting |= {"seed": seed, "executor": executor}
+    fitting |= {"seed": seed, "executor": executor, "groups": None if grouping is None else grouping.codes}
     with progress_bar(n_permutations, "permutation", progress) as bar:
         permuted = resampling.permutation(layer_sums.moments, replicates=n_permutations, tick=bar.update, **fitting)
-    return PermutationResult(observed, numpy_of(permuted.communality))
+    return PermutationResult(
+        observed, numpy_of(permuted.communality), None if grouping is None else len(grouping.names)
+    )
 
 
 def _observed_split(

@@ -181,7 +181,7 @@ def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str
         f"Outputs: mean activations over {samples}",
         f"Entropy (nats) of unit outputs over {clients}: median (SE), 5% to 95% quantile",
         *(text for row in rows for text in _describe_entropy(row)),
-        "Spearman correlation of entropy and communality, 95% CI over clients",
+        "Spearman correlation of entropy and communality, unadjusted 95% CIs over clients",
     ]
     names = ["case", "on", "estimator"]
     cells = [(*(str(row[name]) for name in names), _correlation(row)) for row in table.to_dict("records")]

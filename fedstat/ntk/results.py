@@ -299,7 +299,8 @@ class ConvergenceResult(_Result):
         Returns
         -------
         DataFrame
-            Per method and width: ``n`` pairs of runs, and ``missing``, pairs with a run that diverged; ``estimate`` =
+            Per method and width, unadjusted for their number: ``n`` pairs of runs, and ``missing``, pairs with a run
+            that diverged; ``estimate`` =
             mean of ln rate(reference) − ln rate(method), positive if the method is faster; ``std_error``,
             ``statistic``, ``p_value``, ``conf_low``, ``conf_high``; ``speedup`` = ratio of the mean ln rates, the
             rounds of the reference that one round is worth, if the loss falls under both. Without a pair, estimates are
@@ -367,7 +368,7 @@ class ConvergenceResult(_Result):
         ]
         if "fedavg" in self.data["method"].values and len(self.data["method"]) > 1:
             columns = ["width", "n", "missing", "estimate", "conf_low", "conf_high", "p_value", "speedup"]
-            lines.append("Difference from FedAvg: ln rate(FedAvg) − ln rate (> 0: faster)")
+            lines.append("Difference from FedAvg: ln rate(FedAvg) − ln rate (> 0: faster), unadjusted")
             for term, rows in self.faster().groupby("term", sort=False):
                 lines += [str(term), _table(rows, columns)]
             lines.append("")
@@ -554,7 +555,7 @@ def _faster(table: pd.DataFrame) -> list[str]:
     counts = {name: int(is_so.sum()) for name, is_so in conclusions.items() if is_so.any()}
     first, *remaining = counts.items()
     text = ", ".join([f"{first[0]} at {count(first[1], 'width')}", *(f"{name} at {n}" for name, n in remaining)])
-    lines = [f"FedSplit vs FedAvg (paired t, 95% CI): {text}"]
+    lines = [f"FedSplit vs FedAvg (paired t, {'unadjusted 95% CIs' if len(table) > 1 else '95% CI'}): {text}"]
     speedups = table.loc[(low > 0) | (high < 0), "speedup"].dropna()
     if len(speedups):
         lines.append(f"Where they differ, one round of FedSplit is worth {_span(speedups)} rounds of FedAvg")

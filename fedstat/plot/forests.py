@@ -20,12 +20,14 @@ from fedstat.results import (
     ComponentsResult,
     EffectiveRankResult,
     EntropyResult,
+    GroupIccResult,
     IccResult,
     LeakageResult,
     SplitResult,
 )
-from fedstat.results.icc import AGREE, HEADLINE, NO_EVIDENCE, NOT_TESTED
+from fedstat.results.icc import HEADLINE, NO_EVIDENCE, NOT_TESTED, ONE_DIRECTION
 from fedstat.results.leakage import RECOVERED
+from fedstat.results.tables import count
 from fedstat.stats.icc import TYPES, Type
 from fedstat.study import collect
 
@@ -88,9 +90,10 @@ def _of_icc(result: IccResult, type: Type) -> Rows:  # noqa: A002
     is_shown, is_tested = table["estimated"], table["conclusion"] != NOT_TESTED
     n_missing = int((~is_shown & table["icc"].notna()).sum())
     table[[low, high]] = table[[low, high]].where(is_shown)
+    table["filled"] = is_shown & (table["conclusion"] == ONE_DIRECTION)
     method = "bootstrap over clients" if has_bootstrap else "F" if result.inference == "F" else "jackknife over clients"
     return Rows(
-        table.rename(columns={"unit": "name", **names}).assign(filled=is_shown & (table["conclusion"] == AGREE)),
+        table.rename(columns={"unit": "name", **names}),
         f"{type}, {100 * result.level:g}% CI ({method})" if is_shown.any() else type,
         (0,),
         result.finding if is_tested.any() else "",
@@ -98,6 +101,20 @@ def _of_icc(result: IccResult, type: Type) -> Rows:  # noqa: A002
         layer=layer.rename(columns=names)[[*names.values()]],
         note=f"not estimated, without bar: {n_missing}" * bool(n_missing),
     )
+
+
+@rows.register(GroupIccResult)
+def _of_groups(result: GroupIccResult, type: Type) -> Rows:  # noqa: A002, ARG001
+    by_group = result.by_group
+    sizes = [count(n, "client") for n in by_group["n_clients"].tolist()]
+    within = [f"within {name} ({size})" for name, size in zip(by_group["group"], sizes, strict=True)]
+    table = pd.concat([result.layer.iloc[::-1].assign(group=lambda x: x["pairs"]), by_group.assign(group=within)])
+    parts = "groups" if result.claim == "new groups" else "clients"
+    label = (
+        f"{HEADLINE} of the layer, {_percent(result.level)} CI\n(jackknife over {parts}; of one group, over clients)"
+    )
+    table = table.rename(columns={"icc": "estimate"}).reset_index(drop=True)
+    return Rows(_to_rows(table, "group"), label, (0,), kind="", ordered=False)
 
 
 @rows.register(ComponentsResult)
@@ -251,7 +268,8 @@ def forest(
     result : result with intervals, path of a saved one, or DataFrame
         One of these:
 
-        - the result of :func:`fedstat.icc` (with bootstrap samples, the intervals are those of the bootstrap),
+        - the result of :func:`fedstat.icc` (with bootstrap samples, the intervals are those of the bootstrap;
+          with groups the layer's agreement between and within groups and within each group),
           :func:`fedstat.variance_components` (reliability), :func:`fedstat.bootstrap` (communality),
           :func:`fedstat.compare` (differences with simultaneous CIs), ``effective_rank``, ``knn_entropy``,
           ``attack.leakage`` (PSNR minus PSNR of the class-mean image) or ``ntk.extreme_eigenvalues``;

@@ -326,7 +326,7 @@ def _agreement(done: int, run: xr.DataTree) -> Section | None:
         return Section("Agreement of clients", [Text(f"Agreement was not estimated: {error}")])
     caption = (
         "Agreement of clients on units, ICC2, with 95% CIs over clients; of more than 40 units, the highest and the "
-        "lowest. Filled: clients agree (FDR 0.05). Empty without a bar: not estimated."
+        "lowest. Filled: most clients deviate in one direction (FDR 0.05). Empty without a bar: not estimated."
     )
     canvas: Any = forest(agreement).figure
     drawn = document.image(canvas, caption, wide=len(agreement) > 1)

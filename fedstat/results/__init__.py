@@ -3,6 +3,7 @@
 from fedstat.results.base import LayerResults
 from fedstat.results.between_clients import ClientClustersResult, EntropyResult
 from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation
+from fedstat.results.group_icc import GroupIccResult
 from fedstat.results.icc import IccResult
 from fedstat.results.jackknife import JackknifeResult
 from fedstat.results.leakage import LeakageResult
@@ -24,6 +25,7 @@ __all__ = [
     "EffectiveRankResult",
     "EntropyResult",
     "FactorResult",
+    "GroupIccResult",
     "IccResult",
     "JackknifeResult",
     "LayerResults",

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 WIDTH = 100
 DEPENDENCE = "dependence"
 """Entry of a result's origin: sentences on clients that are not independent."""
+_FOUND = (
+    "groups are clusters that fedstat.client_clusters found: if in these weights, groups differ by construction, which "
+    "intervals and p values do not take into account"
+)
+NOT_INDEPENDENT = "Clients not independent"
+"""Title of cautions on copies, means, and groups of clients."""
 TERMINAL = 80
 """Columns of a print that is wrapped, not cut."""
 
@@ -115,9 +121,12 @@ class Result(Tables):
         raise NotImplementedError
 
     def cautions(self) -> list[Caution]:
-        """Return limits that a reader needs before relying on the numbers; of most results, dependent clients alone."""
-        texts = (self.origin or {}).get(DEPENDENCE, [])
-        return [Caution("Clients not independent", text) for text in texts]
+        """Return limits that a reader needs before relying on the numbers; of most results, how clients depend."""
+        origin = self.origin or {}
+        cautions = [Caution(NOT_INDEPENDENT, text) for text in origin.get(DEPENDENCE, [])]
+        if origin.get("arguments", {}).get("groups") == "ClientClustersResult":
+            cautions.append(Caution("Groups found in weights", _FOUND, severe=True))
+        return cautions
 
     @abstractmethod
     def glance(self) -> pd.DataFrame:
@@ -283,8 +292,8 @@ def wrapped(text: str) -> str:
 
     Examples
     --------
-    >>> print(wrapped("  Sign-flip test over clients, H0: no agreement beyond the profile of all units: p = 0.02"))
-      Sign-flip test over clients, H0: no agreement beyond the profile of all units:
+    >>> print(wrapped("  Sign-flip test over clients, H0: deviations of clients are symmetric about 0: p = 0.02"))
+      Sign-flip test over clients, H0: deviations of clients are symmetric about 0:
         p = 0.02
     """
     indent = " " * (len(text) - len(text.lstrip()) + 2)

@@ -13,7 +13,7 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Caution, Result, extremes
 from fedstat.results.exports import Headings
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
-from fedstat.stats.entropy import largest_k
+from fedstat.stats.entropy import largest_k, least_group
 
 FIELDS = ("entropy", "std_error", "n", "atom_value", "atom_mass", "n_tied", "conf_low", "conf_high", "clustered")
 IN_NATS = ("entropy", "std_error", "conf_low", "conf_high")
@@ -156,7 +156,10 @@ class EntropyResult(Result):
         ]
         if np.isfinite(x["interval_width_median"]):
             width = coefficient(float(x["interval_width_median"]))
-            lines.append(f"{100 * self.level:g}% CIs, widened for bias: median width {width}")
+            lines.append(
+                f"{100 * self.level:g}% CIs, widened for bias: median width {width}; they assume no narrow groups of "
+                f"fewer than {least_group(self.k)} samples"
+            )
         if x["n_with_atoms"]:
             most_mass = float(table["atom_mass"].max())
             lines.append(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils import check
+from fedstat._utils.check import few
 from fedstat._utils.lazy import pd
 from fedstat.results.base import (
     TERMINAL,
@@ -38,12 +39,14 @@ INFERENCE: tuple[Inference, ...] = get_args(Inference)
 """Tests of agreement: by flipped signs of clients, by permuted units within clients, or F tests over weights."""
 HEADLINE: Type = "ICC2"
 """Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` explains the choice."""
-# Ratio of the effective to the actual number of clients below which sizes matter; see simulations/inference/agreement.
-_UNEQUAL = 0.7
+# Sizes matter if the effective number of clients is below the first proportion of the actual number, and the layer's
+# ICC2 at least the second; intervals of smaller ICC2 cover whatever the sizes. See simulations/inference/agreement.
+_UNEQUAL, _AFFECTED = 0.7, 0.2
 # An ICC2 from here on suggests common initial parameters; below the other, known ones explain next to nothing.
 _NEAR_1, _LITTLE = 0.9, 0.1
 _WIDEST = 0.5  # largest interval of an estimated unit, as a proportion of the range of ICC2
-AGREE, NO_EVIDENCE, NOT_TESTED = "clients agree", "no evidence", "not tested"
+ONE_DIRECTION, NO_EVIDENCE, NOT_TESTED = "one direction", "no evidence", "not tested"
+_CALLED = f"most clients deviate in {ONE_DIRECTION}"
 _PATTERNS = {"sign-flip": "flips", "permutation": "permutations"}
 _REASONS = {
     "averaged": "averaged",
@@ -52,6 +55,10 @@ _REASONS = {
     "never trained": "never trained, equal to the initial parameters",
     "": "averaged, or never trained",
 }
+_CLASSES = (
+    "units are classes: the many clients without samples of a class move its unit one way, the few with samples far "
+    "the other way, so that most deviate in one direction even without agreement on average, and CIs may be too short"
+)
 NOT_TRAINED = "not trained"
 """Reason why a unit is constant: no client changed it since the baseline."""
 
@@ -59,6 +66,8 @@ NOT_TRAINED = "not trained"
 @dataclass(frozen=True, eq=False, repr=False)
 class IccResult(Result):
     """Intraclass correlations of a layer's units over clients, as :func:`fedstat.icc` returns them.
+
+    The test concludes that most clients deviate in one direction; ICC2 and its interval say how far clients agree.
 
     Attributes
     ----------
@@ -94,6 +103,8 @@ class IccResult(Result):
         What a common start does to the weights: "" nothing, as they are changes over one round since values that
         clients had in common; "initial": clients started from initial parameters that are part of the weights;
         "rounds": the weights are changes over several rounds of local training since common values. None: unknown.
+    skewed_classes : bool
+        True if units are classes, as in the output layer of a run, of which some clients have no training samples.
     """
 
     coefficients: Coefficients
@@ -110,6 +121,7 @@ class IccResult(Result):
     layer_replicates: Floats | None = None
     reasons: NDArray[np.str_] | None = None
     common_start: str | None = None
+    skewed_classes: bool = False
     method: ClassVar[str] = "icc"
     statistic_name: ClassVar[str] = "ICC2"
     _figure: ClassVar[str] = "forest"
@@ -153,14 +165,18 @@ class IccResult(Result):
 
     @property
     def conclusion(self) -> NDArray[np.str_]:
-        """Conclusion of the test of each unit: "clients agree", "no evidence" or "not tested"; array (unit,)."""
+        """Conclusion of the test of each unit: "one direction", "no evidence" or "not tested"; array (unit,).
+
+        "one direction": most clients deviate from the common profile in one direction. How far clients agree on
+        average, the few clients that deviate in other directions included, is what ICC2 and its interval say.
+        """
         return self._conclusions[:, TYPES.index(HEADLINE)]
 
     @property
     def _conclusions(self) -> NDArray[np.str_]:
         """Conclusions by type; array (unit, type)."""
         p = self.p_adjusted
-        return np.where(np.isnan(p), NOT_TESTED, np.where(p <= 1 - self.level + 1e-12, AGREE, NO_EVIDENCE))
+        return np.where(np.isnan(p), NOT_TESTED, np.where(p <= 1 - self.level + 1e-12, ONE_DIRECTION, NO_EVIDENCE))
 
     @property
     def estimated(self) -> NDArray[np.bool_]:
@@ -252,7 +268,7 @@ class IccResult(Result):
 
     def _caption(self) -> list[str]:
         is_tested = (self.conclusion != NOT_TESTED).any()
-        tested = f"Conclusion: {self.inference} test of no agreement, FDR {1 - self.level:.2g}"
+        tested = f"{ONE_DIRECTION.capitalize()}: {self.finding}"
         intervals = [f"{self._ci}: {self._interval_method}"] * bool(self.estimated.any())
         return [self._lines()[0], *intervals, tested if is_tested else "No test of units", *self._describe_wide()]
 
@@ -264,8 +280,8 @@ class IccResult(Result):
         DataFrame (1,)
             n_units, n_clients, n_weights (per unit); baseline_subtracted (True if a baseline was subtracted); type
             (ICC2); icc_median, icc_min and icc_max over units; inference (the test); n_permutations (sign flips or
-            permutations behind layer_p_value); n_agreeing (units with p_adjusted of at most 1 − level) and
-            n_including_0 (those whose interval includes 0); n_not_estimated (units with ICC2 that are not
+            permutations behind layer_p_value); n_one_direction (units with p_adjusted of at most 1 − level)
+            and n_including_0 (those whose interval includes 0); n_not_estimated (units with ICC2 that are not
             :attr:`estimated`), n_undefined (units without ICC2), n_constant (constant units); layer_icc with layer_low,
             layer_high and layer_p_value; profile_proportion (proportion of the squared weights in the common profile of
             the units) with profile_p_value; n_effective_clients (1 / Σ s² for the clients' proportions s of the squared
@@ -285,8 +301,8 @@ class IccResult(Result):
             "icc_max": most,
             "inference": self.inference,
             "n_permutations": 0 if self.test is None else self.test.n_patterns,
-            "n_agreeing": self.n_agreeing,
-            "n_including_0": int(((self.conclusion == AGREE) & (low <= 0) & (high >= 0)).sum()),
+            "n_one_direction": self.n_one_direction,
+            "n_including_0": int(((self.conclusion == ONE_DIRECTION) & (low <= 0) & (high >= 0)).sum()),
             "n_not_estimated": int((~self.estimated & ~np.isnan(icc)).sum()),
             "n_undefined": int(np.isnan(icc).sum()),
             "n_constant": int(self.constant.sum()),
@@ -359,25 +375,30 @@ class IccResult(Result):
         )  # fmt: skip
 
     @property
-    def n_agreeing(self) -> int:
-        """Number of units whose test rejects H0 at a false discovery rate of 1 − level."""
-        return int((self.conclusion == AGREE).sum())
+    def n_one_direction(self) -> int:
+        """Number of units on which most clients deviate in one direction, at a false discovery rate of 1 − level."""
+        return int((self.conclusion == ONE_DIRECTION).sum())
 
     @property
     def finding(self) -> str:
-        """Conclusion for a unit whose H0 is rejected, such as "clients agree (sign-flip test, FDR 0.05)"."""
-        return f"{AGREE} ({self.inference} test, FDR {1 - self.level:.2g})"
+        """Conclusion for units whose H0 is rejected: the direction of most clients, with the test."""
+        return f"{_CALLED} ({self.inference} test, FDR {1 - self.level:.2g})"
 
     def cautions(self) -> list[Caution]:
-        """Return cautions on clients of unequal size, dependent clients, and common initial parameters."""
+        """Return cautions on clients of unequal size, dependent clients, common initial parameters, and classes."""
         is_checked = self.influence is not None and self.test is not None and self.n_clients >= 3
         cautions = super().cautions()
         if is_checked:
-            cautions += [Caution("Clients of unlike size", text) for text in self._describe_sizes()]
+            icc, influence = float(self.layer_coefficients.icc[TYPES.index(HEADLINE)]), cast(Influence, self.influence)
+            sizes = describe_sizes(influence, self._names, icc, is_change=self.baseline_subtracted)
+            cautions += [Caution("Clients of unlike size", text) for text in sizes]
             dependent = [Caution("Clients not independent", text) for text in self._describe_dependence()]
             cautions += [caution for caution in dependent if caution not in cautions]
         if text := self._describe_start():
             cautions.append(Caution("Common initial parameters", text))
+        is_called = self.n_one_direction or self.layer_coefficients.p_value[TYPES.index(HEADLINE)] <= 1 - self.level
+        if self.skewed_classes and is_called:
+            cautions.append(Caution("Units are classes", _CLASSES))
         return cautions
 
     def _describe_start(self) -> str:
@@ -385,7 +406,7 @@ class IccResult(Result):
         differs = ~self._identical & ~np.isnan(self.agreement)
         if not differs.any():
             return ""
-        if self.common_start == "rounds" and self.n_agreeing:
+        if self.common_start == "rounds" and self.n_one_direction:
             return (
                 "units changed over several rounds of local training; common initial parameters shape where training "
                 "goes, and alone make clients agree on some units"
@@ -400,17 +421,6 @@ class IccResult(Result):
         size = f"{HEADLINE} of up to {coefficient(top)} on units that differ between clients"
         return f"{size} may come from common initial parameters; baseline= subtracts them"
 
-    def _describe_sizes(self) -> Iterator[str]:
-        """Yield a caution if clients differ much in size."""
-        share, without = cast(Influence, self.influence)
-        top, n = int(np.argmax(share)), cast(Influence, self.influence).n_effective
-        if n < _UNEQUAL * self.n_clients:
-            largest = f"client {self._names[top]} holds {100 * share[top]:.0f}% of the squared deviations"
-            what = "changes" if self.baseline_subtracted else "weights"
-            effect = f"(effective number {n:.1f} of {self.n_clients}), so that CIs may be too short"
-            sizes = f"{what} of clients vary in size {effect}"
-            yield f"{sizes}; {largest} (without it, {HEADLINE} = {coefficient(without[top])})"
-
     def _describe_dependence(self) -> Iterator[str]:
         """Yield a caution if clients are copies of each other, or else if they fall into groups."""
         similarity, but = cast(AgreementTest, self.test).similarity, "but CIs and tests assume independent clients"
@@ -420,9 +430,8 @@ class IccResult(Result):
             a, b = self._names[copies[0]]
             pairs = f"{len(copies)} pairs of clients ({a} and {b}, ...)"
             yield f"{f'clients {a} and {b}' if len(copies) == 1 else pairs} have equal weights, {but}"
-        elif (groups := separate_groups(similarity)) is not None:
-            sizes = ", ".join(map(str, sorted(np.bincount(groups).tolist(), reverse=True)))
-            yield f"clients fall into {groups.max() + 1} groups (sizes {sizes}), {but}; see fedstat.client_clusters"
+        elif text := describe_groups(similarity, self._names):
+            yield text
 
     @property
     def _names(self) -> NDArray[Any]:
@@ -439,7 +448,6 @@ class IccResult(Result):
         x, icc = self.glance().iloc[0], self.agreement
         size = f"{count(len(icc), 'unit')} ({HEADLINE} = ICC(A,1)), {self.n_weights} weights per unit"
         median, least, most = (coefficient(x[f"icc_{name}"]) for name in ("median", "min", "max"))
-        pooled = _PATTERNS.get(self.inference, "") if (self.conclusion != NOT_TESTED).any() else ""
         lines = [
             f"Agreement of {self.n_clients} clients on {size}",
             *["Weights minus the given baseline"] * (self.baseline_subtracted and self.source is None),
@@ -451,8 +459,7 @@ class IccResult(Result):
             f"Layer: {HEADLINE} = {coefficient(float(x['layer_icc']))}{self._format_interval()}",
             *self._format_layer_test(),
             f"Units: {HEADLINE} median {median}, range {least} to {most}; {self._count_not_tested()}",
-            f"  {self._format_unit_tests()}",
-            *[f"  p values of units: {pooled} pooled over units"] * bool(pooled),
+            *(f"  {text}" for text in self._format_unit_tests()),
             *(f"  {text}" for text in self._describe_wide()),
             *(extremes(np.where(self.estimated, icc, np.nan), self.units) if self.estimated.any() else ()),
         ]
@@ -471,7 +478,8 @@ class IccResult(Result):
             units = f"{n} of {count(len(self.units), 'unit')} not" if self.estimated.any() else "No unit"
             yield f"{units} estimated ({why})"
         if x["n_including_0"]:
-            yield f"CI includes 0 on {x['n_including_0']} of the {x['n_agreeing']} units on which clients agree"
+            n = count(x["n_one_direction"], "unit")
+            yield f"CI includes 0 on {x['n_including_0']} of the {n} with one direction: agreement not shown"
 
     def _describe_identical(self) -> Iterator[str]:
         """Yield a line for each reason why units are identical in all clients."""
@@ -509,23 +517,26 @@ class IccResult(Result):
             return [f"  {self.n_clients} clients: the smallest possible p of the layer is {least:.3f}: no conclusion"]
         flips = f"{t.n_patterns} flips" if self.n_clients > MOST_ENUMERATED else f"all {t.n_patterns} flips"
         has_profile = not np.isnan(t.profile_proportion)
-        beyond = " beyond the profile that all units have in common" if has_profile else ""
-        lines = [f"  Sign-flip test over clients, H0: no agreement on units{beyond}: {p_equals(p)} ({flips})"]
+        h0 = f"deviations of clients are symmetric about {'the common profile' if has_profile else '0'}"
+        lines = [f"  Sign-flip test over clients, H0: {h0}: {p_equals(p)} ({flips})"]
         if has_profile:
             size = f"{max(0, 100 * t.profile_proportion):.0f}% of the variance"
             lines.append(f"  Common profile of the units: {size}, {p_equals(t.profile_p_value)} (same test)")
         return lines
 
-    def _format_unit_tests(self) -> str:
-        """Return the number of units on which clients agree, or the reason why no unit is tested."""
+    def _format_unit_tests(self) -> list[str]:
+        """Return lines on the conclusions and the test of units, or the reason why no unit is tested."""
         n_tested = int((self.conclusion != NOT_TESTED).sum())
         if not n_tested:
             if self.inference == "permutation":
-                return "no test: in at least 2 clients, 2 units must vary beyond the common profile"
+                return ["no test: in at least 2 clients, 2 units must vary beyond the common profile"]
             which = " that vary on a unit beyond the common profile" if self.n_clients >= LEAST_VARYING else ""
-            return f"no test: it needs at least {LEAST_VARYING} clients{which}"
-        n = self.n_agreeing
-        return f"{n} of {n_tested}: {self.finding}; {n_tested - n}: {NO_EVIDENCE}"
+            return [f"no test: it needs at least {LEAST_VARYING} clients{which}"]
+        n = self.n_one_direction
+        patterns = _PATTERNS.get(self.inference)
+        pooled = f"; p values of units: {patterns} pooled over units" if patterns else ""
+        test = f"{self.inference.capitalize()} test, FDR {1 - self.level:.2g}{pooled}"
+        return [f"{n} of {n_tested}: {_CALLED}; {n_tested - n}: {NO_EVIDENCE}", test]
 
     def _count_not_tested(self) -> str:
         """Return the number of constant units and, if any unit is tested, the number of other units without a test."""
@@ -542,6 +553,33 @@ class IccResult(Result):
         if replicates is not None:
             columns |= describe_samples(replicates, self.level)
         return pd.DataFrame({name: np.ravel(value) for name, value in columns.items()})
+
+
+def describe_sizes(influence: Influence, clients: NDArray[Any], icc: float, *, is_change: bool) -> Iterator[str]:
+    """Yield a caution if clients differ much in size, and agree enough for sizes to matter."""
+    (share, without), n = influence, influence.n_effective
+    if n < _UNEQUAL * len(clients) and icc >= _AFFECTED:
+        top = int(np.argmax(share))
+        largest = f"client {clients[top]} holds {100 * share[top]:.0f}% of the squared deviations"
+        effect = f"(effective number {n:.1f} of {len(clients)}), so that CIs may be too short"
+        without_it = f" (without it, {HEADLINE} = {coefficient(without[top])})" if np.isfinite(without).any() else ""
+        yield f"{'changes' if is_change else 'weights'} of clients vary in size {effect}; {largest}{without_it}"
+
+
+def describe_groups(similarity: Floats, names: NDArray[Any]) -> str:
+    """Return a sentence that names the groups into which clients fall by their similarity; "" if there are none.
+
+    Examples
+    --------
+    >>> describe_groups(np.kron(np.eye(2), np.ones((3, 3))), np.array(list("abcdef")))
+    'clients fall into 2 groups (a, b, c; d, e, f), but CIs and tests assume independent clients; pass groups that you
+    know as groups='
+    """
+    if (groups := separate_groups(similarity)) is None:
+        return ""
+    members = "; ".join(few(names[groups == g], 4) for g in range(groups.max() + 1))
+    clients = f"clients fall into {groups.max() + 1} groups ({members})"
+    return f"{clients}, but CIs and tests assume independent clients; pass groups that you know as groups="
 
 
 def _scale(values: Floats, power: NDArray[np.int_]) -> Floats:

@@ -3,51 +3,57 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import Caution, Result
+from fedstat.results.base import NOT_INDEPENDENT, Caution, Result
 from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import join_columns
-from fedstat.results.uncertainty import MIN_SEPARATION, separate
+from fedstat.results.uncertainty import MIN_SEPARATION, SAMPLED, separate
 from fedstat.stats import resampling
 from fedstat.stats.factor import gap
 
 Floats = NDArray[np.float64]
-_MIN_DF = 0.15  # least degrees of freedom per group; clients alike have about 0.35, a client that dominates 1 in all
+_MIN_DF = 0.15  # least degrees of freedom per block; clients alike have about 0.35, a client that dominates 1 in all
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class JackknifeResult(Result):
-    """A split and the communalities without each group of clients, as :func:`fedstat.jackknife` returns it.
+    """A split and the communalities without each block of clients, as :func:`fedstat.jackknife` returns it.
 
     Attributes
     ----------
     split : SplitResult
         Observed split, of all clients.
-    client_groups : int array (client,)
-        Number of each client's group: 0, 1, ...
-    communality : array (client group, unit)
-        Communality ν without each group.
-    n_factors : int array (client group,)
-        Number of factors without each group.
-    converged : bool array (client group,)
-        True if the fit without the group converged.
-    gap : array (client group,)
+    client_blocks : int array (client,)
+        Number of each client's block: 0, 1, ... With groups of clients, a block is a group or a part of one.
+    communality : array (block, unit)
+        Communality ν without each block.
+    n_factors : int array (block,)
+        Number of factors without each block.
+    converged : bool array (block,)
+        True if the fit without the block converged.
+    gap : array (block,)
         Difference of the eigenvalues of R at the cut, the last factor's and the next; see
         :func:`fedstat.stats.factor.gap`.
+    claim : {"these groups", "new groups"} or None
+        With groups of clients, what standard errors refer to: further clients of these groups, or further groups.
+    block_groups : int array (block,) or None
+        Group of each block, for a claim about these groups.
     """
 
     split: SplitResult
-    client_groups: NDArray[np.int64]
+    client_blocks: NDArray[np.int64]
     communality: Floats
     n_factors: NDArray[np.int64]
     converged: NDArray[np.bool_]
     gap: Floats
+    claim: Literal["these groups", "new groups"] | None = None
+    block_groups: NDArray[np.int64] | None = None
     _figure: ClassVar[str] = "communality"
     _by: ClassVar[str | None] = "estimate"
     _headings: ClassVar[Headings] = {
@@ -57,12 +63,12 @@ class JackknifeResult(Result):
 
     @property
     def std_error(self) -> Floats:
-        """Jackknife standard error of the communality; array (unit,), NaN if a unit is constant without some group."""
+        """Jackknife standard error of the communality; array (unit,), NaN if a unit is constant without some block."""
         return self._errors(self.communality)[0]
 
     @property
     def df(self) -> Floats:
-        """Degrees of freedom of the standard error; array (unit,), near 1 if one group contributes all the variance."""
+        """Degrees of freedom of the standard error; array (unit,), near 1 if one block contributes all the variance."""
         return np.where(np.isnan(self.std_error), np.nan, self._errors(self.communality)[1])
 
     @property
@@ -86,18 +92,19 @@ class JackknifeResult(Result):
         return join_columns(self.tidy().rename(columns={"term": "unit"}), data)
 
     def glance(self) -> pd.DataFrame:
-        """Return one row that summarizes the fits without each group.
+        """Return one row that summarizes the fits without each block of clients.
 
         Returns
         -------
         DataFrame (1,)
-            n_groups (of clients), n_clients; std_error and df (medians over units); separation (of shared and personal
-            units, in standard errors); n_factors_low and n_factors_high (fewest and most factors); eigenvalue_gap (at
-            the cut, in standard errors); converged (proportion of the fits).
+            n_blocks (of clients), n_clients; claim (None without groups); std_error and df (medians over units);
+            separation (of shared and personal units, in standard errors); n_factors_low and n_factors_high (fewest and
+            most factors); eigenvalue_gap (at the cut, in standard errors); converged (proportion of the fits).
         """
         row = {
-            "n_groups": len(self.communality),
-            "n_clients": len(self.client_groups),
+            "n_blocks": len(self.communality),
+            "n_clients": len(self.client_blocks),
+            "claim": self.claim,
             "std_error": float(np.nanmedian(self.std_error)),
             "df": float(np.nanmedian(self.df)),
             "separation": self.separation,
@@ -109,7 +116,8 @@ class JackknifeResult(Result):
         return pd.DataFrame([row])
 
     def _errors(self, estimates: Floats) -> tuple[Floats, Floats]:
-        return resampling.jackknife(estimates, len(estimates) - 1)
+        n_means = 1 if self.block_groups is None else int(self.block_groups.max()) + 1
+        return resampling.jackknife(estimates, len(estimates) - n_means, self.block_groups)
 
     def _measure_gap(self) -> float:
         """Return the gap of the eigenvalues at the cut, in standard errors; NaN if it is unknown."""
@@ -118,31 +126,34 @@ class JackknifeResult(Result):
 
     def _lines(self) -> list[str]:
         x, group, error = self.glance().iloc[0], self.split.group, self.std_error
-        sizes = np.unique(np.bincount(self.client_groups))
+        sizes = np.unique(np.bincount(self.client_blocks))
         low, high = int(sizes[0]), int(sizes[-1])
         clients = "1 client" if high == 1 else f"{high} clients" if low == high else f"{low} to {high} clients"
+        blocks = "groups" if self.claim == "new groups" else "blocks"
+        samples = f"{x['n_blocks'] if self.claim == 'new groups' else x['n_clients']:.0f} {SAMPLED[self.claim]}"
         units = ", ".join(f"{int((group == name).sum())} {name}" for name in ("shared", "personal"))
         return [
-            f"Jackknife ({x['n_groups']:.0f} groups of {clients}) of a split: {units}",
+            f"Jackknife ({x['n_blocks']:.0f} {blocks} of {clients}) of a split: {units}",
             (
                 f"SE of the communality: median {x['std_error']:.3f}, range {np.nanmin(error):.3f} to "
                 f"{np.nanmax(error):.3f} (median df {x['df']:.1f})"
             ),
             f"Factors: {x['n_factors_low']:.0f} to {x['n_factors_high']:.0f}; converged: {100 * x['converged']:.0f}%",
-            f"SEs: communality in samples of {x['n_clients']:.0f} clients, not the population's",
+            f"SEs: communality in samples of {samples}, not the population's",
         ]
 
     def cautions(self) -> list[Caution]:
-        """Return cautions on dependent clients, factors not identified, a dominating group, and fits not converged."""
-        is_clustered = (self.origin or {}).get("arguments", {}).get("clusters") is not None
-        cautions, x = [] if is_clustered else super().cautions(), self.glance().iloc[0]
+        """Return cautions on dependent clients, factors not identified, a dominating block, and fits not converged."""
+        cautions, x = super().cautions(), self.glance().iloc[0]
+        if self.claim == "new groups":  # clients of a group may depend on each other
+            cautions = [caution for caution in cautions if caution.title != NOT_INDEPENDENT]
         if x["eigenvalue_gap"] < MIN_SEPARATION:
             text = (
                 f"eigenvalues at the cut are {x['eigenvalue_gap']:.1f} SE apart: factors are not identified, and SEs "
                 "can be several times too large. Compare fedstat.bootstrap."
             )
             cautions.append(Caution("Factors not identified", text))
-        if x["df"] < max(_MIN_DF * x["n_groups"], 1.2):
+        if x["df"] < max(_MIN_DF * x["n_blocks"], 1.2):
             text = f"few clients contribute most of the variance (median df {x['df']:.1f}): SEs are imprecise"
             cautions.append(Caution("Few clients dominate", text))
         if (stopped := 1 - x["converged"]) > 0:

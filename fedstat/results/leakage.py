@@ -65,7 +65,7 @@ class LeakageResult(Result):
     method leaks images if recovered images are nearer to the true ones than class-mean images are. It leaks more than
     the class if recovered images are nearer than images of that class recovered from other clients' gradients.
 
-    Conclusions rest on the intervals of both differences:
+    Conclusions rest on the intervals of both differences, unadjusted for the number of runs, labels and rounds:
 
     - "recovered": both lie above 0;
     - "partial": only the second, from other clients' images, lies above 0;
@@ -221,11 +221,12 @@ class LeakageResult(Result):
             number(float(x), 2) for x in (self.data["class_mean_psnr"].mean(), self.data["class_mean_psnr"].max())
         )
         seeds = "over seeds where a method has several" if len(by_method) else "other seeds may differ"
+        over = f"{count(sizes['client'], 'client')} of one run"
         return [
             f"Gradient inversion (DLG): {attacked}, after {after}",
             f"PSNR in dB; {self._mean_image} (no gradients): mean {mean}, maximum {maximum}",
             *self._table(),
-            f"{100 * self.level:g}% t intervals over {count(sizes['client'], 'client')} of one run; {seeds}.",
+            f"Unadjusted {100 * self.level:g}% t intervals over {over}; {seeds}.",
             *(f"{x.run}, labels {x.labels}: {x.conclusion}" for x in self.augment().itertuples()),
             *(f"{x.method}, labels {x.labels}, over {x.n} seeds: {x.conclusion}" for x in by_method.itertuples()),
             "recovered: both CIs above 0; partial: only the second;",

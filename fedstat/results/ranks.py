@@ -130,7 +130,7 @@ class ComparisonResult(Result):
           (t), ``df``, ``p_value`` (paired t test), ``conf_low`` and ``conf_high``;
         - ``p_holm``: p value adjusted over all methods by Holm's procedure;
         - ``sim_conf_low``, ``sim_conf_high``: simultaneous intervals over all methods (Bonferroni);
-        - ``p_sign_flip``: p value of the sign-flip test of the differences.
+        - ``p_sign_flip``: p value of the sign-flip test; H0: differences are symmetric about 0.
 
         The reference has NaN from ``difference`` on. So do tests and intervals if ``n`` is less than 3.
     reference : str

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Caution, Result, aligned, listing
+from fedstat.results.base import NOT_INDEPENDENT, TERMINAL, Caution, Result, aligned, listing
 from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import count, join_columns, p_equals
@@ -20,6 +20,8 @@ from fedstat.stats.resampling import expanded_percentiles
 
 Floats = NDArray[np.float64]
 _LEVEL = 0.05
+SAMPLED = {None: "clients", "new groups": "groups", "these groups": "clients of these groups"}
+"""What samples consist of, by the claim about groups."""
 MIN_SEPARATION = 2.0  # standard errors between groups, or between eigenvalues at the cut
 
 
@@ -45,7 +47,11 @@ class BootstrapResult(Result):
         Difference of the eigenvalues of R at the cut, the last factor's and the next; see
         :func:`fedstat.stats.factor.gap`.
     half_samples : array (half, unit)
-        Communality in random halves of the clients. No rows for fewer than 4 clients.
+        Communality in random halves of the clients. No rows for fewer than 4 clients, or with groups.
+    claim : {"these groups", "new groups"} or None
+        With groups of clients, what samples consist of: clients of these groups, or whole groups.
+    group_sizes : int array (group,) or None
+        Number of clients of each group.
     """
 
     split: SplitResult
@@ -56,6 +62,8 @@ class BootstrapResult(Result):
     level: float
     gap: Floats = field(default_factory=lambda: np.empty(0))
     half_samples: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    claim: Literal["these groups", "new groups"] | None = None
+    group_sizes: NDArray[np.int64] | None = None
     _figure: ClassVar[str] = "forest"
     _by: ClassVar[str | None] = "estimate"
     _headings: ClassVar[Headings] = {
@@ -100,10 +108,29 @@ class BootstrapResult(Result):
     @property
     def interval_label(self) -> str:
         """Description of the intervals and their level, or the reason why there are none."""
-        n = self.split.fit.n_clients or 0
-        if n < LEAST_FOR_PERCENTILES:
-            return f"no CIs: they need at least {LEAST_FOR_PERCENTILES} clients"
-        return f"{100 * self.level:g}% CIs: expected communality in samples of {n} clients, not the population's"
+        if not self._has_intervals:
+            least = LEAST_FOR_PERCENTILES - 1 if self.claim == "these groups" else LEAST_FOR_PERCENTILES
+            beyond = " more than groups" if self.claim == "these groups" else ""
+            return f"no CIs: they need at least {least} {SAMPLED[self.claim]}{beyond}"
+        size = f"{self._n_sampled} {SAMPLED[self.claim]}"
+        return f"{100 * self.level:g}% CIs: expected communality in samples of {size}, not the population's"
+
+    @property
+    def _n_sampled(self) -> int:
+        """Number of clients or groups of a sample."""
+        if self.claim == "new groups" and self.group_sizes is not None:
+            return len(self.group_sizes)
+        return self.split.fit.n_clients or 0
+
+    @property
+    def _df(self) -> int:
+        """Number of clients or groups of a sample, minus the number of means."""
+        n_means = 1 if self.claim != "these groups" or self.group_sizes is None else len(self.group_sizes)
+        return self._n_sampled - n_means
+
+    @property
+    def _has_intervals(self) -> bool:
+        return self._df >= LEAST_FOR_PERCENTILES - 1
 
     def tidy(self) -> pd.DataFrame:
         """Return one row per unit.
@@ -117,11 +144,14 @@ class BootstrapResult(Result):
         Notes
         -----
         The intervals are expanded percentiles (:func:`fedstat.stats.resampling.expanded_percentiles`). They are for the
-        expected communality in samples of as many clients, not for the population's. NaN for fewer than 8 clients.
+        expected communality in samples of as many clients, not for the population's. NaN for fewer than 8 clients, 8
+        whole groups, or 7 clients of these groups more than groups.
         """
-        nu, n = np.where(self._constant, 0, self.communality), self.split.fit.n_clients or 0
-        ends = expanded_percentiles(nu, max(n, 2), level=self.level)
-        low, high = (np.where(self._constant | (n < LEAST_FOR_PERCENTILES), np.nan, end) for end in ends)
+        nu, n = np.where(self._constant, 0, self.communality), self._n_sampled
+        if self.claim == "these groups" and self.group_sizes is not None:
+            n = int(self.group_sizes.min())
+        ends = expanded_percentiles(nu, max(n, 2), level=self.level, df=max(self._df, 1))
+        low, high = (np.where(self._constant | (not self._has_intervals), np.nan, end) for end in ends)
         columns = {"estimate": self.split.communality, "conf_low": low, "conf_high": high, "std_error": self.std_error}
         return pd.DataFrame(
             {"term": self.split.fit.units, "group": self.split.group}
@@ -144,7 +174,7 @@ class BootstrapResult(Result):
         Returns
         -------
         DataFrame (1,)
-            n_boot (bootstrap samples), n_clients; ari and ari_low (mean and 5%
+            n_boot (bootstrap samples), n_clients; claim (None without groups); ari and ari_low (mean and 5%
             quantile of the adjusted Rand index with the observed split); n_doubtful (units with prop_shared between 0.1
             and 0.9); separation (of the groups, in standard errors); n_factors_low and n_factors_high (fewest and most
             factors); eigenvalue_gap (at the cut, in standard errors); converged (proportion of the fits).
@@ -153,6 +183,7 @@ class BootstrapResult(Result):
         row = {
             "n_boot": len(self.shared),
             "n_clients": self.split.fit.n_clients,
+            "claim": self.claim,
             "ari": float(ari.mean()),
             "ari_low": float(np.quantile(ari, 0.05)),
             "n_doubtful": int(((p > 0.1) & (p < 0.9)).sum()),
@@ -174,7 +205,7 @@ class BootstrapResult(Result):
 
     def _lines(self) -> list[str]:
         x, p = self.glance().iloc[0], self.prop_shared
-        fit, split, n = self.split.fit, self.split, int(x["n_clients"])
+        fit, split, samples = self.split.fit, self.split, count(int(x["n_boot"]), "sample")
         by_frequency = np.argsort(np.abs(p - 0.5))[: int(x["n_doubtful"])]
         doubtful = [f"{fit.units[j]} ({p[j]:.2f})" for j in by_frequency]
         sizes = ", ".join(f"{int((split.group == name).sum())} {name}" for name in ("shared", "personal"))
@@ -185,7 +216,7 @@ class BootstrapResult(Result):
         ]
         changes = f"{len(doubtful)} of {count(len(p), 'unit')} change group often (shared in 10% to 90% of the samples)"
         return [
-            f"Bootstrap ({count(int(x['n_boot']), 'sample')} of {n} clients) of a split: {sizes}",
+            f"Bootstrap ({samples} of {self._n_sampled} {SAMPLED[self.claim]}) of a split: {sizes}",
             f"ARI with the observed split: mean {x['ari']:.2f}, 5% quantile {x['ari_low']:.2f}",
             changes,
             *[listing(" ", doubtful, TERMINAL)] * bool(doubtful),
@@ -197,6 +228,8 @@ class BootstrapResult(Result):
     def cautions(self) -> list[Caution]:
         """Return cautions on dependent clients, eigenvalues or groups near each other, and fits not converged."""
         cautions, gap = super().cautions(), self._measure_gap()
+        if self.claim == "new groups":  # clients of a group may depend on each other
+            cautions = [caution for caution in cautions if caution.title != NOT_INDEPENDENT]
         if gap < MIN_SEPARATION:
             text = f"eigenvalues at the cut are {gap:.1f} SE apart: factors are not identified"
             cautions.append(Caution("Factors not identified", text))
@@ -243,10 +276,13 @@ class PermutationResult(Result):
         Observed split.
     communality : array (permutation, unit)
         Communality ν after a permutation of the units within each client.
+    n_groups : int or None
+        Number of groups of clients, whose units are permuted alike; None without groups.
     """
 
     split: SplitResult
     communality: Floats
+    n_groups: int | None = None
     _figure: ClassVar[str] = "communality"
     _by: ClassVar[str | None] = "estimate"
     _headings: ClassVar[Headings] = {
@@ -315,9 +351,10 @@ class PermutationResult(Result):
         x = self.glance().iloc[0]
         least, size, n = p_equals(2 / (1 + x["n_permutations"])), len(self.split.shared), x["n_significant"]
         permutations = count(int(x["n_permutations"]), "permutation")
+        parts = "clients" if self.n_groups is None else f"{self.n_groups} groups of clients"
         return [
-            f"Permutation test of communalities ({permutations} of units within clients)",
-            "H0: units are exchangeable within clients",
+            f"Permutation test of communalities ({permutations} of units within {parts})",
+            f"H0: units are exchangeable within {parts}",
             (
                 f"SD of communality over {count(size, 'unit')}: {x['statistic']:.3f} observed, "
                 f"{x['null_mean']:.3f} expected under H0"

@@ -34,6 +34,9 @@ _CONCLUSIONS = {
     "undefined": "undefined: there is no CI",
 }
 
+# Variation of clients' noise from which tests of 0 err; simulations/inference/shares has how often it is exceeded.
+_UNEQUAL = 0.7
+
 Conclusion = Literal["client", "average", "inconclusive", "no difference shown beyond noise", "undefined"]
 COLUMNS = ("layer", "reliability", "conf_low", "conf_high", "p_value")
 """Columns that :func:`personal_from` reads of a table of layers."""
@@ -203,8 +206,9 @@ class ComponentsResult(Result):
         Names and numbers of clients of the groups.
     claim : {"these groups", "new groups"} or None
         What the intervals hold for: further clients of these groups, or further groups.
-    are_clusters : bool
-        True if the groups are clusters that were found in weights.
+    noise_cv : float
+        Coefficient of variation over clients of the variance of a unit's training noise, median over units: 0 for equal
+        noise. With "reml" and sizes, of the noise times the number of samples.
     """
 
     statistic_name: ClassVar[str] = "reliability"
@@ -228,7 +232,7 @@ class ComponentsResult(Result):
     groups: NDArray[Any] | None = None
     group_sizes: NDArray[np.int64] | None = None
     claim: Claim | None = None
-    are_clusters: bool = False
+    noise_cv: float = np.nan
 
     @property
     def level(self) -> float:
@@ -361,9 +365,9 @@ class ComponentsResult(Result):
             layer_between, layer_within, layer_reliability, layer_low, layer_high and layer_p_value, as in
             :meth:`tidy`; conclusion (on the layer); reliability_median, reliability_min and reliability_max over units.
             Then counts of units: n_beyond_noise (p_adjusted of at most 1 − level), n_above_half and n_below_half
-            (interval above and below 1/2), n_constant, n_identical (in all clients); df of the test; level. With
-            groups of clients also n_groups, claim, the columns of groups of :meth:`tidy` for the layer, with the prefix
-            layer_, and n_groups_differ (units whose groups_p_adjusted is at most 1 − level).
+            (interval above and below 1/2), n_constant, n_identical (in all clients); df of the test; level; the
+            field noise_cv. With groups of clients also n_groups, claim, the columns of groups of :meth:`tidy` for the
+            layer, with the prefix layer_, and n_groups_differ (units whose groups_p_adjusted is at most 1 − level).
         """
         layer = self.layer.iloc[0]
         median, least, most = median_and_ends(self.reliability)
@@ -391,12 +395,23 @@ class ComponentsResult(Result):
             "n_identical": int(self.identical.sum()),
             "df": self.components.df,
             "level": self.level,
+            "noise_cv": self.noise_cv,
         }
         if self.groups is not None:
             of_groups = {f"layer_{name}": float(x) for name, x in layer.items() if str(name).startswith("groups_")}
             differ = int((self.tidy()["groups_p_adjusted"] <= 1 - self.level + 1e-12).sum())
             row |= {"n_groups": len(self.groups), "claim": self.claim, **of_groups, "n_groups_differ": differ}
         return pd.DataFrame([row])
+
+    def cautions(self) -> list[Caution]:
+        """Return cautions on dependent clients, clients of unequal training noise, and groups of clients."""
+        cautions = super().cautions()
+        if self.noise_cv > _UNEQUAL:
+            size = f"training noise varies between clients (CV of its variance {self.noise_cv:.1f}, median over units)"
+            effect = "so that tests of no differences reject too often, and CIs may be too short"
+            hint = "tests against 0.5, as by split(tau='test'), allow for it"
+            cautions.append(Caution("Unequal training noise", f"{size}, {effect}; {hint}"))
+        return cautions + self._cautions_on_groups()
 
     def augment(self, data: Any = None) -> Any:
         """Return the table of :meth:`tidy` with further columns.
@@ -513,17 +528,11 @@ class ComponentsResult(Result):
             f"  Permutation test of groups, H0: the clients of all groups have one distribution: {test}; {differ}",
         ]
 
-    def cautions(self) -> list[Caution]:
-        """Return cautions on clients, and on what the groups of clients do not show."""
-        cautions = super().cautions()
+    def _cautions_on_groups(self) -> list[Caution]:
+        """Return cautions on what the groups of clients do not show."""
+        cautions: list[Caution] = []
         if self.groups is None or self.group_sizes is None or self.layer_group_components is None:
             return cautions
-        if self.are_clusters:
-            text = (
-                "the groups are clusters that were found in weights. If these are the same weights, p values of groups "
-                "are too small and their variance is too large"
-            )
-            cautions.append(Caution("Groups found in weights", text))
         if (n := int((self.group_sizes == 1).sum())) > 0:
             text = (
                 f"{count(n, 'group')} of one client: without part in the test of groups and in the reliability within "

@@ -331,7 +331,8 @@ def knn_entropy(
     estimate then rises steeply from neighbor 1 to k or from k to 3k. ``clustered`` is True if it rises by more than
     5/√n nats. With k = 3 and normal groups 10⁴ SDs apart, this detects all samples of 8 groups with n = 20 and of 20
     groups with n = 50. It does not detect groups with a few times k members: for 20 groups with n = 1000 and k = 10 the
-    coverage is .3.
+    coverage is .3. Nor can 20 samples show 10 or 20 groups that are only 10 to 20 SDs apart: the coverage is .3 to .7.
+    Intervals assume that narrow groups have at least :func:`least_group` samples each.
 
     References
     ----------
@@ -555,6 +556,20 @@ def largest_k(n: int, d: int) -> int:
     if d > 3:
         return 0
     return min(n // 6, math.isqrt(n)) if d == 1 else min(n // 4, 3)
+
+
+def least_group(k: int) -> int:
+    """Return the number of samples that narrow groups need so that intervals cover, 10 k².
+
+    Determined by simulation with 5 to 50 normal groups: coverage is .95 to .98 from this number on, and with half of it
+    .90 to .96 for k = 3.
+
+    Examples
+    --------
+    >>> [least_group(k) for k in (1, 3, 10)]
+    [10, 90, 1000]
+    """
+    return 10 * k**2
 
 
 def neighbour_variance(k: int, d: int) -> float:

@@ -23,8 +23,8 @@ Array = Any
 Type = Literal["ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k"]
 TYPES: tuple[Type, ...] = ("ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k")
 
-# A sum of squares below this proportion of all squares is rounding of float64 means.
-_ZERO = 1e-26
+ZERO = 1e-26
+"""A sum of squares below this proportion of all squares is rounding of float64 means."""
 # Numbers in one block of temporaries: on the CPU few enough for its cache, elsewhere to fit beside the data.
 _CACHED, _BLOCK = 1 << 19, 1 << 24
 _ALL = slice(None)
@@ -66,7 +66,7 @@ class TwoWay(NamedTuple):
     def __add__(self, other: TwoWay) -> TwoWay:  # type: ignore[override]
         xp = array_namespace(self.mean)
         top = xp.maximum(self.exponent, other.exponent)
-        a, b = _rescale(self, top), _rescale(other, top)
+        a, b = rescaled(self, top), rescaled(other, top)
         n = a.n + b.n
         share, pair = b.n / n, a.n * b.n / n
         shift, turn = b.mean - a.mean, b.profile - a.profile
@@ -119,7 +119,7 @@ class MeanSquares(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Intraclass correlations with tests of no agreement, as arrays (..., type) in the order of :data:`TYPES`.
+    """Intraclass correlations with tests, as arrays (..., type) in the order of :data:`TYPES`.
 
     Attributes
     ----------
@@ -184,7 +184,7 @@ def layer_mean_squares(s: Sums) -> MeanSquares:
     xp = array_namespace(t.mean)
     k, (d, n) = int(t.n), t.profile.shape
     top = xp.max(xp.concat([t.exponent, m.exponent]))
-    t, m = _rescale(t, top), _rescale(m, top)
+    t, m = rescaled(t, top), rescaled(m, top)
     within = k * xp.sum(xp.vecdot(t.profile, t.profile))
     between = k * xp.vecdot(m.profile, m.profile)[0]
     residual = xp.sum(t.residual) + n * m.residual[0]
@@ -326,7 +326,7 @@ def mean_squares_of(b: Array, j: Array, e: Array, offset: Array, exponent: Array
             "Biases are one number per unit: append them to the weights, or leave them out."
         )
     xp = array_namespace(b)
-    rounding = _ZERO * (xp.abs(b) + j + e + k * n * offset)
+    rounding = ZERO * (xp.abs(b) + j + e + k * n * offset)
     b, j, e = (xp.where(xp.abs(x) <= rounding, xp.zeros_like(x), x) for x in (b, j, e))
     return MeanSquares(b / (n - 1), j / (k - 1), e / ((n - 1) * (k - 1)), n, k, exponent)
 
@@ -366,7 +366,8 @@ def _limits_agreement(b: Any, j: Any, e: Any, icc: Any, n: int, k: int, q: float
     return n * (b - f1 * e) / (f1 * spread + n * b), n * (f2 * b - e) / (spread + n * f2 * b)
 
 
-def _rescale(t: TwoWay, top: Array) -> TwoWay:
+def rescaled(t: TwoWay, top: Array) -> TwoWay:
+    """Return the sums with another exponent."""
     xp = array_namespace(t.mean)
     if not bool(xp.any(t.exponent != top)):
         return t

@@ -8,7 +8,8 @@ tensors; the coefficients are NumPy arrays on the host.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -35,7 +36,7 @@ from fedstat.stats.icc import (
     slices,
     stepped_up,
 )
-from fedstat.stats.icc_tests import AgreementTest, Rows, Test
+from fedstat.stats.icc_tests import AgreementTest, Bools, Rows, Test
 from fedstat.stats.resampling import jackknife
 
 Array = Any
@@ -43,8 +44,8 @@ Floats = NDArray[np.float64]
 
 # A client's weights are constant if their squares about the mean are below this proportion of the squared mean.
 _CONSTANT = 1e-26
-# More clients are averaged within this number of groups before the test, to limit the products of pairs.
-_MOST_CLIENTS = 128
+MOST_CLIENTS = 128
+"""Rows of a test: more clients are averaged within so many groups, to limit the products of pairs."""
 # Largest rows in memory; numbers read at a time, in every pass, for larger rows; numbers in the cache.
 _MEMORY, _READ, _CACHED = 1 << 28, 1 << 26, 1 << 18
 
@@ -88,17 +89,18 @@ class OverClients(NamedTuple):
     influence: Influence
 
 
-class _Part(NamedTuple):
+class Contributions(NamedTuple):
     """Contribution of each client: arrays (client, unit) in units of :attr:`TwoWay.exponent`.
 
-    The notation is that of :func:`_without`; w̄_c is the mean of the client's weights.
+    The notation is that of :func:`mean_squares_without`; w̄_c is the mean of the client's weights.
     """
 
     residuals: Floats  # Σ_i r_ci²
     along: Floats  # Σ_i r_ci p_i
     mean: Floats  # d_c
     squares: Floats  # Σ_i (w_ci − w̄_c)²
-    varies: NDArray[np.bool_]
+    varies: Bools
+    products: Floats | None = None  # Σ_i r_ci v_gi for vectors v_g, such as means of groups: (client, unit, vector)
 
 
 def over_clients(
@@ -134,30 +136,53 @@ def over_clients(
     Intervals are jackknife intervals on the scale of −log(1 − ICC), with the degrees of freedom of
     :func:`fedstat.stats.resampling.jackknife`. They refer to the population from which the clients were drawn.
     """
-    t = TwoWay(*map(_on_host, total.units))
-    (d, n), k = t.profile.shape, int(t.n)
-    in_memory, parts, all_rows = k * d * n <= _MEMORY, [], []
-    for w in blocks():
-        part, rows = _of_clients(w, start, total.units)
-        parts.append(part)
-        all_rows += [rows] * in_memory
-    part = _Part(*(np.concatenate(field) for field in zip(*parts, strict=True)))
-    scale = moments.power(t.exponent - t.exponent.max())
-    size = np.sqrt(part.squares) * scale
-
-    def read(units: slice) -> Array:
-        return _join_rows([_of_clients(w, start, total.units, units)[1] for w in blocks()])
-
-    result = test(
-        _rows(_join_rows(all_rows).__getitem__ if in_memory else read, size, part.varies, n, in_memory=in_memory)
-    )
+    t, part, rows = client_rows(blocks, total, start)
+    result, k = test(rows(None)), int(t.n)
     units, layer = (MeanSquares(*map(_on_host, ms)) for ms in (mean_squares(total), layer_mean_squares(total)))
     ms_loo = _leave_out_clients(t, part) if k > 2 else (None, None)
     n_varies = part.varies.sum(axis=0)
     sparse = (n_varies < min(k, LEAST_VARYING)) & (n_varies > 0)
-    of_units = _coefficients(units, ms_loo[0], result.statistic, result.p_value, level, sparse)
-    of_layer = _coefficients(layer, ms_loo[1], result.layer_statistic, result.layer_p_value, level)
+    of_units = jackknife_coefficients(units, ms_loo[0], result.statistic, result.p_value, level, sparse)
+    of_layer = jackknife_coefficients(layer, ms_loo[1], result.layer_statistic, result.layer_p_value, level)
+    scale = moments.power(t.exponent - t.exponent.max())
     return OverClients(of_units, of_layer, result, _influence(part.residuals @ scale**2, ms_loo[1]))
+
+
+def client_rows(
+    blocks: Callable[[], Iterable[Array]], total: Sums, start: Array | None = None, vectors: Array | None = None
+) -> tuple[TwoWay, Contributions, Callable[[Bools | None], Rows]]:
+    """Read the weights once; return sums on the host, contributions of clients, and their rows for tests.
+
+    Parameters
+    ----------
+    blocks, total, start
+        As in :func:`over_clients`.
+    vectors : array (unit, weight, vector), optional
+        Vectors of :attr:`Contributions.products`, in units of the sums' exponent.
+
+    Returns
+    -------
+    TwoWay, Contributions
+    callable (array (row, client) or None) -> Rows
+        Makes rows that are means over groups of clients, of which the array has the members; without it, rows of
+        clients, or of up to 128 groups of consecutive clients.
+    """
+    t = TwoWay(*map(_on_host, total.units))
+    (d, n), k = t.profile.shape, int(t.n)
+    in_memory, parts, all_rows = k * d * n <= _MEMORY, [], []
+    for w in blocks():
+        part, rows = _of_clients(w, start, total.units, vectors=vectors)
+        parts.append(part)
+        all_rows += [rows] * in_memory
+    joined = [np.concatenate(field) for field in zip(*parts, strict=True)]
+    part = Contributions(*joined)
+
+    def read(units: slice) -> Array:
+        return _join_rows([_of_clients(w, start, total.units, units)[1] for w in blocks()])
+
+    read_rows = _join_rows(all_rows).__getitem__ if in_memory else read
+    size = np.sqrt(part.squares) * moments.power(t.exponent - t.exponent.max())
+    return t, part, partial(_rows, read_rows, size, part.varies, n, in_memory=in_memory)
 
 
 def _influence(squares: Floats, ms_loo: MeanSquares | None) -> Influence:
@@ -167,7 +192,9 @@ def _influence(squares: Floats, ms_loo: MeanSquares | None) -> Influence:
     return Influence(share, np.full(k, np.nan) if ms_loo is None else _six(ms_loo)[:, TYPES.index("ICC2")])
 
 
-def _of_clients(w: Array, start: Array | None, t: TwoWay, units: slice = slice(None)) -> tuple[_Part, Array]:
+def _of_clients(
+    w: Array, start: Array | None, t: TwoWay, units: slice = slice(None), vectors: Array | None = None
+) -> tuple[Sequence[Any], Array]:
     """Return contributions of a block of clients, and their rows: float32 (unit, client, weight) of norm 1, or 0."""
     xp, k, (d, n) = array_namespace(w), len(w), t.profile[units].shape
     fields, rows = [], []
@@ -183,8 +210,12 @@ def _of_clients(w: Array, start: Array | None, t: TwoWay, units: slice = slice(N
         rows.append(xp.astype(xp.permute_dims(x * scale[..., None], (1, 0, 2)), xp.float32))
         x -= t.profile[index]
         along = xp.vecdot(x, xp.broadcast_to(t.profile[index], x.shape))
-        fields.append([_on_host(a) for a in (xp.vecdot(x, x), along, mean - t.mean[index], squares, varies)])
-    return _Part(*(np.concatenate(field, axis=1) for field in zip(*fields, strict=True))), xp.concat(rows)
+        products = (
+            () if vectors is None else (xp.permute_dims(xp.permute_dims(x, (1, 0, 2)) @ vectors[index], (1, 0, 2)),)
+        )
+        of_part = (xp.vecdot(x, x), along, mean - t.mean[index], squares, varies, *products)
+        fields.append([_on_host(a) for a in of_part])
+    return [np.concatenate(field, axis=1) for field in zip(*fields, strict=True)], xp.concat(rows)
 
 
 def _join_rows(rows: list[Array]) -> Array:
@@ -192,13 +223,23 @@ def _join_rows(rows: list[Array]) -> Array:
     return rows[0] if len(rows) == 1 else array_namespace(rows[0]).concat(rows, axis=1)
 
 
-def _rows(read: Callable[[slice], Array], size: Floats, varies: NDArray[np.bool_], n: int, *, in_memory: bool) -> Rows:
-    """Scale rows of norm 1 to sizes (client, unit) so that squares sum to 1 for each client; average many clients."""
+def _rows(
+    read: Callable[[slice], Array],
+    size: Floats,
+    varies: Bools,
+    n: int,
+    members: Bools | None,
+    *,
+    in_memory: bool,
+) -> Rows:
+    """Scale rows of norm 1 to sizes (client, unit) so that squares sum to 1 for each client; average groups."""
     norm = np.sqrt(np.vecdot(size, size))
     scale = (size / np.where(norm > 0, norm, 1)[:, None]).T.astype(np.float32)
     k = len(size)
-    n_groups = min(k, _MOST_CLIENTS)
-    member = (np.arange(k) * n_groups // k == np.arange(n_groups)[:, None]).astype(np.float32)
+    if members is None:
+        n_groups = min(k, MOST_CLIENTS)
+        members = np.arange(k) * n_groups // k == np.arange(n_groups)[:, None]
+    member, n_groups = members.astype(np.float32), len(members)
     n_varies = member @ varies
 
     def scaled(units: slice) -> Array:
@@ -216,7 +257,7 @@ def _rows(read: Callable[[slice], Array], size: Floats, varies: NDArray[np.bool_
     return Rows(lambda units: all_rows()[units], n_varies > 0, max(1, _CACHED // (max(n, n_groups) * n_groups)))
 
 
-def _leave_out_clients(t: TwoWay, part: _Part) -> tuple[MeanSquares, MeanSquares]:
+def _leave_out_clients(t: TwoWay, part: Contributions) -> tuple[MeanSquares, MeanSquares]:
     """Return mean squares of units and of the layer without each client: arrays (client, unit) and (client,).
 
     The layer's targets are the weights of all units u. The layer's profile is p_ui + m_u − m. A client's deviation d_c
@@ -225,7 +266,9 @@ def _leave_out_clients(t: TwoWay, part: _Part) -> tuple[MeanSquares, MeanSquares
     """
     k, (d, n) = int(t.n), t.profile.shape
     squares = np.vecdot(t.profile, t.profile)
-    units = _without(part.residuals, part.along, part.mean, squares, t.residual, t.clients, t.mean, t.exponent, k, n)
+    units = mean_squares_without(
+        part.residuals, part.along, part.mean, squares, t.residual, t.clients, t.mean, t.exponent, k, n
+    )
     top = t.exponent.max()
     scale = moments.power(t.exponent - top)
     deviations, unit_means = scale * part.mean, scale * t.mean
@@ -235,10 +278,12 @@ def _leave_out_clients(t: TwoWay, part: _Part) -> tuple[MeanSquares, MeanSquares
     along = part.along @ scale**2 + n * deviations @ unit_means
     squares = squares @ scale**2 + n * unit_means @ unit_means
     offset = np.asarray((scale * t.mean).mean())
-    return units, _without(residuals, along, means, squares, residuals.sum(), (means**2).sum(), offset, top, k, n * d)
+    return units, mean_squares_without(
+        residuals, along, means, squares, residuals.sum(), (means**2).sum(), offset, top, k, n * d
+    )
 
 
-def _without(
+def mean_squares_without(
     residuals: Floats, along: Floats, mean: Floats, squares: Any, residual: Any, clients: Any, offset: Any,
     exponent: Any, k: int, n: int,
 ) -> MeanSquares:  # fmt: skip
@@ -279,7 +324,7 @@ def _deviations_without(total: Any, deviations: Floats, k: int) -> Floats:
     return np.maximum(total - factor * deviations, 0)
 
 
-def _coefficients(
+def jackknife_coefficients(
     ms: MeanSquares, ms_loo: MeanSquares | None, statistic: Any, p_value: Any, level: float, sparse: Any = False
 ) -> Coefficients:
     """Return coefficients with jackknife intervals; ``ms_loo`` has mean squares (client, ...) without each client.

@@ -1,4 +1,4 @@
-"""Tests of agreement between clients: sign flips of clients, and permutations of units within clients.
+"""Tests of the direction of clients: sign flips of clients, and permutations of units within clients.
 
 Rows are NumPy arrays or torch tensors; results are NumPy arrays on the host.
 """
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 
 
 class AgreementTest(NamedTuple):
-    """Test of agreement on units and on the layer, and of the common profile of all units.
+    """Test of units and of the layer, and of the common profile of all units.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class AgreementTest(NamedTuple):
     profile_proportion, profile_p_value : float
         Proportion of the squared weights that the common profile explains, and its p value; NaN for permutations.
     similarity : array (client, client)
-        Cosine similarity of the clients' layers; NaN for permutations.
+        Cosine similarity of the clients' layers; NaN for permutations, and for pairs that a test leaves out.
     """
 
     statistic: Floats
@@ -82,14 +82,17 @@ class AgreementTest(NamedTuple):
 Test = Callable[[Rows], AgreementTest]
 
 
-def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
-    """Test agreement by flipping the signs of clients.
+def sign_flips(rows: Rows, *, seed: int = 0, groups: NDArray[np.int64] | None = None) -> AgreementTest:
+    """Test by flipping the signs of clients whether most clients deviate in one direction.
 
     Parameters
     ----------
     rows : Rows
     seed : int
         Seed of the sign patterns, which are drawn with more than 13 clients.
+    groups : int array (client,), optional
+        Group of each client: the statistics are sums over pairs of clients of one group, so that the test is one of
+        agreement within groups. The p value of the layer is then at least 2 to the power of groups minus clients.
 
     Returns
     -------
@@ -102,11 +105,15 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
     on which clients agree contributes. The statistic is t_u = Σ r_u / √Σ r_u² over pairs of clients (studentized sign
     flips: Janssen 1997, Stat. Probab. Lett. 36, 9-21; Winkler et al. 2014, NeuroImage 92, 381-397).
 
-    H0 of a unit: the clients' deviations from the profile are independent and symmetric about 0. All 2^(C − 1) sign
-    patterns of C clients are enumerated if they are at most 4096; otherwise 9999 are drawn. Statistics of all units
-    under all patterns but the observed one are pooled, p_u = (1 + #{t ≥ t_u}) / (1 + #t), so that few patterns give
-    small p values. These p values are valid on average over units: units of low rank have longer tails than others. The
-    layer's statistic is Σ_u t_u; its p value uses no pooling and is at least 2^(1 − C).
+    H0 of a unit: the clients' deviations from the profile are independent and symmetric about 0. If H0 is false, the
+    mean deviation need not differ from 0: most clients can deviate a little in one direction, and few far in the other.
+    Then units are called although clients do not agree on average: of trained networks with one or two classes, in the
+    output layer above all. Few clients cannot tell the two apart: if 4 of 5 clients deviate in one direction, 6 drawn
+    clients all do in a quarter of the draws. All 2^(C − 1) sign patterns of C clients are enumerated if they are at
+    most 4096; otherwise 9999 are drawn. Statistics of all units under all patterns but the observed one are pooled, p_u
+    = (1 + #{t ≥ t_u}) / (1 + #t), so that few patterns give small p values. These p values are valid on average over
+    units: units of low rank have longer tails than others. The layer's statistic is Σ_u t_u; its p value uses no
+    pooling and is at least 2^(1 − C).
 
     Units that are significant at a false discovery rate of .05 are excluded from the profile, and all units are tested
     again. If fewer than 3 units would remain in the profile, p is the larger of the first p value and the p value
@@ -116,6 +123,8 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
     """
     k, d = rows.varies.shape
     pair = np.triu_indices(k, 1)
+    if groups is not None:
+        pair = tuple(i[groups[pair[0]] == groups[pair[1]]] for i in pair)
     signs, exact = _patterns(k, seed)
     row_products = _row_products(rows, *pair)
     testable, varies, empty = rows.varies.sum(axis=0) >= LEAST_VARYING, rows.varies.any(axis=0), np.zeros(d, dtype=bool)
@@ -134,7 +143,7 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
             profile_p = max(profile_p, _sum_p_value(profile, signs, *pair))
         else:
             p_value = np.maximum(p_value, evaluate(empty)[1])
-    similarity = np.eye(k)
+    similarity = np.eye(k) if groups is None else np.full((k, k), np.nan)
     similarity[pair] = similarity.T[pair] = np.clip(row_products.sum(axis=0, dtype=float), -1, 1)
     return AgreementTest(
         np.where(testable, products.sum(axis=1, dtype=float), np.nan),
@@ -149,7 +158,7 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
 
 
 def permutations(rows: Rows, *, seed: int = 0) -> AgreementTest:
-    """Test agreement by permuting units within clients, which assumes that all units have equal covariances.
+    """Test by permuting units within clients, which assumes that all units have equal covariances.
 
     Parameters
     ----------

@@ -247,7 +247,7 @@ def _of_units(
     c, full = len(s.codes), _all_clients(s)
     left = _without_groups(full) if is_new else _without_clients(s, full)
     n_average = (c - (size**2).sum() / c) / (len(size) - 1)
-    weights, most = (None, len(size) - 1) if is_new else (1 - 1 / size[s.codes], c - len(size))
+    strata, most = (None, len(size) - 1) if is_new else (s.codes, c - len(size))
     has_clients = size > 1 if is_new else np.ones(c, bool)  # others say nothing of clients within groups
     fit: Callable[[_Sets], _Estimates] = partial(_reml, r=s.n_replicates) if method == "reml" else _moments
 
@@ -260,8 +260,8 @@ def _of_units(
         identical = full.squares[:, 0].sum(axis=-1) == 0
         thetas = [np.where(identical, np.nan, x[:, 0]) for x in scaled(free)]
         most_client = int(has_clients.sum()) - 1 if is_new else most
-        error, df = resampling.jackknife(without[0].T[has_clients], most_client, weights)
-        error_group, df_group = resampling.jackknife(without[1].T, most, weights)
+        error, df = resampling.jackknife(without[0].T[has_clients], most_client, strata)
+        error_group, df_group = resampling.jackknife(without[1].T, most, strata)
         error[(s.noise > 0).sum(axis=1) < min(c, stats.LEAST_VARYING)] = np.nan
         if is_new and has_clients.sum() < stats.LEAST_VARYING:
             error[:] = np.nan

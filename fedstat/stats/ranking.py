@@ -28,6 +28,8 @@ LEAST_PAIRS = 3
 def sign_flip(x: NDArray[np.float64]) -> float:
     """Return the exact two-sided p value of the mean under sign flips; NaN for 0 values or more than 16.
 
+    H0: values are symmetric about 0. Skewed values with mean 0 make H0 false.
+
     Examples
     --------
     >>> sign_flip(np.array([1.0, 2.0, 4.0, -0.5]))

@@ -92,7 +92,10 @@ def mean(values: ArrayLike, *, level: float = 0.95, rounding: float = 0.0) -> Me
 
 
 def jackknife(
-    left_out: NDArray[np.float64], most: int, weights: NDArray[np.float64] | None = None
+    left_out: NDArray[np.float64],
+    most: int,
+    strata: NDArray[np.int64] | None = None,
+    estimate: NDArray[np.float64] | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute the jackknife standard error and its degrees of freedom from estimates without each client.
 
@@ -102,9 +105,10 @@ def jackknife(
         Estimates without each client.
     most : int
         Largest number of degrees of freedom.
-    weights : array (client,), optional
-        Weights of the squared deviations: (n − 1) / n for a client of a group of n clients, if each group is a sample
-        of its own (Wolter 2007, Introduction to variance estimation, section 4.5); by default n is the number of all.
+    strata : int array (client,), optional
+        Fixed group of each client: the variance is the sum over groups (Rao and Shao 1992, Biometrika 79, 811-822).
+    estimate : array (...), optional
+        Value from which deviations are measured: by default the mean of ``left_out``.
 
     Returns
     -------
@@ -120,11 +124,11 @@ def jackknife(
     >>> float(std_error), round(float(df), 2)
     (3.0, 1.71)
     """
-    n = len(left_out)
-    w = np.full(n, (n - 1) / n) if weights is None else weights
-    w = w.reshape(n, *[1] * (left_out.ndim - 1))
+    n = np.full(1, len(left_out)) if strata is None else np.bincount(strata)[strata]
+    weights = ((n - 1) / n).reshape(-1, *[1] * (left_out.ndim - 1))
     with np.errstate(invalid="ignore", divide="ignore"):
-        v = w * (left_out - (w * left_out).sum(axis=0) / w.sum()) ** 2
+        center = left_out.mean(axis=0) if estimate is None else estimate
+        v = weights * (left_out - center) ** 2
         total = v.sum(axis=0)
         df = np.clip(np.nan_to_num(total**2 / (v**2).sum(axis=0), nan=most), 1, most)
         return np.sqrt(total), df
@@ -190,6 +194,8 @@ def bootstrap(
     *,
     replicates: int = 200,
     tau: split.Tau = 0.5,
+    groups: NDArray[np.int64] | None = None,
+    whole_groups: bool = False,
     seed: int = 0,
     chunk: int | None = None,
     executor: Executor | None = None,
@@ -206,6 +212,10 @@ def bootstrap(
         Number of bootstrap samples.
     tau : float or Absolute
         As in :func:`fedstat.stats.split.shared`; a quantile is computed for each bootstrap sample.
+    groups : int array (client,), optional
+        Group of each client: 0, 1, ... Samples have as many clients of each group as there are, drawn from the group.
+    whole_groups : bool
+        Draw whole groups, with all their clients, instead.
     seed : int
     chunk : int, optional
         Number of samples that are summed at a time; by default as many as fit into 16 MB, or 64 MB on a GPU, where they
@@ -229,7 +239,19 @@ def bootstrap(
     """
     k = _count_clients(m)
     rng = generator(seed, "bootstrap")
-    counts = rng.multinomial(k, np.full(k, 1 / k), size=check.integer("replicates", replicates)).astype(float)
+    n_samples = check.integer("replicates", replicates)
+
+    def draw(n: int) -> NDArray[np.float64]:
+        return rng.multinomial(n, np.full(n, 1 / n), size=n_samples).astype(float)
+
+    if groups is None:
+        counts = draw(k)
+    elif whole_groups:
+        counts = draw(int(groups.max()) + 1)[:, groups]
+    else:
+        counts = np.empty((n_samples, k))
+        for group, size in enumerate(np.bincount(groups).tolist()):
+            counts[:, groups == group] = draw(size)
     return _refit(m, _reweight(m, counts, chunk), tau, options, executor, tick)
 
 
@@ -268,20 +290,25 @@ def half_samples(
     return _refit(m, _reweight(m, counts, chunk), 0.5, options, executor).communality
 
 
-def divide_clients(n_clients: int, n_groups: int, *, seed: int = 0) -> NDArray[np.int64]:
-    """Divide clients at random into groups whose sizes differ by at most one client.
+def divide_clients(
+    n_clients: int, n_blocks: int, *, groups: NDArray[np.int64] | None = None, seed: int = 0
+) -> NDArray[np.int64]:
+    """Divide clients at random into blocks whose sizes differ by at most one client.
 
     Parameters
     ----------
-    n_clients, n_groups : int
-        At least 2 groups, and at most as many as clients.
+    n_clients, n_blocks : int
+        At least 2 blocks, and at most as many as clients.
+    groups : int array (client,), optional
+        Groups that are divided each, into at least 2 blocks, in proportion to their sizes: then ``n_blocks`` is about
+        the number of blocks.
     seed : int
-        Not used if each client is a group.
+        Not used if each client is a block.
 
     Returns
     -------
     int array (client,)
-        Number of each client's group.
+        Number of each client's block.
 
     Examples
     --------
@@ -292,43 +319,58 @@ def divide_clients(n_clients: int, n_groups: int, *, seed: int = 0) -> NDArray[n
     """
     if n_clients < 2:
         raise ValueError(f"a jackknife needs at least 2 clients, but got {n_clients}. Pass more clients.")
-    check.integer("n_groups", n_groups, low=2, high=n_clients)
-    order = np.arange(n_clients) % n_groups
-    return order if n_groups == n_clients else generator(seed, "jackknife").permutation(order)
+    check.integer("n_blocks", n_blocks, low=2, high=n_clients)
+    if groups is not None:
+        blocks, n = np.empty(n_clients, dtype=np.int64), 0
+        for group, size in enumerate(np.bincount(groups).tolist()):
+            n_of_group = min(size, max(2, round(n_blocks * size / n_clients)))
+            blocks[groups == group] = n + divide_clients(size, n_of_group, seed=seed)
+            n += n_of_group
+        return blocks
+    order = np.arange(n_clients) % n_blocks
+    return order if n_blocks == n_clients else generator(seed, "jackknife").permutation(order)
 
 
-def delete_groups(
+def delete_blocks(
     m: Moments,
-    groups: NDArray[np.int64],
+    blocks: NDArray[np.int64],
     *,
+    groups: NDArray[np.int64] | None = None,
     tau: split.Tau = 0.5,
     chunk: int | None = None,
     executor: Executor | None = None,
     tick: Callable[[int], object] = lambda _: None,
     **options: Any,
 ) -> Replicates:
-    """Refit without each group of clients: the delete-a-group jackknife (Kott 2001, J. Official Stat. 17, 521-526).
+    """Refit without each block of clients: the delete-a-group jackknife (Kott 2001, J. Official Stat. 17, 521-526).
 
     Parameters
     ----------
     m, tau, chunk, executor, tick, **options
         As in :func:`bootstrap`.
-    groups : int array (client,)
-        Number of each client's group: 0, 1, ..., with at least 2 groups.
+    blocks : int array (client,)
+        Number of each client's block: 0, 1, ..., with at least 2 blocks.
+    groups : int array (client,), optional
+        Fixed group of each client, a part of which is a block: the rest of the group has the group's total weight.
 
     Returns
     -------
     Replicates
-        One per group; :func:`jackknife` makes standard errors of them.
+        One per block; :func:`jackknife` makes standard errors of them.
     """
     n_clients = _count_clients(m)
-    if len(groups) != n_clients:
-        raise ValueError(f"groups must have one number per client ({n_clients}), but got {len(groups)}.")
-    counts = (np.arange(groups.max() + 1)[:, None] != groups).astype(float)
+    if len(blocks) != n_clients:
+        raise ValueError(f"blocks must have one number per client ({n_clients}), but got {len(blocks)}.")
+    counts = (np.arange(blocks.max() + 1)[:, None] != blocks).astype(float)
+    if groups is not None:
+        member = groups[:, None] == groups
+        counts *= member.sum(axis=1) / np.maximum(counts @ member, 1)
     return _refit(m, _reweight(m, counts, chunk), tau, options, executor, tick)
 
 
-def expanded_percentiles(x: np.ndarray, n: int, *, level: float) -> tuple[np.ndarray, np.ndarray]:
+def expanded_percentiles(
+    x: np.ndarray, n: int, *, level: float, df: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute the expanded percentile interval from bootstrap estimates.
 
     Percentile intervals are too narrow for small samples: the variance of bootstrap estimates has the divisor n instead
@@ -342,6 +384,9 @@ def expanded_percentiles(x: np.ndarray, n: int, *, level: float) -> tuple[np.nda
     n : int
         Size of the observed sample, at least 2.
     level : float in (0, 1)
+    df : int, optional
+        Degrees of freedom of t; by default n − 1. Of samples by group, n is the size of the smallest group, and df the
+        number of clients minus groups.
 
     Returns
     -------
@@ -358,7 +403,7 @@ def expanded_percentiles(x: np.ndarray, n: int, *, level: float) -> tuple[np.nda
     >>> round(float(low), 1), round(float(high), 1)
     (8.6, 991.4)
     """
-    tail = scipy.special.ndtr(math.sqrt(n / (n - 1)) * scipy.special.stdtrit(n - 1, (1 - level) / 2))
+    tail = scipy.special.ndtr(math.sqrt(n / (n - 1)) * scipy.special.stdtrit(df or n - 1, (1 - level) / 2))
     low, high = np.nanquantile(x, [tail, 1 - tail], axis=0, method="weibull")  # unbiased tail probabilities
     return low, high
 
@@ -367,6 +412,7 @@ def permutation(
     m: Moments,
     *,
     replicates: int = 199,
+    groups: NDArray[np.int64] | None = None,
     seed: int = 0,
     chunk: int | None = None,
     executor: Executor | None = None,
@@ -382,6 +428,8 @@ def permutation(
     ----------
     m, replicates, seed, chunk, executor, tick, **options
         As in :func:`bootstrap`; ``replicates`` is the number of permutations.
+    groups : int array (client,), optional
+        Group of each client: 0, 1, ... Clients of a group have one order, so that H0 allows groups of unlike clients.
 
     Returns
     -------
@@ -394,7 +442,9 @@ def permutation(
     step = _chunk_size(m, chunk)
 
     def permuted_sum() -> Moments:
-        orders = (xp.asarray(rng.permutation(d), device=device_of(m.cross)) for _ in range(k))
+        n_orders = k if groups is None else int(groups.max()) + 1
+        drawn = [xp.asarray(rng.permutation(d), device=device_of(m.cross)) for _ in range(n_orders)]
+        orders = drawn if groups is None else [drawn[group] for group in groups.tolist()]
         return reduce(
             add, (Moments(m.n[c], m.mean[c][order], m.cross[c][order][:, order]) for c, order in enumerate(orders))
         )

@@ -32,6 +32,8 @@ Floats = NDArray[np.float64]
 
 # Sums of squares of a unit between this number and its reciprocal are far from the limits of float64.
 _ORDINARY = 1e200
+# Clients, and units of a block, among which the variation of noise is measured: more would take time.
+_SAMPLED = 32
 # Distance from leverage 1 at which the fit passes through a client; relative variation of a constant covariate.
 _FULL_LEVERAGE, _CONSTANT = 1e-9, 1e-10
 
@@ -182,6 +184,47 @@ def parts(w: Array, covariate: Any = None) -> SumsOfSquares:
         within[:, units] += v
     require_finite(between, within, w)
     return SumsOfSquares(between, within, basis, n_weights, n_replicates)
+
+
+def noise_ratios(w: Array, sizes: Any = None) -> Floats:
+    """Return the mean square of the clients' noise, divided by that of equal noise, of some units.
+
+    With d_c the difference of the first two replicates of client c, the ratio is the mean of ‖d_c‖⁴ over clients,
+    divided by the mean of ‖d_c‖² ‖d_c'‖² + 2 ⟨d_c, d_c'⟩² over pairs of clients. Both have the same expectation if
+    noise is normal with one covariance matrix in all clients, however dependent weights are. Otherwise the ratio
+    estimates 1 + CV², where CV is the coefficient of variation over clients of the variance of noise.
+
+    Parameters
+    ----------
+    w : array (client, replicate, unit, weight)
+    sizes : array (client,) or (client, replicate), optional
+        Training samples: noise is multiplied by their root.
+
+    Returns
+    -------
+    array (sampled unit,)
+        Of at most 32 units and 32 clients, evenly spaced. NaN for a unit without noise.
+    """
+    clients, units = (slice(None, None, math.ceil(n / _SAMPLED)) for n in (w.shape[0], w.shape[2]))
+    xp = array_namespace(w)
+    a, b = (xp.astype(w[clients, r, units], xp.float64) for r in (0, 1))
+    d = on_host(a - b).swapaxes(0, 1)
+    if sizes is not None:
+        n = np.broadcast_to(np.asarray(sizes, float).reshape(w.shape[0], -1), w.shape[:2])[clients]
+        d = d / np.sqrt((1 / n[:, :2]).sum(axis=1))[:, None]
+    k = d.shape[1]
+    with np.errstate(invalid="ignore"):
+        d = d / np.abs(d).max(axis=(1, 2), keepdims=True)
+        squares = np.square(d @ d.swapaxes(1, 2))
+        fourth_powers = np.trace(squares, axis1=1, axis2=2)
+        total = np.square(np.square(d).sum(axis=(1, 2)))
+        return np.asarray(fourth_powers * (k - 1) / (total + 2 * squares.sum(axis=(1, 2)) - 3 * fourth_powers))
+
+
+def noise_cv(ratios: Floats) -> float:
+    """Return the coefficient of variation of clients' noise, median over units, from :func:`noise_ratios`."""
+    ratios = ratios[np.isfinite(ratios)]
+    return math.sqrt(max(0.0, float(np.median(ratios)) - 1)) if len(ratios) else math.nan
 
 
 def at_any_scale(compute: Callable[[Array], Any], w: Array) -> tuple[Any, Floats]:

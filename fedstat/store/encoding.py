@@ -30,10 +30,11 @@ FORMAT = 2
 MODULES = {
     "fedstat.results": (
         "BootstrapResult", "ClientClustersResult", "ComparisonResult", "ComponentsResult", "EffectiveRankResult",
-        "EntropyResult", "FactorResult", "IccResult", "JackknifeResult", "LayerResults", "LeakageResult",
-        "NFactorsResult", "PermutationResult", "SensitivityResult", "SplitMapResult", "SplitResult",
+        "EntropyResult", "FactorResult", "GroupIccResult", "IccResult", "JackknifeResult", "LayerResults",
+        "LeakageResult", "NFactorsResult", "PermutationResult", "SensitivityResult", "SplitMapResult", "SplitResult",
         "StoredSplitResult",
     ),
+    "fedstat.stats.group_icc": ("Agreement", "GroupAgreement"),
     "fedstat.stats.icc": ("Coefficients", "MeanSquares"),
     "fedstat.stats.icc_resampling": ("Influence",),
     "fedstat.stats.icc_tests": ("AgreementTest",),

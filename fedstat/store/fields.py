@@ -20,6 +20,7 @@ SHAPES: dict[str, dict[str, str]] = {
     "AgreementTest": {"unit": "statistic p_value", "client client": "similarity"},
     "BootstrapResult": {
         "sample unit": "communality shared", "sample": "n_factors converged gap", "half unit": "half_samples",
+        "group": "group_sizes",
     },
     "ClientClustersResult": {
         "client client": "similarity", "client": "clients cluster order groups", "merge 4": "merges",
@@ -33,6 +34,10 @@ SHAPES: dict[str, dict[str, str]] = {
         "unit": "communality heywood units agreement center scale", "unit factor": "loadings",
         "unit unit": "correlation", "factor factor": "phi",
     },
+    "GroupAgreement": {
+        "target": "within between", "variance target": "variances", "client": "influence", "3 group": "by_group",
+    },
+    "GroupIccResult": {"unit": "units constant untrained", "client": "clients group_codes", "group": "group_names"},
     "ComponentsResult": {
         "unit": "components units agreement group_components", "1": "layer_components layer_group_components",
         "group": "groups group_sizes",
@@ -42,7 +47,7 @@ SHAPES: dict[str, dict[str, str]] = {
         "client": "influence clients", "sample unit type": "replicates", "sample type": "layer_replicates",
     },
     "JackknifeResult": {
-        "client": "client_groups", "group unit": "communality", "group": "n_factors converged gap",
+        "client": "client_blocks", "block unit": "communality", "block": "n_factors converged gap block_groups",
     },
     "NFactorsResult": {"_": "curves"},
     "PermutationResult": {"permutation unit": "communality"},
@@ -54,7 +59,7 @@ SHAPES: dict[str, dict[str, str]] = {
 as ``coefficients``, are those of its arrays. A name has one size in a result and in the results that it holds; "*"
 stands for the dims of the first such field, "..." for further dims, "_" for any size."""
 
-_LABELS = ("units", "clients", "groups")
+_LABELS = ("units", "clients", "groups", "group_names")
 """Arrays of names, which may have any dtype."""
 _KINDS: dict[Any, tuple[str, str]] = {
     np.float64: ("f", "floats"), np.int64: ("iu", "integers"), np.bool_: ("b", "bools"), np.str_: ("U", "texts"),

@@ -8,6 +8,7 @@ from simulations.inference import (
     comparison,
     entropy,
     factor,
+    groups,
     motivation,
     nested,
     ranks,
@@ -19,6 +20,19 @@ from simulations.inference.table import Claim
 
 CLAIMS: dict[str, Claim] = {
     name: claim
-    for room in (factor, agreement, shares, comparison, clusters, ranks, replicates, runs, entropy, motivation, nested)
+    for room in (
+        factor,
+        agreement,
+        groups,
+        shares,
+        nested,
+        comparison,
+        clusters,
+        ranks,
+        replicates,
+        runs,
+        entropy,
+        motivation,
+    )
     for name, claim in room.CLAIMS.items()
 }

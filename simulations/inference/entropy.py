@@ -51,9 +51,8 @@ def correlated(r: float) -> Population:
     )
 
 
-def of_groups(groups: int) -> Population:
-    """Normal groups, ten thousand standard deviations apart."""
-    sd = 1e-4
+def of_groups(groups: int, sd: float = 1e-4) -> Population:
+    """Normal groups at distance 1, far apart for the entropy if the standard deviation is at most .1."""
     return Population(
         lambda rng, shape: rng.integers(0, groups, shape) + sd * rng.normal(size=shape),
         lambda _: NORMAL + math.log(groups * sd),
@@ -79,6 +78,8 @@ POPULATIONS = {
     "scales 1:10⁴": Population(unequal, lambda d: d * NORMAL + math.log(SCALES[:d].prod())),
     "8 narrow groups": of_groups(8),
     "20 narrow groups": of_groups(20),
+    "10 groups of SD .1": of_groups(10, 0.1),
+    "20 groups of SD .05": of_groups(20, 0.05),
 }
 
 
@@ -186,7 +187,7 @@ def cases() -> dict[str, Case]:
     }
     steep = "fedstat.stats.entropy.knn_entropy: densities that are steep at the scale of the k-th neighbour"
     copies = "a warning names the samples with exact copies; no interval is given"
-    narrow = "a warning where groups show; help of fedstat.stats.entropy.knn_entropy: where they do not"
+    narrow = "a caution where groups show; the print says what size of groups intervals assume"
     rough = {
         "Cauchy, n = 100": case("Cauchy", 1, 100),
         **{
@@ -197,6 +198,11 @@ def cases() -> dict[str, Case]:
             f"{groups}, n = {n}": case(groups, 1, n, holds=False, note=narrow)
             for groups in ("8 narrow groups", "20 narrow groups")
             for n in (20, 50, 100, 1000)
+        },
+        **{
+            f"{groups}, n = {n}": case(groups, 1, n, ks=ks, holds=holds, note="" if holds else narrow)
+            for groups in ("10 groups of SD .1", "20 groups of SD .05")
+            for n, ks, holds in ((20, (1, 3), False), (300, (1, 3), False), (1800, (1, 3), True))
         },
     }
     ties = {

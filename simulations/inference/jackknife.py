@@ -107,7 +107,7 @@ def rows_of(case: Case) -> list[dict[str, Any]]:
                 method, groups = f"jackknife, {kind}", np.arange(case.clients) // CLUSTER
             else:
                 method, groups = f"jackknife, {kind} groups", resampling.divide_clients(case.clients, kind, seed=i)
-            refits = resampling.delete_groups(sums, groups, **case.options)
+            refits = resampling.delete_blocks(sums, groups, **case.options)
             error, freedom = resampling.jackknife(np.asarray(refits.communality), int(groups.max()))
             errors.setdefault(method, []).append(error)
             df.setdefault(method, []).append(float(np.median(freedom)))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 import fedstat
-from simulations.inference.pools import Kind, pool
+from simulations.inference.pools import Kind, Optimizer, pool
 from simulations.inference.weights import UNITS, WEIGHTS, Noise, noise, smooth
 
 Draw = Callable[[int, np.random.Generator], np.ndarray]
@@ -18,6 +18,8 @@ Draw = Callable[[int, np.random.Generator], np.ndarray]
 
 class Null(NamedTuple):
     """Layers of which clients agree on no unit beyond the profile that all units have in common.
+
+    Deviations of clients from this profile have mean 0.
 
     Attributes
     ----------
@@ -29,6 +31,8 @@ class Null(NamedTuple):
         True if all units have the same covariance but for their size.
     most : int
         Clients of a layer, at most: a pool has few different ones.
+    symmetric : bool
+        True if deviations of clients are symmetric about 0.
     """
 
     draw: Draw
@@ -36,6 +40,7 @@ class Null(NamedTuple):
     trained: bool = False
     alike: bool = False
     most: int = 100
+    symmetric: bool = True
 
 
 def unlike_sizes(clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -73,9 +78,21 @@ def signed_changes(kind: Kind, steps: int, layer: int, clients: int, rng: np.ran
     return w[rng.choice(len(w), clients, replace=False)] * rng.choice([-1, 1], size=(clients, 1, 1))
 
 
+def less_mean(kind: Kind, layer: int, optimizer: Optimizer, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Deviations of trained clients from the mean of their pool after 60 steps, as they are."""
+    w = _deviations(kind, 60, layer, optimizer)
+    return w[rng.choice(len(w), clients, replace=False)]
+
+
+def majority(clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Units on which four in five clients deviate by .5 in one direction, the others by 2 in the opposite one."""
+    direction, size = rng.normal(size=(16, 50)), np.where(rng.random((clients, 16)) < 0.8, 0.5, -2.0)
+    return size[..., None] * direction + 0.5 * rng.normal(size=(clients, 16, 50))
+
+
 @cache
-def _deviations(kind: Kind, steps: int, layer: int) -> np.ndarray:
-    w = pool(kind, steps, layer).weights
+def _deviations(kind: Kind, steps: int, layer: int, optimizer: Optimizer = "SGD") -> np.ndarray:
+    w = pool(kind, steps, layer, optimizer).weights
     return w - w.mean(axis=0)
 
 
@@ -114,6 +131,17 @@ NULLS: dict[str, Null] = {
     "own starts, 60 steps, layer 2": Null(partial(own_starts, 2), trained=True, most=30),
     "units permuted, 60 steps, layer 1": Null(permuted, profile=True, trained=True, alike=True, most=30),
 }
+ASYMMETRIC: dict[str, Null] = {
+    "four in five clients one way": Null(majority, most=30, symmetric=False),
+    **{
+        f"{kind}, {optimizer}, {'output layer' if layer == 3 else f'layer {layer}'}, less the mean": Null(
+            partial(less_mean, kind, layer, optimizer), trained=True, most=30, symmetric=False
+        )
+        for kind in ("one class", "two classes")
+        for optimizer in ("SGD", "Adam")
+        for layer in (1, 2, 3)
+    },
+}
 
 
 class Sample(NamedTuple):
@@ -144,11 +172,14 @@ class Population(NamedTuple):
     trained : bool
     sound : tuple of bool
         Kinds of samples that it has, as :attr:`Sample.sound`.
+    clients : tuple of int
+        Numbers of clients to draw.
     """
 
     draw: Callable[[int, np.random.Generator], Sample]
     trained: bool = False
     sound: tuple[bool, ...] = (True,)
+    clients: tuple[int, ...] = (3, 5, 10, 30)
 
 
 def agreeing(kind: Noise, share: float, clients: int, rng: np.random.Generator) -> Sample:
@@ -182,19 +213,57 @@ def _of_sizes(kind: Kind, steps: int, layer: int, sizes: str) -> Sample:
     return _whole((found.weights - found.initial) * by[:, None, None])
 
 
-def started(kind: Kind, clients: int, rng: np.random.Generator) -> Sample:
-    """Weights of the first layer after 60 steps from a common start, or from two; clients of one are sound."""
-    found = pool(kind, 60, 1)
-    chosen = rng.choice(len(found.weights), clients, replace=False)
-    at = np.unique(found.start[chosen])
-    whole = _of_start(kind, int(at[0])) if len(at) == 1 else _of_start(kind, None)
-    return Sample(found.weights[chosen], whole.units, whole.layer, len(at) == 1)
+class Groups(NamedTuple):
+    """Trained clients that are a mixture of groups.
+
+    Attributes
+    ----------
+    kind, steps, layer, optimizer
+        Of the pool.
+    changes : bool
+        True for changes from the start, False for weights.
+    equal : bool
+        True if groups are drawn in equal numbers, False if clients are drawn from the mixture.
+    """
+
+    kind: Kind
+    steps: int = 60
+    layer: int = 1
+    optimizer: Optimizer = "SGD"
+    changes: bool = True
+    equal: bool = False
+
+
+def of_groups(groups: Groups, clients: int, rng: np.random.Generator) -> Sample:
+    """Clients of a mixture of groups, of which the agreement is that of the mixture; clients of one group are sound."""
+    group = pool(groups.kind, groups.steps, groups.layer, groups.optimizer).group
+    chosen = rng.choice(len(group), clients, replace=False)
+    if groups.equal:
+        n = np.bincount(np.arange(clients) % (group.max() + 1))
+        chosen = np.concatenate([rng.choice(np.flatnonzero(group == g), k, replace=False) for g, k in enumerate(n)])
+    at = np.unique(group[chosen])
+    whole = _mixture(groups._replace(equal=False), int(at[0]) if len(at) == 1 else None)
+    return Sample(_mixture(groups._replace(equal=False), None).weights[chosen], whole.units, whole.layer, len(at) == 1)
 
 
 @cache
-def _of_start(kind: Kind, start: int | None) -> Sample:
-    found = pool(kind, 60, 1)
-    return _whole(found.weights if start is None else found.weights[found.start == start])
+def _mixture(groups: Groups, only: int | None) -> Sample:
+    """All clients of a pool, or of one of its groups."""
+    found = pool(groups.kind, groups.steps, groups.layer, groups.optimizer)
+    w = found.weights - found.initial if groups.changes else found.weights
+    return _whole(w if only is None else w[found.group == only])
+
+
+def simulated_groups(n: int, similarity: float, equal: bool, clients: int, rng: np.random.Generator) -> Sample:
+    """White weights of clients of groups with independent means and a similarity within, as :func:`of_groups`."""
+    of = np.arange(clients) % n if equal else rng.integers(n, size=clients)
+    means = np.sqrt(similarity) * rng.normal(size=(n, UNITS, WEIGHTS))
+    w = means[of] + np.sqrt(1 - similarity) * rng.normal(size=(clients, UNITS, WEIGHTS))
+    means = means if (several := len(np.unique(of)) > 1) else means[of[:1]]
+    profile, between = means.mean(axis=0), means.var(axis=0).mean(axis=-1)
+    units, layer = profile.var(axis=1, ddof=1), profile.var(ddof=1)
+    others = between + 1 - similarity
+    return Sample(w, units / (units + others), layer / (layer + others.mean()), not several)
 
 
 def _whole(w: np.ndarray) -> Sample:
@@ -202,6 +271,7 @@ def _whole(w: np.ndarray) -> Sample:
     return Sample(w, found.agreement, float(found.layer_coefficients.icc[1]))
 
 
+_EQUALLY = ", equally many of each"
 POPULATIONS: dict[str, Population] = {
     f"{kind} weights, ICC2 {share}": Population(partial(agreeing, kind, share), sound=(kind != "unlike clients",))
     for kind in ("white", "smooth", "t3", "unlike clients")
@@ -219,6 +289,33 @@ POPULATIONS: dict[str, Population] = {
     "changes, iid, 60 steps, layer 1, sizes one in ten 10 times": Population(
         partial(changes, "iid", 60, 1, "one in ten 10 times"), True, (True, False)
     ),
-    "weights, common start, 60 steps, layer 1": Population(partial(started, "iid"), True),
-    "weights, two starts, 60 steps, layer 1": Population(partial(started, "two starts"), True, (True, False)),
+    "weights, common start, 60 steps, layer 1": Population(partial(of_groups, Groups("iid", changes=False)), True),
+    "weights, two starts, 60 steps, layer 1": Population(
+        partial(of_groups, Groups("two starts", changes=False)), True, (True, False)
+    ),
+} | {
+    f"changes, {kind}, {optimizer}, {steps} steps, layer {layer}": Population(
+        partial(of_groups, Groups(kind, steps, layer, optimizer)), True
+    )
+    for kind, steps, layer, optimizer in (
+        ("Dirichlet .1", 6, 2, "SGD"), ("Dirichlet .1", 60, 1, "SGD"), ("Dirichlet .1", 60, 2, "Adam"),
+        ("two classes", 60, 2, "Adam"), ("two classes", 60, 3, "Adam"),
+    )
+} | {
+    f"{n} groups of similarity {similarity}{_EQUALLY * equal}": Population(
+        partial(simulated_groups, n, similarity, equal), sound=(False,) if equal else (True, False), clients=(6, 10, 30)
+    )
+    for n, similarity, equal in ((2, 0.67, False), (2, 0.67, True), (2, 0.33, True), (4, 0.67, True))
+} | {
+    f"{'changes' if groups.changes else 'weights'}, {groups.kind}, {groups.optimizer}, 60 steps, layer {groups.layer}"
+    f"{_EQUALLY * groups.equal}": Population(
+        partial(of_groups, groups), True, (False,) if groups.equal else (True, False), (6, 10, 30)
+    )
+    for groups in (
+        Groups("two domains"), Groups("two domains", equal=True), Groups("two domains", optimizer="Adam", equal=True),
+        Groups("four domains", optimizer="Adam"), Groups("two rotations", optimizer="Adam", equal=True),
+        Groups("four rotations", optimizer="Adam"), Groups("two starts", changes=False, equal=True),
+        Groups("two starts", optimizer="Adam", changes=False),
+        Groups("two starts", layer=3, optimizer="Adam", equal=True),
+    )
 }  # fmt: skip

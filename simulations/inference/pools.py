@@ -142,17 +142,20 @@ def _outputs(params: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
 def _samples(kind: Kind, n: int, n_replicates: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Images (network, sample, pixel) and labels (network, sample); replicates of a client follow each other."""
     images, labels = mnist()
-    size, n_clients = SAMPLES if n_replicates == 1 else SAMPLES // 2, n // n_replicates
-    if kind in CLASSES or kind == "Dirichlet .1":
-        if kind in CLASSES:
-            classes = np.stack([rng.permutation(10)[: CLASSES[kind]] for _ in range(n_clients)])
-            classes = classes[:, np.arange(size) % CLASSES[kind]]
-        else:
-            shares = rng.dirichlet(np.full(10, 0.1), n_clients)
-            classes = np.stack([rng.choice(10, size, p=row) for row in shares])
-        of = np.repeat(classes, n_replicates, axis=0)
+    size = SAMPLES if n_replicates == 1 else SAMPLES // 2
+    if kind in CLASSES:
+        own = np.stack([rng.permutation(10)[: CLASSES[kind]] for _ in range(n // n_replicates)])
+        of = np.repeat(own, n_replicates, axis=0)[:, np.arange(size) % CLASSES[kind]]
         by_class = [np.flatnonzero(labels == c) for c in range(10)]
         chosen = np.array([[rng.choice(by_class[c]) for c in row] for row in of])
+    elif kind == "Dirichlet .1":  # clients of unequal size: few samples are repeated
+        n_clients = n // n_replicates
+        proportions, sizes = rng.dirichlet(np.full(10, 0.1), n_clients), rng.integers(3, size + 1, n_clients)
+        by_class = [np.flatnonzero(labels == c) for c in range(10)]
+        of = [rng.choice(10, size, p=p) for p in np.repeat(proportions, n_replicates, axis=0)]
+        chosen = np.array([[rng.choice(by_class[c]) for c in row] for row in of])
+        repeated = np.arange(size) % np.repeat(sizes, n_replicates)[:, None]
+        chosen = np.take_along_axis(chosen, repeated, axis=1)
     elif n * size <= len(labels):
         chosen = rng.permutation(len(labels))[: n * size].reshape(n, size)
     else:

@@ -156,6 +156,32 @@ def rejected(kind: Kind, steps: int, layer: int, clients: int, rng: np.random.Ge
     return _rejections(found)
 
 
+def noise_alone(
+    kind: Kind, steps: int, layer: int, clients: int, n_replicates: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Training noise of clients (client, replicate, unit, weight): scaled differences of two of their replicates."""
+    w = pools.replicates(kind, steps, layer)
+    w = w[rng.choice(len(w), clients, replace=False)].astype(float)
+    w = np.stack([one[rng.permutation(len(one))] for one in w])
+    return ((w[:, ::2] - w[:, 1::2]) / np.sqrt(2))[:, :n_replicates]
+
+
+def rejected_alone(*where: Any) -> list[np.ndarray]:
+    """Whether tests of 0 reject in training noise alone."""
+    return _rejections(fedstat.variance_components(noise_alone(*where)))
+
+
+def cautioned(draw: Callable[..., np.ndarray], *where: Any) -> float:
+    """Whether the noise of clients is said to be unequal."""
+    found = fedstat.variance_components(draw(*where))
+    return float(any(one.title == "Unequal training noise" for one in found.cautions()))
+
+
+def synthetic_noise(kind: Noise, clients: int, n_replicates: int, rng: np.random.Generator) -> np.ndarray:
+    """Noise of weights, without differences between clients."""
+    return noise(kind, clients, rng, replicates=n_replicates)
+
+
 MARGINS = (0.3, 0.5, 0.7, 0.9)
 
 
@@ -189,6 +215,9 @@ def conclusions_of_trained(kind: Kind, steps: int, layer: int, clients: int, rng
 
 _TOLD = "help of fedstat.variance_components names heavy tails, and clients of unlike noise"
 _KINDS = "help of fedstat.effective_rank says how few clients of two kinds mislead"
+_TESTS = ("units", "any unit at FDR .05", "layer")
+_OUTPUT = "docs/which-test.md says how often, in output layers"
+_UNEQUAL = "a caution is given where unequal noise of clients is seen"
 _UNLIKE = dict.fromkeys(KINDS, "") | {"t3": _TOLD, "unlike clients": _TOLD}
 
 
@@ -209,7 +238,7 @@ def _of_share_tests() -> dict[str, Case]:
     return {
         f"{kind} weights, {method}{', sizes 1 : 2' if sizes else ''}, {clients} clients": Case(
             partial(personal, kind, clients, 0.0, method, sizes), kind in ("white", "smooth"), 500, _UNLIKE[kind],
-            ("units", "any unit at FDR .05", "layer"),
+            _TESTS,
         )
         for kind in KINDS
         for method, sizes in (("moments", False), ("reml", True))
@@ -252,13 +281,55 @@ def _of_trained(
     }
 
 
+_ALONE: dict[tuple[Kind, int, int], str] = {
+    ("iid", 60, 1): "", ("iid", 60, 3): _OUTPUT, ("random labels", 60, 2): "",
+    **{(kind, 60, layer): _UNEQUAL for kind in ("two classes", "Dirichlet .1") for layer in (1, 2, 3)},
+}  # fmt: skip
+"""Places of trained noise, and what is said where tests err."""
+_SIZES = ((6, 2), (10, 2), (10, 5), (20, 2))
+
+
+def _of_noise_alone() -> dict[str, Case]:
+    return {
+        f"noise alone, {kind}, {steps} steps, layer {layer}, {clients} clients x {n} replicates": Case(
+            partial(rejected_alone, kind, steps, layer, clients, n), note != _UNEQUAL, 200, note, _TESTS, True
+        )
+        for (kind, steps, layer), note in _ALONE.items()
+        for clients, n in _SIZES
+    }
+
+
+def _of_cautions(*, equal: bool) -> dict[str, Case]:
+    kinds = [kind for kind in KINDS if (kind != "unlike clients") == equal]
+    return {
+        f"{kind} weights, {clients} clients x {n} replicates": Case(
+            partial(cautioned, synthetic_noise, kind, clients, n), replicates=100
+        )
+        for kind in kinds
+        for clients, n in ((3, 2), *_SIZES, (30, 2))
+    } | {
+        f"noise alone, {kind}, {steps} steps, layer {layer}, {clients} clients x {n} replicates": Case(
+            partial(cautioned, noise_alone, kind, steps, layer, clients, n), replicates=100, trained=True
+        )
+        for (kind, steps, layer), note in _ALONE.items()
+        if (note != _UNEQUAL) == equal
+        for clients, n in ((3, 2), *_SIZES, (30, 2))
+    }
+
+
 _AT = tuple(f"margin {margin}" for margin in MARGINS)
 CLAIMS = {
     "variance_components, tests of a share of 0": Claim(
         "level",
         ("fedstat.stats.variance_components.components", "fedstat.stats.reml.components", "fedstat.stats.icc.fdr"),
         ("ComponentsResult.p_value", "ComponentsResult.p_adjusted", "ComponentsResult.layer_p_value"),
-        _of_share_tests() | _of_trained(rejected, ("units", "any unit at FDR .05", "layer"), _ALIKE),
+        _of_share_tests() | _of_trained(rejected, _TESTS, _ALIKE) | _of_noise_alone(),
+    ),
+    "variance_components, caution where noise of clients is equal": Claim(
+        "level", ("fedstat.stats.variance_components.noise_ratios",), (), _of_cautions(equal=True)
+    ),
+    "variance_components, caution where it is not": Claim(
+        "rate", ("fedstat.stats.variance_components.noise_ratios",), (), _of_cautions(equal=False)
     ),
     "variance_components, intervals of the share": Claim(
         "coverage",

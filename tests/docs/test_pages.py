@@ -66,9 +66,8 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, ran):
 
 def test_the_tutorial_runs_and_its_text_has_the_numbers_of_its_results(ran):
     variables, text = ran(TUTORIAL), " ".join(TUTORIAL.read_text(encoding="utf-8").split())
-    assert (
-        f"It selects {variables['agreement'].glance()['n_agreeing'].item()} units: the 12 that were simulated" in text
-    )
+    n = variables["agreement"].glance()["n_one_direction"].item()
+    assert f"It selects {n} units: the 12 that were simulated" in text
     assert f"with {variables['split'].fit.n_factors} factors for 24 units" in text
     table = variables["stable"].tidy().set_index("value")["ari"]
     assert table[["minres", *(value for value in table.index if str(value).startswith("random"))]].max() < 0.5

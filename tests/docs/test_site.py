@@ -50,8 +50,19 @@ def test_the_page_of_tests_says_what_the_table_of_simulations_shows():
 
     table = pd.read_csv(inference_pages.TABLE, keep_default_na=False)
     errs = table[table["conclusion"] == "errs"]
-    assert "sign-flip test of weights held its level in all cases without agreement" in page
-    assert "icc, sign-flip tests" not in set(errs["claim"])
+    assert "Where deviations are symmetric, the sign-flip test held its level in all cases" in page
+    of_flips = table[table["claim"] == "icc, sign-flip tests"]
+    assert set(errs[errs["claim"] == "icc, sign-flip tests"]["assumptions"]) == {"fail"}
+    is_trained = (of_flips["assumptions"] == "fail") & (of_flips["layers"] == "trained")
+    is_output = of_flips["case"].str.contains("output layer")
+    for part, head, where in (
+        ("any unit at FDR .05", "in some unit of", is_output),
+        ("layer", "and in the layer in", is_output),
+        ("any unit at FDR .05", "in some unit of", ~is_output),
+        ("layer", "and in the layer in", ~is_output),
+    ):
+        rates = of_flips[is_trained & where & (of_flips["part"] == part)]["observed"].astype(float)
+        assert f"{head} {rates.min():g} to {rates.max():g}" in " ".join(page.split())
     of_runs = table[table["claim"] == "icc of runs, sign-flip tests of changes less their mean"]
     layers = of_runs[of_runs["part"] == "layer"]
     text = f"errs in {(layers['conclusion'] == 'errs').sum()} of {len(layers)} cases and rejects in"
@@ -61,6 +72,12 @@ def test_the_page_of_tests_says_what_the_table_of_simulations_shows():
     assert "err if scenarios share data" in page
     ranks = errs[errs["claim"].isin(["Friedman's test", "Nemenyi's test, any pair"])]
     assert ranks["case"].str.contains("share data").all()
+    short = table[table["case"].str.contains("SGD, output layer") & (table["kind"] == "coverage")]
+    rates = short[short["part"] == "units"]["observed"].astype(float).round(3)
+    assert f"(coverage of {rates.min():g} to {rates.max():g})" in " ".join(page.split())
+    alone = table[table["case"].str.startswith("noise alone") & (table["part"] == "any unit at FDR .05")]
+    unequal, equal = (alone[alone["assumptions"] == x]["observed"].astype(float).max() for x in ("fail", "hold"))
+    assert f"in up to {unequal:g} of the layers, with equal noise in up to {equal:g}" in " ".join(page.split())
     against_half = errs[errs["claim"].str.startswith('split(tau="test")')]
     assert against_half.empty, "the page calls the test against 0.5 conservative"
 

@@ -166,3 +166,41 @@ def test_trained_clients_are_independent_and_their_mean_is_not(n: int) -> None:
     sizes = rng.dirichlet(np.ones(n))
     server = np.average(w, axis=0, weights=sizes).astype("f4")[None]
     assert dependent(fedstat.icc(np.concatenate([w, server])))[0].startswith(f"client {n} is a weighted mean")
+
+
+MEANS = np.random.default_rng(3).normal(size=(2, 12, 30))
+GROUPED = MEANS[[0, 1, 0, 1, 0, 1, 0, 1]] + 0.5 * W
+FALL = "clients fall into 2 groups (0, 2, 4, 6; 1, 3, 5, 7), but CIs and tests assume independent clients; pass groups"
+
+
+@pytest.mark.parametrize("verb", ["icc", "bootstrap", "jackknife", "variance_components", "split by a test"])
+def test_verbs_with_intervals_over_clients_name_groups_of_clients(verb: str, tmp_path: Path) -> None:
+    result = VERBS[verb](GROUPED)
+    (text,) = dependent(result)
+    assert text == f"{FALL} that you know as groups="
+    assert dependent(VERBS[verb](W)) == []
+    result.save(tmp_path / "a.json")
+    assert repr(fedstat.load(tmp_path / "a.json")) == repr(result)
+
+
+def test_groups_are_looked_for_after_the_baseline_is_subtracted() -> None:
+    start = 3 * np.random.default_rng(1).normal(size=(12, 30))
+    w = start + 0.1 * GROUPED
+    for verb in (fedstat.icc, lambda w, baseline: fedstat.jackknife(w, baseline=baseline, **FIT)):
+        assert dependent(verb(w, baseline=start))[0].startswith(FALL)
+        assert dependent(verb(start + 0.1 * W, baseline=start)) == []
+
+
+def test_groups_that_a_user_passes_are_not_named() -> None:
+    assert dependent(fedstat.jackknife(GROUPED, groups=[0, 1] * 4, claim="these groups", **FIT)) == []
+
+
+def test_unlike_sizes_are_named_where_icc2_depends_on_them() -> None:
+    rng = np.random.default_rng(0)
+    sizes = np.array([5, 4, 1, 1, 1, 1, 1, 1, 1, 1])[:, None, None]
+    w = sizes * rng.normal(size=(10, 12, 30))
+    titles = {
+        name: [caution.title for caution in fedstat.icc(x).cautions()]
+        for name, x in {"noise": w, "common part": w + sizes * rng.normal(size=(1, 12, 30))}.items()
+    }
+    assert titles == {"noise": [], "common part": ["Clients of unlike size"]}

@@ -149,6 +149,7 @@ def init(verb: Callable[..., Any], **how: Any) -> Side:
 
 OF_CLIENTS = {"client": CLIENTS}
 SIZES = np.array([30, 60, 20, 90, 45, 70])
+GROUPS = np.array(["x", "x", "y", "y", "y", "x"])
 OF_DATA, OF_X = {"sample": SAMPLES}, np.repeat(["p", "q"], 6)
 PARTS = np.array(["train"] * 4 + ["test"] * 2 + ["train"] * 4 + ["test"] * 2)
 SIDE: dict[tuple[str, str], Side] = {
@@ -184,9 +185,18 @@ SIDE: dict[tuple[str, str], Side] = {
     ("n_factors", "baseline"): baseline(labelled.n_factors, draws=2),
     ("bootstrap", "baseline"): baseline(labelled.bootstrap, n_factors=2, n_boot=2),
     ("jackknife", "baseline"): baseline(labelled.jackknife, n_factors=2),
-    ("jackknife", "clusters"): Side(
-        lambda g: labelled.jackknife(W, n_factors=2, clusters=g).std_error,
-        np.array(["x", "x", "y", "y", "y", "z"]), OF_CLIENTS,
+    ("icc", "groups"): Side(
+        lambda g: labelled.icc(W, groups=g, claim="these groups").agreement.within.icc, GROUPS, OF_CLIENTS
+    ),
+    ("jackknife", "groups"): Side(
+        lambda g: labelled.jackknife(W, n_factors=2, groups=g, claim="these groups").std_error, GROUPS, OF_CLIENTS
+    ),
+    ("bootstrap", "groups"): Side(
+        lambda g: labelled.bootstrap(W, n_factors=2, groups=g, claim="these groups", n_boot=3).communality,
+        GROUPS, OF_CLIENTS,
+    ),
+    ("permutation_test", "groups"): Side(
+        lambda g: labelled.permutation_test(W, n_factors=2, groups=g, n_permutations=3).communality, GROUPS, OF_CLIENTS
     ),
     ("permutation_test", "baseline"): baseline(labelled.permutation_test, n_factors=2, n_permutations=2),
     ("sensitivity", "baseline"): baseline(labelled.sensitivity, kappa=0.5, kappas=(0.6,), n_starts=0),

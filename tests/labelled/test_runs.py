@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -409,3 +410,21 @@ def test_replicates_leave_out_personal_units() -> None:
     found = fedstat.variance_components(run, layer="fc1")
     np.testing.assert_array_equal(found.units, np.flatnonzero(shared))
     assert f"the {shared.sum()} units that clients share" in " ".join(repr(found).split())
+
+
+def test_the_output_layer_of_clients_that_lack_classes_has_a_caution(runs: dict[str, xr.DataTree]) -> None:
+    run = runs["fedavg"]
+    hidden, output = run["trained"].children
+    found = fedstat.icc(run, layer=output)
+    assert found.skewed_classes
+    assert not fedstat.icc(run, layer=hidden).skewed_classes
+    complete = run.copy()
+    samples = run["clients"].to_dataset()
+    complete["clients"] = xr.DataTree(samples.assign(n_train=samples["n_train"] + 1))
+    assert not fedstat.icc(complete, layer=output).skewed_classes
+    for p_value in (0.01, 0.5):
+        coefficients = (
+            c._replace(p_value=np.full_like(c.icc, p_value)) for c in (found.coefficients, found.layer_coefficients)
+        )
+        result = replace(found, **dict(zip(("coefficients", "layer_coefficients"), coefficients, strict=True)))
+        assert ("Units are classes" in [one.title for one in result.cautions()]) == (p_value == 0.01)

@@ -145,3 +145,19 @@ def test_verbs_of_one_model_a_client_refuse_replicates(verb: str) -> None:
     )
     with pytest.raises(ValueError, match="have a dim replicate"):
         getattr(fedstat, verb)(w)
+
+
+@pytest.mark.parametrize("method", ["moments", "reml"])
+def test_unequal_noise_of_clients_is_cautioned_unless_sizes_explain_it(method: Any) -> None:
+    rng = np.random.default_rng(0)
+    w, sizes = rng.normal(size=(12, 2, 16, 40)), np.resize([5, 50], 12)
+    assert not fedstat.variance_components(w, method=method).cautions()
+    found = fedstat.variance_components(w / np.sqrt(sizes)[:, None, None, None], method=method)
+    assert [one.title for one in found.cautions()] == ["Unequal training noise"]
+    assert f"(CV of its variance {found.glance()['noise_cv'][0]:.1f}, median over units)" in " ".join(
+        repr(found).split()
+    )
+    if method == "reml":
+        known = fedstat.variance_components(w / np.sqrt(sizes)[:, None, None, None], method=method, sizes=sizes)
+        assert known.noise_cv < 0.4
+        assert not known.cautions()

@@ -29,24 +29,25 @@ ARGUMENTS = {
     f"{LAYER}, baseline='auto', progress=None",
     "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, round=None, baseline='auto', progress=None, {FIT}, "
     "rotation=None, n_starts=1, seed=0, heywood='allow', fdr=0.05, margin=0.5, inconclusive='shared', covariate=None, "
-    "groups=None, claim='new groups'",
+    "groups=None, claim=None",
     "split_map": "weights, *, kappas=(0.5, 0.75, 0.85, 0.9, 0.95), methods=('pa', 'minres', 'pc', 'leverage', 'icc'), "
     f"tau=0.5, {LAYER}, baseline='auto', progress=None",
-    "bootstrap": "weights, *, tau=0.5, n_boot=200, level=0.95, seed=0, kappa=0.85, executor=None, "
+    "bootstrap": "weights, *, groups=None, claim=None, tau=0.5, n_boot=200, level=0.95, seed=0, kappa=0.85, "
+    f"executor=None, {LAYER}, baseline='auto', progress=None, {FIT}, heywood='allow'",
+    "jackknife": "weights, *, n_blocks=None, groups=None, claim=None, tau=0.5, seed=0, kappa=0.85, executor=None, "
     f"{LAYER}, baseline='auto', progress=None, {FIT}, heywood='allow'",
-    "jackknife": "weights, *, n_groups=None, clusters=None, tau=0.5, seed=0, kappa=0.85, executor=None, "
-    f"{LAYER}, baseline='auto', progress=None, {FIT}, heywood='allow'",
-    "permutation_test": "weights, *, n_permutations=199, seed=0, kappa=0.85, executor=None, "
+    "permutation_test": "weights, *, groups=None, n_permutations=199, seed=0, kappa=0.85, executor=None, "
     f"{LAYER}, baseline='auto', progress=None, {FIT}, heywood='allow'",
     "sensitivity": "weights, *, tau=0.5, kappa=0.85, method='pa', kappas=(0.5, 0.75, 0.85, 0.9, 0.95), "
     f"taus=(0.25, 0.75), n_starts=5, seed=0, {LAYER}, baseline='auto', progress=None",
-    "icc": f"weights, *, baseline='auto', inference='sign-flip', level=0.95, n_boot=0, seed=0, {LAYER}, progress=None",
+    "icc": "weights, *, baseline='auto', groups=None, claim=None, inference='sign-flip', level=0.95, n_boot=0, seed=0, "
+    f"{LAYER}, progress=None",
     "layer_matrix": "weights",
     "effective_rank": "weights, *, baseline='mean', level=0.95",
     "knn_entropy": "x, *, k=3, level=0.95, dim='client', feature_dim=None, ties='error', resolution=None, "
     "seed=0, axis=0, feature_axis=None",
     "update": "previous, weights, *, stage=None",
-    "variance_components": "weights, *, covariate=None, sizes=None, groups=None, claim='new groups', method='moments', "
+    "variance_components": "weights, *, covariate=None, sizes=None, groups=None, claim=None, method='moments', "
     f"level=0.95, seed=0, {LAYER}, progress=None",
     "client_clusters": "vectors, *, n_clusters, groups=None, baseline='auto', n_permutations=9999, n_subsamples=200, "
     f"level=0.95, seed=0, {LAYER}, progress=None",
@@ -132,7 +133,7 @@ def test_wrong_arguments_are_refused_before_weights_are_read(
 
 
 def test_an_option_that_fits_do_not_take_is_refused_before_weights_are_read(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"'nonsense'. It takes weights, tau, n_boot, level, "):
+    with pytest.raises(TypeError, match=r"'nonsense'. It takes weights, groups, claim, tau, n_boot, level, "):
         fedstat.bootstrap(tmp_path / "no such file", nonsense=np.ones(3))
 
 

@@ -186,8 +186,13 @@ def test_a_round_is_said_to_be_worth_more_only_where_the_difference_is_conclusiv
     text = " ".join(conclusive.summary().split())
     assert f"Where they differ, one round of FedSplit is worth {speedup:.3g} rounds of FedAvg" in text
     text = losing(INCONCLUSIVE).summary()
-    assert "inconclusive at 1 width" in text
+    assert "FedSplit vs FedAvg (paired t, 95% CI): inconclusive at 1 width" in text
     assert "is worth" not in text
+    one = losing(INCONCLUSIVE).data
+    two = ConvergenceResult(xr.concat([one, one.assign_coords(width=[64])], "width", data_vars="minimal"))
+    assert "FedSplit vs FedAvg (paired t, unadjusted 95% CIs): inconclusive at 2 widths" in " ".join(
+        two.summary().split()
+    )
 
 
 def test_a_round_is_worth_nothing_of_one_that_does_not_lower_the_loss():

@@ -34,7 +34,7 @@ MEANT = {
     "entropies": {"EntropyResult"},
     "forest": {
         "BootstrapResult", "ComparisonResult", "ComponentsResult", "EffectiveRankResult", "EntropyResult",
-        "ExtremeEigenvalues", "IccResult", "LeakageResult", "RunsResult",
+        "ExtremeEigenvalues", "GroupIccResult", "IccResult", "LeakageResult", "RunsResult",
     },
     "freezing": {"ConvergenceResult"},
     "generalization": {"GeneralizationResult"},

@@ -53,7 +53,7 @@ def test_the_print_counts_units_that_are_not_estimated_and_intervals_that_includ
     n = int((agree & (low <= 0) & (high >= 0)).sum())
     assert dominated.glance()["n_including_0"][0] == n > 0
     text = repr(dominated)
-    assert f"\n  CI includes 0 on {n} of the {agree.sum()} units on which clients agree\n" in text
+    assert f"\n  CI includes 0 on {n} of the {agree.sum()} units with one direction: agreement not shown\n" in text
     n_missing = dominated.glance()["n_not_estimated"][0]
     assert f"\n  {n_missing} of 40 units not estimated (CI missing or wider than half of [-0.05, 1])\n" in text
     named = [line for line in text.splitlines() if line.startswith(("  highest:", "  lowest:"))]
@@ -64,7 +64,7 @@ def test_the_print_counts_units_that_are_not_estimated_and_intervals_that_includ
 
 def test_the_conclusion_of_the_test_stays_where_a_unit_is_not_estimated(dominated: IccResult) -> None:
     agree = dominated.p_adjusted[:, 1] <= 0.05
-    expected = np.where(agree, "clients agree", "no evidence")
+    expected = np.where(agree, "one direction", "no evidence")
     expected[7] = "not tested"
     assert dominated.conclusion.tolist() == expected.tolist() == dominated.augment()["conclusion"].tolist()
     assert (agree & ~dominated.estimated).any()
@@ -84,7 +84,7 @@ def test_units_that_are_not_estimated_are_drawn_hollow_and_without_a_bar(dominat
     faces = ax.collections[1].get_facecolors()[:, 0]
     is_estimated = dominated.estimated[order]
     assert has_bar == is_estimated.tolist()
-    assert (faces < 0.5).tolist() == (is_estimated & (dominated.conclusion[order] == "clients agree")).tolist()
+    assert (faces < 0.5).tolist() == (is_estimated & (dominated.conclusion[order] == "one direction")).tolist()
     assert ax.get_title().endswith(f"not estimated, without bar: {(~is_estimated).sum()}")
     assert "○ no evidence or not estimated" in ax.get_xlabel()
     ax = plot.forest(dominated.split())
@@ -128,7 +128,7 @@ def test_common_initial_parameters_are_suspected_only_where_agreement_is_near_1(
     w = simulated(40, 0.02, units=20)
     w[:, 0] = w[0, 0]  # equal in all clients
     found = fedstat.icc(w)
-    assert found.n_agreeing > 1
+    assert found.n_one_direction > 1
     moderate = fedstat.icc(simulated(40, 0.3, units=20))
     for result, known in ((found, False), (moderate, True)):
         assert not result.cautions()

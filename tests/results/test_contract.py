@@ -170,7 +170,9 @@ def test_entropy_says_what_its_fields_hold() -> None:
     assert found.to_dataset()["entropy"].attrs == {"units": "nats"}
     assert row["level"] == 0.95
     assert row["interval_width_median"] == (found.tidy()["conf_high"] - found.tidy()["conf_low"]).median()
-    assert "95% CIs, widened for bias: median width" in repr(found)
+    text = " ".join(repr(found).split())
+    assert "95% CIs, widened for bias: median width" in text
+    assert "they assume no narrow groups of fewer than 90 samples" in text
     bare = fedstat.knn_entropy(torch.from_numpy(outputs().values), ties="atoms")
     assert isinstance(bare.entropy, torch.Tensor)
     xr.testing.assert_allclose(bare.to_dataset(), found.to_dataset().drop_vars("unit").rename(unit="axis_0"))

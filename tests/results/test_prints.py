@@ -48,8 +48,13 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "fa": lambda: fedstat.fa(weights(), kappa=0.75),
     "bootstrap": lambda: fedstat.bootstrap(weights(), kappa=0.75, method="pc", n_boot=50),
     "bootstrap-5-clients": lambda: fedstat.bootstrap(weights()[:5], kappa=0.75, method="pc", n_boot=50),
-    "jackknife": lambda: fedstat.jackknife(weights(), kappa=0.75, method="pc", n_groups=10),
-    "jackknife-clusters": lambda: fedstat.jackknife(weights(), n_factors=2, clusters=np.arange(30) // 7),
+    "jackknife": lambda: fedstat.jackknife(weights(), kappa=0.75, method="pc", n_blocks=10),
+    "jackknife-groups": lambda: fedstat.jackknife(weights(), n_factors=2, groups=np.arange(30) // 7),
+    "icc-groups": lambda: fedstat.icc(weights(), groups=np.arange(30) // 5),
+    "icc-these-groups": lambda: fedstat.icc(weights(), groups=np.repeat(["a", "b"], 15), claim="these groups"),
+    "bootstrap-groups": lambda: fedstat.bootstrap(
+        weights(), n_factors=2, method="pc", groups=np.arange(30) % 3, claim="these groups", n_boot=50
+    ),
     "sensitivity": lambda: fedstat.sensitivity(weights(), kappa=0.75, method="pc", n_starts=0),
     "permutation_test": lambda: fedstat.permutation_test(weights(), kappa=0.75, method="pc"),
     "n_factors": lambda: fedstat.n_factors(weights()),

@@ -49,7 +49,7 @@ def test_agreement_has_one_row_a_unit_p_values_of_papers_and_a_caption_with_n_te
     caption, rows = text.split("\n")[1], text.split("\\midrule\n")[1].split("\n\\bottomrule")[0].splitlines()
     assert len(rows) == 40
     low, high = found.coefficients.conf_low[0, 1], found.coefficients.conf_high[0, 1]
-    assert rows[0] == rf"0 & clients agree & {found.agreement[0]:.3f} & [{low:.3f}, {high:.3f}] & $<$ 0.001 \\"
+    assert rows[0] == rf"0 & one direction & {found.agreement[0]:.3f} & [{low:.3f}, {high:.3f}] & $<$ 0.001 \\"
     assert "inf" not in text
     for part in ("12 clients on 40 units", "95\\% CI: jackknife over clients", "sign-flip test", "FDR 0.05"):
         assert part in caption
@@ -144,5 +144,5 @@ def test_the_latex_of_all_results_compiles_with_booktabs_alone(tmp_path: Path) -
         text = subprocess.run(
             [reader, "tables.pdf", "-"], cwd=tmp_path, capture_output=True, text=True, check=True
         ).stdout
-        for name in ("<b>bold</b>", "50 %", "c|d", "5$ \\frac{", "*f*", "< 0.001", "clients agree"):
+        for name in ("<b>bold</b>", "50 %", "c|d", "5$ \\frac{", "*f*", "< 0.001", "one direction"):
             assert name in text

@@ -249,3 +249,23 @@ def test_a_diverged_client_is_named(value: float) -> None:
 def test_gradients_are_not_followed() -> None:
     w = torch.tensor(weights(), requires_grad=True)
     assert not vc.parts(w).between.requires_grad
+
+
+def test_the_ratio_of_noise_is_1_for_equal_noise_and_1_plus_the_squared_variation_otherwise() -> None:
+    rng = np.random.default_rng(0)
+    smooth = np.linalg.cholesky(np.exp(-0.1 * np.abs(np.subtract.outer(np.arange(30), np.arange(30)))))
+    w = rng.normal(size=(32, 2, 32, 30)) @ smooth.T  # dependent weights
+    assert np.median(vc.noise_ratios(w)) == pytest.approx(1, abs=0.05)
+    sd = np.resize([0.5, 1.5], 32)  # CV of the variance: 0.8
+    unequal = w * sd[:, None, None, None]
+    assert vc.noise_cv(vc.noise_ratios(unequal)) == pytest.approx(0.8, abs=0.06)
+    assert vc.noise_cv(vc.noise_ratios(unequal, sizes=1 / sd**2)) < 0.3, "noise falls as 1 / samples"
+    d = (unequal[:, 0] - unequal[:, 1]).swapaxes(0, 1)
+    products, (i, j) = d @ d.swapaxes(1, 2), np.triu_indices(32, 1)
+    size = np.diagonal(products, axis1=1, axis2=2)
+    expected = (size**2).mean(axis=1) / (size[:, i] * size[:, j] + 2 * products[:, i, j] ** 2).mean(axis=1)
+    np.testing.assert_allclose(vc.noise_ratios(torch.from_numpy(unequal) * 1e-120), expected)
+    assert len(vc.noise_ratios(np.concatenate([unequal] * 3, axis=2))) <= 32
+    w[:, :, 0] = 0
+    assert np.isnan(vc.noise_ratios(w)[0])
+    assert np.isnan(vc.noise_cv(np.array([np.nan])))

@@ -230,7 +230,7 @@ def test_groups_are_strata_of_the_jackknife() -> None:
     size = np.bincount(codes)
     means = np.array([y[codes == g].mean() for g in range(len(size))])
     left = means.mean() - (y - means[codes]) / (size[codes] - 1) / len(size)
-    error, _ = resampling.jackknife(left[:, None], 10, 1 - 1 / size[codes])
+    error, _ = resampling.jackknife(left[:, None], 10, codes)
     expected = np.sqrt(sum(y[codes == g].var(ddof=1) / n for g, n in enumerate(size))) / len(size)
     assert error[0] == pytest.approx(expected)
 

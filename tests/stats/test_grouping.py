@@ -109,3 +109,53 @@ def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     np.testing.assert_allclose(
         clustering.jackknife_error(means, x.mean(), n=10, n_left_out=2), x.std(ddof=1) / np.sqrt(10), rtol=1e-12
     )
+
+
+def _separation(s: np.ndarray, groups: np.ndarray) -> float:
+    """Mean similarity within groups minus between, in standard deviations of the similarities about these means."""
+    pairs = list(itertools.combinations(range(len(s)), 2))
+    within = [s[i, j] for i, j in pairs if groups[i] == groups[j]]
+    between = [s[i, j] for i, j in pairs if groups[i] != groups[j]]
+    squares = sum((np.array(part) - np.mean(part)) @ (np.array(part) - np.mean(part)) for part in (within, between))
+    return float((np.mean(within) - np.mean(between)) / np.sqrt(squares / (len(pairs) - 2)))
+
+
+def _groups_by_loop(s: np.ndarray) -> np.ndarray | None:
+    """As ``separate_groups``: all cuts of SciPy's tree, one after the other."""
+    n, best = len(s), (0.0, None)
+    merges = linkage(1 - s[np.triu_indices(n, 1)], "average")
+    for k in range(2, n // 2 + 1):
+        groups = fcluster(merges, k, "maxclust")
+        if np.bincount(groups)[1:].min() > 1:
+            least = 5 if n >= 6 and k <= 4 else 20
+            best = (
+                max(best, (found, groups), key=lambda one: one[0])
+                if (found := _separation(s, groups)) >= least
+                else best
+            )
+    return best[1]
+
+
+@pytest.mark.parametrize("n", [4, 5, 6, 9, 20])
+def test_separate_groups_are_those_of_a_plain_loop_over_cuts(n: int) -> None:
+    rng, n_found = np.random.default_rng(n), 0
+    for _ in range(40):
+        groups, size = rng.integers(rng.integers(1, 7), size=n), rng.uniform(0, 3)
+        s = clustering.cosine(rng.normal(size=(n, 900)) + size * rng.normal(size=(6, 900))[groups])
+        found, theirs = clustering.separate_groups(s), _groups_by_loop(s)
+        assert (found is None) == (theirs is None)
+        if theirs is not None:
+            n_found += 1
+            assert adjusted_rand_score(found, theirs) == 1
+    assert 5 <= n_found <= 38
+
+
+def test_groups_whose_intervals_never_cover_are_found_and_independent_clients_form_none() -> None:
+    rng = np.random.default_rng(0)
+    for n in (6, 10, 30):
+        for _ in range(10):
+            x, means = rng.normal(size=(n, 3000)), rng.normal(size=(2, 3000))[np.arange(n) % 2]
+            assert clustering.separate_groups(clustering.cosine(x)) is None
+            found = clustering.separate_groups(clustering.cosine(means / 2**0.5 + x))  # similarity 1/3 within
+            np.testing.assert_array_equal(found, np.arange(n) % 2)
+    assert clustering.separate_groups(np.eye(3)) is None

@@ -334,7 +334,7 @@ def test_p_values_are_adjusted_over_units_type_by_type() -> None:
     order = np.argsort(p)
     steps = np.minimum.accumulate((p[order] * 5 / np.arange(1, 6))[::-1])[::-1]
     np.testing.assert_allclose(found.p_adjusted[order, 1], np.minimum(steps, 1))
-    assert found.glance()["n_agreeing"][0] == (found.p_adjusted[:, 1] <= 0.05).sum()
+    assert found.glance()["n_one_direction"][0] == (found.p_adjusted[:, 1] <= 0.05).sum()
 
 
 def test_equal_units_are_told_from_units_drawn_anew() -> None:

@@ -197,7 +197,7 @@ def test_two_clients_decide_by_permutations_alone() -> None:
     w = np.random.default_rng(0).normal(size=(2, 20, 40))
     w[1] = w[0] + 0.1 * w[1]
     by_units = fs.icc(w, inference="permutation")
-    assert by_units.n_agreeing == 20
+    assert by_units.n_one_direction == 20
     assert "H0: units are exchangeable within clients (assumes equal\n    covariances): p = 0.05" in repr(by_units)
     by_signs = fs.icc(w)
     assert by_signs.tidy()[["p_value", "conf_low", "conf_high"]].isna().all(axis=None)
@@ -233,7 +233,7 @@ def test_a_common_profile_is_no_agreement_on_a_unit() -> None:
     common = 2 * np.random.default_rng(0).normal(size=20)
     own = fs.icc(layer(12, 30, 0) + common)
     assert own.agreement.min() > 0.5
-    assert own.glance()["n_agreeing"][0] == 0
+    assert own.glance()["n_one_direction"][0] == 0
     assert own.glance()["profile_p_value"][0] < 0.001
     some = fs.icc(layer(12, 30, 6) + common)
     assert (np.flatnonzero(some.p_adjusted[:, 1] <= 0.05) < 6).sum() == 6
@@ -279,7 +279,7 @@ def test_one_unit_is_tested_without_a_profile() -> None:
     products = np.array([[x[c, 0] @ x[e, 0] for c, e in combinations(range(7), 2)]])
     _, p_value, _ = plain_flips(products, 7, np.ones(1, dtype=bool))
     assert one.coefficients.p_value[0, 1] == p_value[0]
-    assert "H0: no agreement on units: p = 0.016" in repr(one)
+    assert "H0: deviations of clients are symmetric about 0:\n    p = 0.016" in repr(one)
     assert "profile" not in repr(one)
 
 
@@ -326,9 +326,9 @@ def test_weights_are_read_once_if_their_rows_fit_the_memory(monkeypatch: pytest.
 
 def test_a_start_is_subtracted_before_the_test() -> None:
     w, start = layer(8, 10, 0, seed=1), 5 * np.random.default_rng(9).normal(size=(10, 20))
-    assert fs.icc(w + start).glance()["n_agreeing"][0] == 10
+    assert fs.icc(w + start).glance()["n_one_direction"][0] == 10
     moved = fs.icc(w + start, baseline=start)
-    assert moved.glance()["n_agreeing"][0] == 0
+    assert moved.glance()["n_one_direction"][0] == 0
     np.testing.assert_allclose(moved.coefficients.p_value, fs.icc(w).coefficients.p_value, atol=1e-3)
 
 

@@ -33,42 +33,50 @@ def rms_error(errors: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
 @pytest.mark.parametrize("method", factor.METHODS)
-def test_refits_are_analyses_without_each_group(method: factor.Method) -> None:
+def test_refits_are_analyses_without_each_block(method: factor.Method) -> None:
     """With the initial values and the number of iterations of the split."""
     w = np.random.default_rng(0).normal(size=(9, 20, 12))
-    result = fedstat.jackknife(w, n_groups=4, seed=3, kappa=0.75, method=method)
+    result = fedstat.jackknife(w, n_blocks=4, seed=3, kappa=0.75, method=method)
     assert method != "pa" or not result.converged.any()
-    assert np.bincount(result.client_groups).tolist() == [3, 2, 2, 2]
-    expected = [communality(w[result.client_groups != g], kappa=0.75, method=method) for g in range(4)]
+    assert np.bincount(result.client_blocks).tolist() == [3, 2, 2, 2]
+    expected = [communality(w[result.client_blocks != g], kappa=0.75, method=method) for g in range(4)]
     assert_allclose(result.communality, expected, atol=1e-7)
     assert_allclose(result.std_error, np.sqrt(3 * np.var(expected, axis=0)), atol=1e-7)
 
 
-def test_groups_are_clients_or_random_or_clusters() -> None:
+def test_blocks_are_clients_or_random_or_groups() -> None:
     w = sample(np.random.default_rng(0), 60)
     assert len(fedstat.jackknife(w[:7], n_factors=2).communality) == 7
     by_default = fedstat.jackknife(w, n_factors=2)
     assert len(by_default.communality) == 50
     other = fedstat.jackknife(w, n_factors=2, seed=1)
-    assert (by_default.client_groups != other.client_groups).any()
+    assert (by_default.client_blocks != other.client_blocks).any()
     assert (resampling.divide_clients(60, 60, seed=1) == np.arange(60)).all()
-    names = np.array(["b", "a", "c"])[generator(0, "names").integers(0, 3, 60)]
-    clusters = fedstat.jackknife(w, n_factors=2, clusters=names)
-    assert_allclose(clusters.communality[0], communality(w[names != "a"], n_factors=2), atol=1e-7)
+    names = np.array(list("bacde"))[generator(0, "names").integers(0, 5, 60)]
+    groups = fedstat.jackknife(w, n_factors=2, groups=names)
+    assert_allclose(groups.communality[0], communality(w[names != "a"], n_factors=2), atol=1e-7)
+    within = fedstat.jackknife(w, n_factors=2, groups=names, claim="these groups", n_blocks=20)
+    assert (names[np.argmax(within.client_blocks == 3)] == names[within.client_blocks == 3]).all()
+    n = np.bincount(within.block_groups)[within.block_groups]
+    deviations = within.communality - within.communality.mean(axis=0)
+    assert_allclose(within.std_error, np.sqrt((((n - 1) / n)[:, None] * deviations**2).sum(axis=0)), atol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_groups": 1}, "n_groups must be"),
-        ({"n_groups": 8}, "n_groups must be"),
-        ({"clusters": ["a"] * 7}, r"clusters must be at least 2, but got 1 \(a\)"),
-        ({"clusters": [0, 1]}, "clusters"),
-        ({"clusters": [0, 0, 0, 1, 1, 1, 1], "n_groups": 2}, "n_groups has no effect"),
+        ({"n_blocks": 1}, "n_blocks must be"),
+        ({"n_blocks": 8}, "n_blocks must be"),
+        ({"groups": ["a"] * 7}, r"groups must be at least 2, .* but got 1 group"),
+        ({"groups": [0, 1]}, "groups"),
+        ({"groups": [0, 0, 0, 1, 1, 1, 1]}, "a claim about new groups needs at least 5 groups, but got 2"),
+        ({"groups": [0, 0, 0, 1, 2, 3, 4], "n_blocks": 2}, "n_blocks has no effect"),
+        ({"groups": [0, 0, 0, 1, 2, 2, 2], "claim": "these groups"}, "needs at least 2 clients in each group, .* in 1"),
+        ({"claim": "these groups"}, "claim has no effect without groups"),
         ({"method": "icc"}, "jackknife needs a method of factor analysis"),
     ],
 )
-def test_groups_that_do_not_exist_are_refused(options: dict[str, Any], message: str) -> None:
+def test_blocks_that_do_not_exist_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fedstat.jackknife(sample(np.random.default_rng(0), 7), n_factors=2, **options)
 
@@ -91,10 +99,21 @@ def ratios_to_truth(draw: Any, *all_options: dict[str, Any]) -> list[float]:
     return [np.median(rms_error(one) / truth) for one in errors]
 
 
+COUNTRIES = np.repeat([0, 1, 2], 7)
+OF_COUNTRIES = LOADINGS + 0.6 * np.random.default_rng(6).normal(size=(3, 12, 2))
+
+
+def of_countries(rng: np.random.Generator) -> np.ndarray:
+    """Clients of three groups with loadings of their own, the same in all samples."""
+    factors = rng.normal(size=(21, 2, 30))
+    return np.einsum("kuf,kfw->kuw", OF_COUNTRIES[COUNTRIES], factors) + rng.normal(size=(21, 12, 30))
+
+
 INITIAL = np.random.default_rng(5).uniform(-1, 1, size=(12, 30))
 CASES: dict[str, tuple[Any, dict[str, Any], float]] = {
     "each client": (lambda rng: sample(rng, 20), {}, 0.2),
-    "10 groups": (lambda rng: sample(rng, 40), {"n_groups": 10}, 0.2),
+    "10 blocks": (lambda rng: sample(rng, 40), {"n_blocks": 10}, 0.2),
+    "these groups": (of_countries, {"groups": COUNTRIES, "claim": "these groups"}, 0.2),
     "6 clients": (lambda rng: sample(rng, 6), {}, 0.25),
     "near common initial parameters": (lambda rng: INITIAL + 0.05 * sample(rng, 12), {}, 0.2),
 }
@@ -110,19 +129,17 @@ def test_standard_errors_are_those_of_repeated_sampling(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
-def test_dependent_clients_need_their_clusters() -> None:
-    """Clients of a cluster have common loadings: random groups give a third too little, clusters do not."""
-    clusters = np.arange(40) // 4
+def test_dependent_clients_need_their_groups() -> None:
+    """Clients of a group have common loadings: single clients give a third too little, groups do not."""
+    groups = np.arange(40) // 4
 
     def draw(rng: np.random.Generator) -> np.ndarray:
         loadings = LOADINGS + 0.6 * rng.normal(size=(10, 12, 2))
-        return np.einsum("kuf,kfw->kuw", loadings[clusters], rng.normal(size=(40, 2, 30))) + rng.normal(
-            size=(40, 12, 30)
-        )
+        return np.einsum("kuf,kfw->kuw", loadings[groups], rng.normal(size=(40, 2, 30))) + rng.normal(size=(40, 12, 30))
 
-    by_client, by_cluster = ratios_to_truth(draw, {}, {"clusters": clusters})
+    by_client, by_group = ratios_to_truth(draw, {}, {"groups": groups})
     assert 0.5 < by_client < 0.8
-    assert 0.9 < by_cluster < 1.5
+    assert 0.9 < by_group < 1.5
 
 
 @pytest.mark.filterwarnings("ignore::fedstat.results.AgreementWarning")

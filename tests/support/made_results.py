@@ -82,6 +82,7 @@ MADE: dict[str, Callable[[], Result]] = {
     "ExtremeEigenvalues": lambda: fedstat.ntk.extreme_eigenvalues(fedstat.ntk.kernel(np.eye(3))),
     "FactorResult": lambda: fedstat.fa(fedstat.layer_matrix(W), n_factors=2),
     "GeneralizationResult": lambda: fedstat.ntk.generalization(DATA, width=8, rounds=2, replicates=2),
+    "GroupIccResult": lambda: fedstat.icc(W, groups=np.repeat(NAMES[:3], 2), claim="these groups"),
     "IccResult": lambda: fedstat.icc(W),
     "JackknifeResult": lambda: fedstat.jackknife(W, n_factors=2),
     "LeakageResult": lambda: LeakageResult(leaked()),
