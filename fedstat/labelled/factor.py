@@ -26,6 +26,7 @@ from fedstat.labelled.arrays import (
     sums,
     values_of,
 )
+from fedstat.labelled.groups import Claim
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import AUTO, Stage
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
@@ -141,6 +142,10 @@ class SplitOptions(_FitOptions, total=False):
         With ``tau="test"``: group of the inconclusive units.
     covariate : array (client,)
         With ``tau="test"``: property that clients are adjusted for, see :func:`fedstat.variance_components`.
+    groups : array (client,) or mapping
+        With ``tau="test"``: groups of clients, within which clients are compared.
+    claim : {"these groups", "new groups"}
+        With ``groups``: what the tests hold for.
     """
 
     method: split.Method
@@ -153,6 +158,8 @@ class SplitOptions(_FitOptions, total=False):
     prob: float
     inconclusive: Literal["shared", "personal"]
     covariate: Any
+    groups: Any
+    claim: Claim | None
 
 
 class EntropyOptions(TypedDict, total=False):

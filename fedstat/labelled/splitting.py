@@ -51,7 +51,8 @@ from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
 from fedstat.store.encoding import algorithm_of
 
-_TAU_OPTIONS = {"test": ("fdr", "margin", "inconclusive", "covariate"), "posterior": ("margin", "prob")}
+_COMPONENT_OPTIONS = ("covariate", "groups", "claim")
+_TAU_OPTIONS = {"test": ("fdr", "margin", "inconclusive", *_COMPONENT_OPTIONS), "posterior": ("margin", "prob")}
 
 
 def _analysis(settings: dict[str, Any]) -> dict[str, Any]:
@@ -138,10 +139,12 @@ def split(
         Show how many layers are done; see :func:`fedstat.fl.train`.
     method : {"pa", "minres", "pc", "leverage", "icc"}
         Statistic of a unit, see above.
-    n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol, fdr, margin, prob, inconclusive, covariate
-        Settings of the factor analysis, as in :func:`fa`. ``fdr``, ``margin``, ``inconclusive`` and ``covariate`` are
-        those of ``tau="test"``, as in :meth:`ComponentsResult.split` and :func:`variance_components`; ``margin`` and
-        ``prob`` those of ``tau="posterior"``, as in :meth:`IccResult.shrunken` and :meth:`ShrunkenResult.split`.
+    n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol
+        Settings of the factor analysis, as in :func:`fa`.
+    fdr, margin, inconclusive, covariate, groups, claim, prob
+        ``margin`` and ``prob`` are settings of ``tau="posterior"``, as in :meth:`IccResult.shrunken` and
+        :meth:`ShrunkenResult.split`; all but ``prob`` of ``tau="test"``, as in :meth:`ComponentsResult.split` and
+        :func:`variance_components`. With groups of clients, a unit is personal if clients differ within groups.
 
     Returns
     -------
@@ -190,8 +193,8 @@ def split(
                     "baseline has no effect with tau='test', which compares replicates with common initial parameters. "
                     "Remove it."
                 )
-            components = variance_components(weights, covariate=tau_options.pop("covariate", None))
-            return components.split(**tau_options)
+            of_components = {name: tau_options.pop(name) for name in _COMPONENT_OPTIONS if name in tau_options}
+            return variance_components(weights, **of_components).split(**tau_options)
         agreement = icc(weights, baseline=baseline, progress=progress)
         if tau == "posterior":
             prob = {"prob": tau_options.pop("prob")} if "prob" in tau_options else {}

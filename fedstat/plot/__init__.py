@@ -4,6 +4,7 @@ from fedstat.plot import papers
 from fedstat.plot.client_plots import (
     client_lines,
     client_similarity,
+    components,
     partition,
     profile,
     similarity_over_rounds,
@@ -31,6 +32,7 @@ __all__ = [
     "client_lines",
     "client_similarity",
     "communality",
+    "components",
     "convergence",
     "critical_difference",
     "differences",

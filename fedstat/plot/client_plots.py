@@ -366,6 +366,70 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
+_PARTS = ("groups", "clients within groups", "training noise")
+
+
+def components(results: Any, *, units: int = 40, ax: Axes | None = None) -> Axes:
+    """Draw what the variance of clients consists of as stacked bars: groups of clients, clients and training noise.
+
+    Parameters
+    ----------
+    results : ComponentsResult, path of a saved one, or mapping from layer to ComponentsResult
+        Result of :func:`fedstat.variance_components`. Bars stand for units in descending order of their reliability,
+        or, of several layers, for layers.
+    units : int
+        Largest number of units; of more units, those of the highest and the lowest reliability are drawn.
+    ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib Axes
+        Noise is that of clients that are trained on all their data. Parts of a bar sum to 1; an estimate below 0 is
+        drawn as 0. Bars of units that are identical in all clients are missing.
+
+    Raises
+    ------
+    TypeError
+        If ``results`` is another result.
+
+    Examples
+    --------
+    >>> import fedstat
+    >>> rng = np.random.default_rng(0)
+    >>> w = rng.normal(size=(4, 1, 3, 20)) + rng.normal(size=(4, 2, 3, 20))
+    >>> components(fedstat.variance_components(w, groups=list("aabb"), claim="these groups")).get_ylabel()
+    'proportion of the variance of clients'
+    """
+    check.integer("units", units)
+    results = sole(opened(results))
+    is_layers = isinstance(results, Mapping)
+    if not all(isinstance(result, ComponentsResult) for result in (results.values() if is_layers else [results])):
+        raise refusal("components", "a ComponentsResult or {layer: ComponentsResult}", results)
+    if is_layers:
+        table = pd.concat([result.layer.assign(name=name) for name, result in results.items()])
+    else:
+        table = results.tidy().rename(columns={"unit": "name"}).sort_values("reliability", ascending=False)
+        ends = units - units // 2, units // 2
+        table = table if len(table) <= units else pd.concat([table[: ends[0]], table[len(table) - ends[1] :]])
+    has_groups = "groups_proportion" in table
+    groups = table["groups_proportion"].clip(0, 1).to_numpy() if has_groups else np.zeros(len(table))
+    clients = (1 - groups) * table["reliability"].clip(0, 1).to_numpy()
+    parts = dict(zip(_PARTS, (groups, clients, 1 - groups - clients), strict=True))
+    names = {_PARTS[0]: _PARTS[0], _PARTS[1]: _PARTS[1] if has_groups else "clients", _PARTS[2]: _PARTS[2]}
+    ax = get_axes(ax)
+    bottom, drawn = np.zeros(len(table)), {}
+    for (part, height), colour in zip(parts.items(), (*sns.color_palette("colorblind")[:2], gray(0.8)), strict=True):
+        if part != _PARTS[0] or has_groups:
+            drawn[names[part]] = ax.bar(range(len(table)), height, 0.8, bottom, color=colour, edgecolor="white")
+        bottom = bottom + height
+    ax.set(ylim=(0, 1), ylabel="proportion of the variance of clients", xlabel="layer" if is_layers else "unit")
+    name_ticks(ax.xaxis, range(len(table)), table["name"])
+    legend_above(ax, [*drawn.values()], [*drawn])
+    sns.despine(ax=ax)
+    return ax
+
+
 def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Axes | None = None) -> Axes:
     """Draw the number of samples of each class and client as dots of this area (FedDecomp Fig. 8, FedCP Figs. 7–11).
 

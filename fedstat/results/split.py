@@ -24,6 +24,8 @@ POSTERIOR: Literal["posterior"] = "posterior"
 WRONG_SIDE = (0.01, 0.15)
 """Errors of a split by test at a false discovery rate of 0.05 in trained networks (``simulations/inference``): largest
 proportion of wrong units among units called shared or personal, and of layers with at least one wrong unit."""
+WRONG_WITHIN_GROUPS = (0.02, 0.15)
+"""Upper bounds of these errors for clients within groups."""
 _ENDS = ("conf_low", "conf_high")
 _MIN_AGREEMENT = 0.05  # median ICC2 below which clients have next to nothing in common
 
@@ -235,11 +237,17 @@ class SplitResult(Result):
         groups = {"n_shown_shared": "shared", "n_shown_personal": "personal", "n_inconclusive": "inconclusive"}
         return {column: int((self.conclusion == group).sum()) for column, group in groups.items()}
 
+    @property
+    def _is_nested(self) -> bool:
+        """True if clients were compared within groups of clients."""
+        return getattr(self.fit, "groups", None) is not None
+
     def _describe_rule(self) -> str:
         """Return the line on the rule by which units are shared."""
         if self.conclusion is not None:
             group = "shared" if self.shared[self.conclusion == "inconclusive"].all() else "personal"
-            tests = f"reliability tested against {self.threshold:.4g} (two-sided, FDR {self.fdr:.2g})"
+            within = " of clients within groups" if self._is_nested else ""
+            tests = f"reliability{within} tested against {self.threshold:.4g} (two-sided, FDR {self.fdr:.2g})"
             return f"Rule: {tests}: below, shared; above, personal; inconclusive units are treated as {group}"
         if self.tau == POSTERIOR:
             event = getattr(self.fit, "event")  # noqa: B009 - of a ShrunkenResult
@@ -275,7 +283,8 @@ class SplitResult(Result):
         elif self.icc is None and self.fit.n_clients:
             lines.append("Agreement: not compared, since units changed over unlike numbers of rounds")
         if self.fdr is not None and self.fdr <= 0.05:
-            of_units, of_layers = (f"{100 * rate:.0f}%" for rate in WRONG_SIDE)
+            rates = WRONG_WITHIN_GROUPS if self._is_nested else WRONG_SIDE
+            of_units, of_layers = (f"{100 * rate:.0f}%" for rate in rates)
             lines.append(
                 f"In simulations with trained networks, at most {of_units} of such conclusions were wrong, and some "
                 f"conclusion was wrong in up to {of_layers} of layers"

@@ -19,6 +19,7 @@ from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
 from fedstat.stats import LEAST_VARYING
 from fedstat.stats.icc import fdr as adjusted
+from fedstat.stats.nested import Claim, GroupComponents
 from fedstat.stats.pooling import pool
 from fedstat.stats.variance_components import Components, classify_units
 
@@ -200,6 +201,13 @@ class ComponentsResult(Result):
         Agreement of clients on each unit: ICC2 of the clients' means over replicates.
     adjusted : bool
         True if clients were adjusted for a covariate.
+    group_components, layer_group_components : GroupComponents or None
+        With groups of clients: variance between groups, of units and of the layer. ``components`` are then those of
+        clients within groups.
+    groups, group_sizes : array (group,) or None
+        Names and numbers of clients of the groups.
+    claim : {"these groups", "new groups"} or None
+        What the intervals hold for: further clients of these groups, or further groups.
     noise_cv : float
         Coefficient of variation over clients of the variance of a unit's training noise, median over units: 0 for equal
         noise. With "reml" and sizes, of the noise times the number of samples.
@@ -221,6 +229,11 @@ class ComponentsResult(Result):
     method: str
     agreement: Floats
     adjusted: bool = False
+    group_components: GroupComponents | None = None
+    layer_group_components: GroupComponents | None = None
+    groups: NDArray[Any] | None = None
+    group_sizes: NDArray[np.int64] | None = None
+    claim: Claim | None = None
     noise_cv: float = np.nan
 
     @property
@@ -338,8 +351,8 @@ class ComponentsResult(Result):
 
     @property
     def layer(self) -> pd.DataFrame:
-        """Table of the layer, one row: the columns of :meth:`tidy` without unit and p_adjusted."""
-        return _make_table(self.layer_components)
+        """Table of the layer, one row: the columns of :meth:`tidy` without unit and those ending in p_adjusted."""
+        return _make_table(self.layer_components, self.layer_group_components)
 
     @property
     def conclusion(self) -> Conclusion:
@@ -354,11 +367,18 @@ class ComponentsResult(Result):
         DataFrame (unit)
             unit; reliability, with conf_low and conf_high; p_adjusted (false discovery rate over units) and p_value
             (one-sided, H0: no variance between clients); between (variance of a weight between clients); within
-            (training noise: variance of a weight between replicates of a client).
+            (training noise: variance of a weight between replicates of a client). With groups of clients, these are of
+            clients within groups, and there are further columns: groups_between (variance of a weight between groups);
+            groups_proportion (of the variance of clients: groups, clients within groups and training noise), with
+            groups_low and groups_high; groups_p_adjusted and groups_p_value (permutation test, H0: the clients of all
+            groups have one distribution).
         """
-        table = _make_table(self.components)
+        table = _make_table(self.components, self.group_components)
         table.insert(0, "unit", self.units)
         table.insert(4, "p_adjusted", self.p_adjusted)
+        if self.group_components is not None:
+            p_adjusted = adjusted(self.group_components.p_value[:, None])[:, 0]
+            table.insert(table.shape[1] - 1, "groups_p_adjusted", p_adjusted)
         return table
 
     def glance(self) -> pd.DataFrame:
@@ -372,7 +392,8 @@ class ComponentsResult(Result):
             :meth:`tidy`; conclusion (on the layer); reliability_median, reliability_min and reliability_max over units.
             Then counts of units: n_beyond_noise (p_adjusted of at most 1 − level), n_above_half and n_below_half
             (interval above and below 1/2), n_constant, n_identical (in all clients); df of the test; level; the
-            field noise_cv.
+            field noise_cv. With groups of clients also n_groups, claim, the columns of groups of :meth:`tidy` for the
+            layer, with the prefix layer_, and n_groups_differ (units whose groups_p_adjusted is at most 1 − level).
         """
         layer = self.layer.iloc[0]
         median, least, most = median_and_ends(self.reliability)
@@ -402,17 +423,21 @@ class ComponentsResult(Result):
             "level": self.level,
             "noise_cv": self.noise_cv,
         }
+        if self.groups is not None:
+            of_groups = {f"layer_{name}": float(x) for name, x in layer.items() if str(name).startswith("groups_")}
+            differ = int((self.tidy()["groups_p_adjusted"] <= 1 - self.level + 1e-12).sum())
+            row |= {"n_groups": len(self.groups), "claim": self.claim, **of_groups, "n_groups_differ": differ}
         return pd.DataFrame([row])
 
     def cautions(self) -> list[Caution]:
-        """Return cautions on dependent clients, and on clients of unequal training noise."""
+        """Return cautions on dependent clients, clients of unequal training noise, and groups of clients."""
         cautions = super().cautions()
         if self.noise_cv > _UNEQUAL:
             size = f"training noise varies between clients (CV of its variance {self.noise_cv:.1f}, median over units)"
             effect = "so that tests of no differences reject too often, and CIs may be too short"
             hint = "tests against 0.5, as by split(tau='test'), allow for it"
             cautions.append(Caution("Unequal training noise", f"{size}, {effect}; {hint}"))
-        return cautions
+        return cautions + self._cautions_on_groups()
 
     def augment(self, data: Any = None) -> Any:
         """Return the table of :meth:`tidy` with further columns.
@@ -474,48 +499,108 @@ class ComponentsResult(Result):
         n_tested = int((~np.isnan(self.p_adjusted)).sum())
         test = f"one-sided, FDR {1 - self.level:.2g}"
         differing = f"{x['n_beyond_noise']} of {n_tested} differ beyond training noise ({test})"
-        interval = f", {100 * self.level:g}% CI [{low}, {high}] (jackknife over clients)"
-        interval = "; no CI" if np.isnan(x["layer_low"]) else interval
+        ci = f", {100 * self.level:g}% CI [{low}, {high}] (jackknife over {self._left_out})"
+        ci = "; no CI" if np.isnan(x["layer_low"]) else ci
+        in_groups = "" if self.groups is None else f" in {len(self.groups)} groups"
         n_include = int(((self.components.conf_low <= 0.5) & (self.components.conf_high >= 0.5)).sum())
         sides = f"{x['n_above_half']} above 0.5, {x['n_below_half']} below, {n_include} include it"
+        within = "" if self.groups is None else " within groups"
+        sizes = f"{count(len(self.units), 'unit')}, {self.n_weights} weights per unit"
         lines = [
-            f"Reliability of client differences: {count(len(self.units), 'unit')}, {self.n_weights} weights per unit",
-            f"{self.n_clients} clients x {self.n_replicates} replicates; {method}",
+            f"Reliability of client differences{within}: {sizes}",
+            f"{self.n_clients} clients{in_groups} x {self.n_replicates} replicates; {method}",
             *["Clients are adjusted for a covariate"] * self.adjusted,
-            f"Layer: reliability = {reliability}{interval}",
+            f"Layer: reliability = {reliability}{ci}",
             f"  {self._describe_conclusion()}",
+            *self._describe_groups(x),
             f"Units: median {coefficient(float(x['reliability_median']))}; {differing}",
-            f"  {100 * self.level:g}% CIs for these {self.n_clients} clients (unadjusted): {sides}",
+            f"  {self._ci}s for {self._scope} (unadjusted): {sides}",
             *extremes(self.reliability, self.units),
         ]
         if n := int(self.identical.sum()):
-            lines.append(f"{count(n, 'unit')} {'is' if n == 1 else 'are'} identical in all clients: no differences")
+            where = "clients" if self.groups is None else "clients of a group"
+            lines.append(f"{count(n, 'unit')} {'is' if n == 1 else 'are'} identical in all {where}: no differences")
         return lines + describe_constant(self.units, self.constant)
 
     def _caption(self) -> list[str]:
-        intervals = f"{self._ci}: jackknife over clients, for these {self.n_clients} clients"
+        intervals = f"{self._ci}: jackknife over {self._left_out}, for {self._scope}"
         return [*self._lines()[:2], intervals, "p: one-sided, H0: no differences beyond training noise"]
+
+    @property
+    def _left_out(self) -> str:
+        """Parts that the jackknife leaves out."""
+        return {None: "clients", "these groups": "clients of each group", "new groups": "groups"}[self.claim]
+
+    @property
+    def _scope(self) -> str:
+        """Clients or groups for which intervals of units hold."""
+        n = self.n_clients if self.groups is None else len(self.groups)
+        return {None: f"these {n} clients", "these groups": f"these {n} groups", "new groups": "new groups"}[self.claim]
+
+    def _describe_groups(self, x: pd.Series) -> list[str]:
+        """Return the lines of a print on the groups of clients, from the row of :meth:`glance`."""
+        g = self.layer_group_components
+        if g is None:
+            return []
+        of_groups, low, high = (float(x[f"layer_groups_{name}"]) for name in ("proportion", "low", "high"))
+        noise = (1 - of_groups) * (1 - float(x["layer_reliability"]))
+        ci = "" if np.isnan(low) else f" ({self._ci} [{coefficient(low)}, {coefficient(high)}])"
+        n_tested = int((~np.isnan(self.tidy()["groups_p_value"])).sum())
+        rest = f"clients within groups {coefficient(1 - of_groups - noise)}, training noise {coefficient(noise)}"
+        test = f"{p_equals(float(g.p_value[0]))} ({'all' if g.exact else 'random'} permutations: {g.n_permutations})"
+        differ = f"{x['n_groups_differ']} of {n_tested} units differ (FDR {1 - self.level:.2g})"
+        return [
+            f"  Proportions of the variance of clients: groups {coefficient(of_groups)}{ci}, {rest}",
+            f"  Permutation test of groups, H0: the clients of all groups have one distribution: {test}; {differ}",
+        ]
+
+    def _cautions_on_groups(self) -> list[Caution]:
+        """Return cautions on what the groups of clients do not show."""
+        cautions: list[Caution] = []
+        if self.groups is None or self.group_sizes is None or self.layer_group_components is None:
+            return cautions
+        if (n := int((self.group_sizes == 1).sum())) > 0:
+            text = (
+                f"{count(n, 'group')} of one client: without part in the test of groups and in the reliability within "
+                "groups; for the variance between groups, the client counts as varying as others do"
+            )
+            cautions.append(Caution("Groups of one client", text))
+        if (least := self.layer_group_components.least) > 0.05:
+            text = (
+                f"the permutation test of groups cannot give p <= 0.05 with groups of {check.few(self.group_sizes)} "
+                f"clients, but {least:.2g} at best: a large p says nothing about groups"
+            )
+            cautions.append(Caution("Few permutations of groups", text))
+        return cautions
 
     def _describe_conclusion(self) -> str:
         """Return the conclusion on the layer in a sentence."""
         p = p_equals(float(self.layer_components.p_value[0]))
         are_identical = bool(np.isnan(self.reliability).all())
+        is_nested = self.groups is not None
+        average = "the average over clients" if self.groups is None else "the average over its group"
         return {
-            "client": _ABOVE_HALF,
-            "average": "Below 0.5: the average over clients estimates a client's true weights with lower expected "
+            "client": _ABOVE_HALF.replace("the average over clients", average),
+            "average": f"Below 0.5: {average} estimates a client's true weights with lower expected "
             "squared error than its own weights do",
             "inconclusive": "Inconclusive: the CI includes 0.5",
             "no difference shown beyond noise": f"No evidence of differences beyond training noise ({p})",
-            "undefined": "No differences: all units are identical in all clients"
+            "undefined": f"No differences: all units are identical in all clients{' of a group' * is_nested}"
             if are_identical
+            else f"No conclusion: a CI needs {LEAST_VARYING} groups of at least 2 clients"
+            if self.claim == "new groups"
             else f"No conclusion: a CI needs weights that vary in {min(self.n_clients, LEAST_VARYING)} clients",
         }[self.conclusion]
 
 
-def _make_table(c: Components) -> pd.DataFrame:
+def _make_table(c: Components, g: GroupComponents | None) -> pd.DataFrame:
     """Return the columns of components that tables of units and of the layer have in common."""
     names = ("reliability", "conf_low", "conf_high", "p_value", "between", "within")
-    return pd.DataFrame({name: getattr(c, name) for name in names})
+    table = pd.DataFrame({name: getattr(c, name) for name in names})
+    if g is None:
+        return table
+    columns = {"between": g.between, "proportion": g.proportion, "low": g.conf_low, "high": g.conf_high}
+    return table.assign(**{f"groups_{name}": x for name, x in (columns | {"p_value": g.p_value}).items()})
 
 
 def _list_conclusions(c: Components) -> list[Conclusion]:

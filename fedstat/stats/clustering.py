@@ -201,15 +201,23 @@ def permuted(
         All distinct arrangements are enumerated if they are at most as many.
     seed : int
     """
-    exact = arrangements(groups) <= permutations.n
-    rng = generator(seed, "permutations of groups")
     step = max(1, _MAX_NUMBERS // (len(groups) * (int(groups.max()) + 1)))
+    blocks, exact = rearranged(groups, permutations.n, step, generator(seed, "permutations of groups"))
     rands, contrasts = [], []
-    for block in _enumerate(groups, step) if exact else _draw(groups, permutations.n, step, rng):
+    for block in blocks:
         rands.append(adjusted_rand(np.broadcast_to(clusters, block.shape), block))
         contrasts.append(contrast(similarity, block))
         permutations.tick(len(block))
     return Permuted(np.concatenate(rands), np.concatenate(contrasts), exact)
+
+
+def rearranged(groups: Ints, n: int, step: int, rng: np.random.Generator) -> tuple[Iterator[Ints], bool]:
+    """Return blocks (permutation, object) of permuted labels: all arrangements if there are at most ``n``, else draws.
+
+    The second value is True if they are all arrangements; ``step`` is the largest number of permutations of a block.
+    """
+    exact = arrangements(groups) <= n
+    return _enumerate(groups, step) if exact else _draw(groups, n, step, rng), exact
 
 
 def p_value(observed: float, under: Floats, *, exact: bool) -> float:

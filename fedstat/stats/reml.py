@@ -9,6 +9,7 @@ Weights may be NumPy arrays or torch tensors; the Gram matrix and all results ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,7 +101,7 @@ def gram(w: Array, sizes: Any = None, covariate: Any = None) -> Gram:
     within = xp.zeros((c, d), dtype=xp.float64, device=device)
     for units, weights in moments.blocks(w):
         with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite are named below
-            g, v = _products(xp.astype(w[:, :, units, weights], xp.float64), size, q)
+            g, v = _products(xp.astype(w[:, :, units, weights], xp.float64, copy=True), size, q)
         means[units] += g
         within[:, units] += v
     means, within = moments.on_host(means), moments.on_host(within)
@@ -193,12 +194,20 @@ def _maximise(data: Any, inverse: Floats, keep: Floats, *, bounded: bool = False
     """Maximize the likelihood over λ (unit, set of clients): a grid, then golden section around its best point."""
     mean_inverse = inverse.mean()
     least = 0.0 if bounded else -(1 - 1e-6) * inverse.min()
-    start = 1 / (1 + least / mean_inverse)  # of 1 / (1 + λ / mean_inverse), which decreases to 0
 
     def evaluate(t: Floats) -> Floats:
         return _criterion(mean_inverse * (1 / t - 1), data, inverse, keep)[0]
 
-    shape = (len(data[0]), len(keep))
+    # 1 / (1 + λ / mean_inverse) decreases to 0.
+    t = minimize(evaluate, (len(data[0]), len(keep)), 1 / (1 + least / mean_inverse))
+    return mean_inverse * (1 / t - 1)
+
+
+def minimize(evaluate: Callable[[Floats], Floats], shape: tuple[int, ...], start: float) -> Floats:
+    """Minimize a function of arrays of a shape, each number by itself, from ``start`` down to nearly 0.
+
+    A grid, then golden section around its best point.
+    """
     grid = np.geomspace(_LEAST, start, _GRID)
     values = np.stack([evaluate(np.full(shape, t)) for t in grid])
     best = values.argmin(axis=0)
@@ -215,7 +224,7 @@ def _maximise(data: Any, inverse: Floats, keep: Floats, *, bounded: bool = False
         )  # fmt: skip
     t = np.exp((low + high) / 2)
     starts = np.full(shape, start)
-    return mean_inverse * (1 / np.where(evaluate(starts) <= evaluate(t), starts, t) - 1)
+    return np.where(evaluate(starts) <= evaluate(t), starts, t)
 
 
 def _criterion(ratio: Floats, data: Any, inverse: Floats, keep: Floats) -> tuple[Floats, Floats]:
@@ -237,17 +246,21 @@ def _criterion(ratio: Floats, data: Any, inverse: Floats, keep: Floats) -> tuple
 
 
 def _products(x: Array, size: Array, q: Array) -> tuple[Array, Array]:
-    """Return the Gram matrices (unit, client, client) and sums within (client, unit) of a block."""
+    """Return the Gram matrices (unit, client, client) and sums within (client, unit) of a block; overwrite ``x``."""
     xp = array_namespace(x)
-    proportion = (size / xp.sum(size, axis=1, keepdims=True))[:, :, None, None]
-    first = x[:, 0]
-    x = x - first[:, None]  # equal replicates differ by exactly 0
-    shift = xp.sum(proportion * x, axis=1)
-    x = x - shift[:, None]
-    within = xp.sum(xp.sum(x * x, axis=-1) * size[:, :, None], axis=1)
-    mean = first - first[:1] + shift - shift[:1]
-    flat = xp.reshape(mean, (mean.shape[0], -1))
-    residual = xp.permute_dims(xp.reshape(flat - q @ (xp.matrix_transpose(q) @ flat), mean.shape), (1, 0, 2))
+    c, r, d, n = x.shape
+    proportion = (size / xp.sum(size, axis=1, keepdims=True))[:, None, :]
+    mean = xp.asarray(x[:, 0], copy=True)
+    x -= mean[:, None]  # equal replicates differ by exactly 0
+    shift = xp.reshape(proportion @ xp.reshape(x, (c, r, d * n)), (c, d, n))
+    x -= shift[:, None]
+    within = xp.sum(xp.vecdot(x, x) * size[:, :, None], axis=1)
+    mean -= xp.asarray(mean[:1], copy=True)  # centering on a client avoids cancellation
+    mean += shift
+    mean -= xp.asarray(shift[:1], copy=True)
+    flat = xp.reshape(mean, (c, d * n))
+    flat -= q @ (xp.matrix_transpose(q) @ flat)
+    residual = xp.permute_dims(xp.reshape(flat, (c, d, n)), (1, 0, 2))
     return residual @ xp.matrix_transpose(residual), within
 
 

@@ -39,6 +39,7 @@ MODULES = {
     "fedstat.stats.icc": ("Coefficients", "MeanSquares"),
     "fedstat.stats.icc_resampling": ("Errors", "Influence"),
     "fedstat.stats.icc_tests": ("AgreementTest",),
+    "fedstat.stats.nested": ("GroupComponents",),
     "fedstat.stats.pooling": ("Pooled",),
     "fedstat.stats.variance_components": ("Components",),
     "fedstat.ntk.results": ("ConvergenceResult", "ExtremeEigenvalues", "GeneralizationResult"),

@@ -38,7 +38,10 @@ SHAPES: dict[str, dict[str, str]] = {
         "target": "within between", "variance target": "variances", "client": "influence", "3 group": "by_group",
     },
     "GroupIccResult": {"unit": "units constant untrained", "client": "clients group_codes", "group": "group_names"},
-    "ComponentsResult": {"unit": "components units agreement", "1": "layer_components"},
+    "ComponentsResult": {
+        "unit": "components units agreement group_components", "1": "layer_components layer_group_components",
+        "group": "groups group_sizes",
+    },
     "IccResult": {
         "unit": "mean_squares units reasons errors", "unit type": "coefficients", "type": "layer_coefficients",
         "client": "influence clients", "sample unit type": "replicates", "sample type": "layer_replicates",

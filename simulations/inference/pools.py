@@ -18,12 +18,16 @@ WIDTHS = (196, 32, 32, 10)
 STEPS = (1, 6, 60)
 Kind = Literal[
     "iid", "one class", "two classes", "five classes", "Dirichlet .1", "random labels", "own starts", "two starts",
-    "two domains", "four domains", "ten domains", "two rotations", "four rotations",
+    "two domains", "four domains", "ten domains", "five classes, ten domains", "two rotations", "four rotations",
 ]  # fmt: skip
-CLASSES = {"one class": 1, "two classes": 2, "five classes": 5}
+CLASSES = {"one class": 1, "two classes": 2, "five classes": 5, "five classes, ten domains": 5}
 Optimizer = Literal["SGD", "Adam"]
 STARTS = {"own starts": CLIENTS, "two starts": 2}
-SHIFTS = {"two domains": (0, 5), "four domains": (0, 3, 5, 8), "ten domains": tuple(range(10))}
+DOMAINS = 10
+SHIFTS = {
+    "two domains": (0, 5), "four domains": (0, 3, 5, 8),
+    **dict.fromkeys(("ten domains", "five classes, ten domains"), tuple(range(DOMAINS))),
+}  # fmt: skip
 """Numbers that groups of clients add to their labels, modulo 10."""
 TURNS = {"two rotations": 2, "four rotations": 4}
 """Numbers of groups of clients, each of which turns its images by another 90 degrees."""

@@ -169,6 +169,16 @@ SIDE: dict[tuple[str, str], Side] = {
     ("split", "covariate"): Side(
         lambda x: labelled.split(TWICE, method="icc", tau="test", covariate=x).fit.reliability, SIZES, OF_CLIENTS
     ),
+    ("variance_components", "groups"): Side(
+        lambda g: labelled.variance_components(TWICE, groups=g, claim="these groups").reliability,
+        np.array(["x", "x", "y", "y", "y", "x"]), OF_CLIENTS,
+    ),
+    ("split", "groups"): Side(
+        lambda g: labelled.split(
+            TWICE, method="icc", tau="test", groups=g, claim="these groups"
+        ).fit.reliability,
+        np.array(["x", "x", "y", "y", "y", "x"]), OF_CLIENTS,
+    ),
     ("icc", "baseline"): baseline(labelled.icc),
     ("split", "baseline"): baseline(labelled.split, n_factors=2),
     ("fa", "baseline"): baseline(labelled.fa, n_factors=2),

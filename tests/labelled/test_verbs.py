@@ -28,7 +28,8 @@ ARGUMENTS = {
     "n_factors": "z, *, kappa=0.85, corr=False, n_obs=None, draws=100, quantile=0.95, seed=0, "
     f"{LAYER}, baseline='auto', progress=None",
     "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, round=None, baseline='auto', progress=None, {FIT}, "
-    "rotation=None, n_starts=1, seed=0, heywood='allow', fdr=0.05, margin=0.5, inconclusive='shared', covariate=None",
+    "rotation=None, n_starts=1, seed=0, heywood='allow', fdr=0.05, margin=0.5, inconclusive='shared', covariate=None, "
+    "groups=None, claim=None",
     "split_map": "weights, *, kappas=(0.5, 0.75, 0.85, 0.9, 0.95), methods=('pa', 'minres', 'pc', 'leverage', 'icc'), "
     f"tau=0.5, {LAYER}, baseline='auto', progress=None",
     "bootstrap": "weights, *, groups=None, claim=None, tau=0.5, n_boot=200, level=0.95, seed=0, kappa=0.85, "
@@ -46,8 +47,8 @@ ARGUMENTS = {
     "knn_entropy": "x, *, k=3, level=0.95, dim='client', feature_dim=None, ties='error', resolution=None, "
     "seed=0, axis=0, feature_axis=None",
     "update": "previous, weights, *, stage=None",
-    "variance_components": f"weights, *, covariate=None, sizes=None, method='moments', level=0.95, {LAYER}, "
-    "progress=None",
+    "variance_components": "weights, *, covariate=None, sizes=None, groups=None, claim=None, method='moments', "
+    f"level=0.95, seed=0, {LAYER}, progress=None",
     "client_clusters": "vectors, *, n_clusters, groups=None, baseline='auto', n_permutations=9999, n_subsamples=200, "
     f"level=0.95, seed=0, {LAYER}, progress=None",
     "compare": "data, *, reference, value='accuracy', method='method', block='seed', sample=None, level=0.95",

@@ -15,7 +15,7 @@ from real_data import require_real_data
 
 from fedstat.results.split import WRONG_SIDE
 from simulations.inference import __main__ as command
-from simulations.inference import clusters, factor, pools, shares, table
+from simulations.inference import clusters, factor, nested, pools, shares, table
 from simulations.inference.claims import CLAIMS
 from simulations.inference.digests import digest
 
@@ -132,7 +132,7 @@ def mnist() -> Iterator[None]:
         patch.setattr(pools, "CLIENTS", 120)
         patch.setattr(pools, "REPLICATED", 20)
         yield
-    for pool in (pools._trained, pools.accuracies, shares._of_pool):
+    for pool in (pools._trained, pools.accuracies, shares._of_pool, nested._of_pool):
         pool.cache_clear()
 
 

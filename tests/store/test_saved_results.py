@@ -408,7 +408,16 @@ def test_a_wrong_field_of_a_layer_in_a_store_is_named() -> None:
         encoding.from_dataset(dataset)
 
 
-RECORDS = ("Agreement", "Coefficients", "Components", "Errors", "Influence", "MeanSquares", "Pooled")  # of results
+RECORDS = (
+    "Agreement",
+    "Coefficients",
+    "Components",
+    "Errors",
+    "GroupComponents",
+    "Influence",
+    "MeanSquares",
+    "Pooled",
+)  # of results
 
 
 def test_every_array_of_every_class_has_its_dims() -> None:
