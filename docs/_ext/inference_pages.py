@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from reference_pages import heading
 
-TABLE = Path(__file__).parents[2] / "analysis/inference/results/inference.csv"
+RESULTS = Path(__file__).parents[2] / "analysis/inference/results/rates"
 SAYS = {
     "level": "False positive rate of a test at 0.05: proportion of data sets in which it rejects a true null"
     " hypothesis. It errs above 0.06, by more than 2 Monte Carlo errors.",
@@ -79,13 +79,18 @@ The simulations are in ``simulations/inference``; seed {seed}. From a copy of th
 files::
 
    python -m simulations.inference --quick --data-dir FOLDER   # one case of each claim: a minute
-   python -m simulations.inference --data-dir FOLDER   # all, hours: writes analysis/inference/results/inference.csv
+   python -m simulations.inference --data-dir FOLDER   # all, hours: writes analysis/inference/results/rates
 """
+
+
+def read() -> pd.DataFrame:
+    """Return the table of simulations."""
+    return pd.concat(pd.read_csv(file, keep_default_na=False) for file in sorted(RESULTS.glob("*.csv")))
 
 
 def pages() -> Iterator[tuple[str, str]]:
     """File, relative to ``inference/``, and text: the page, and a table for each question."""
-    table = pd.read_csv(TABLE, keep_default_na=False)
+    table = read()
     claims = dict(iter(table.groupby("claim", sort=False)))
     parts = [_claim(name, rows) for name, rows in claims.items()]
     lead = LEAD.format(seed=", ".join(map(str, table["seed"].unique())))

@@ -8,9 +8,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from simulations.inference import table
-from simulations.inference.claims import CLAIMS
+from simulations.inference.claims import CLAIMS, FILES
 
-RESULTS = Path(__file__).parents[2] / "analysis/inference/results/inference.csv"
+RESULTS = Path(__file__).parents[2] / "analysis/inference/results/rates"
 QUICK = 10
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--replicates", type=int, help="in place of the number of each case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--out", type=Path, help=f"the table, which is added to; in the long form {RESULTS.name}")
+    parser.add_argument("--out", type=Path, help="the table, which is added to; in the long form those of results")
     args = parser.parse_args()
     if args.data_dir:
         os.environ["FEDSTAT_DATA"] = args.data_dir  # also of the processes
@@ -40,7 +40,7 @@ def main() -> None:
         for i, rows in enumerate(each, 1):
             known = table.with_rows(known, rows, CLAIMS)
             if out:
-                table.write(out, known)
+                table.write(out, known, FILES)
             for row in rows:
                 of = ", ".join(filter(None, (row["case"], row["part"])))
                 found = f"{row['observed']} ± {row['mc_error']} {row['conclusion']}"

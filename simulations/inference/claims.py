@@ -19,22 +19,10 @@ from simulations.inference import (
 )
 from simulations.inference.table import Claim
 
-CLAIMS: dict[str, Claim] = {
-    name: claim
-    for room in (
-        factor,
-        agreement,
-        groups,
-        shares,
-        nested,
-        pooling,
-        comparison,
-        clusters,
-        ranks,
-        replicates,
-        runs,
-        entropy,
-        motivation,
-    )
-    for name, claim in room.CLAIMS.items()
-}
+_ROOMS = (
+    factor, agreement, groups, shares, nested, pooling, comparison, clusters, ranks, replicates, runs, entropy,
+    motivation,
+)  # fmt: skip
+CLAIMS: dict[str, Claim] = {name: claim for room in _ROOMS for name, claim in room.CLAIMS.items()}
+FILES = {name: f"{room.__name__.rpartition('.')[2]}.csv" for room in _ROOMS for name in room.CLAIMS}
+"""File of each claim's rows, in the folder of results."""

@@ -168,8 +168,9 @@ def cases(claims: Mapping[str, Claim]) -> list[tuple[str, str]]:
 
 
 def read(path: Path) -> pd.DataFrame:
-    """The table at a path; without rows if there is none."""
-    return pd.read_csv(path, keep_default_na=False) if path.exists() else empty()
+    """The table of a file, or of the files of a folder; without rows if there is none."""
+    files = sorted(path.glob("*.csv")) if path.is_dir() else [path] if path.exists() else []
+    return pd.concat([empty(), *(pd.read_csv(file, keep_default_na=False) for file in files)], ignore_index=True)
 
 
 def current(table: pd.DataFrame, claims: Mapping[str, Claim]) -> set[tuple[str, str]]:
@@ -195,8 +196,12 @@ def with_rows(table: pd.DataFrame, more: list[dict[str, Any]], claims: Mapping[s
     return pd.DataFrame([known[key] for key in order if key in known], columns=list(COLUMNS))
 
 
-def write(path: Path, table: pd.DataFrame) -> None:
-    """Write the table, whole or not at all."""
+def write(path: Path, table: pd.DataFrame, files: Mapping[str, str]) -> None:
+    """Write the table, or the file of each claim if the path is a folder; every file whole or not at all."""
+    if not path.suffix:
+        for name, rows in table.groupby(table["claim"].map(files), sort=False):
+            write(path / str(name), rows, files)
+        return
     draft = path.with_suffix(".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(draft, index=False)

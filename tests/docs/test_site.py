@@ -11,7 +11,6 @@ from pathlib import Path
 import docstring_rules
 import inference_pages
 import method_pages
-import pandas as pd
 import public_names
 import pytest
 import reference_pages
@@ -38,7 +37,7 @@ def packages():
 
 def test_every_claim_of_the_table_of_simulations_has_a_section():
     page = dict(inference_pages.pages())["index.rst"]
-    claims = pd.read_csv(inference_pages.TABLE)["claim"].unique()
+    claims = inference_pages.read()["claim"].unique()
     assert [name for name in claims if f"\n{name}\n---" not in page] == []
 
 
@@ -48,7 +47,7 @@ def test_the_page_of_tests_says_what_the_table_of_simulations_shows():
     assert re.findall(r"include:: inference/(\w+)\.inc", page) == list(tables) == list(inference_pages.QUESTIONS)
     assert all(text.count("   * - ") > len(inference_pages.QUESTIONS[name]) for name, text in tables.items())
 
-    table = pd.read_csv(inference_pages.TABLE, keep_default_na=False)
+    table = inference_pages.read()
     errs = table[table["conclusion"] == "errs"]
     assert "Where deviations are symmetric, the sign-flip test held its level in all cases" in page
     of_flips = table[table["claim"] == "icc, sign-flip tests"]

@@ -28,8 +28,8 @@ ARGUMENTS = {
     "n_factors": "z, *, kappa=0.85, corr=False, n_obs=None, draws=100, quantile=0.95, seed=0, "
     f"{LAYER}, baseline='auto', progress=None",
     "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, round=None, baseline='auto', progress=None, {FIT}, "
-    "rotation=None, n_starts=1, seed=0, heywood='allow', fdr=0.05, margin=0.5, prob=0.95, inconclusive='shared', covariate=None, "
-    "groups=None, claim=None",
+    "rotation=None, n_starts=1, seed=0, heywood='allow', fdr=0.05, margin=0.5, prob=0.95, inconclusive='shared', "
+    "covariate=None, groups=None, claim=None",
     "split_map": "weights, *, kappas=(0.5, 0.75, 0.85, 0.9, 0.95), methods=('pa', 'minres', 'pc', 'leverage', 'icc'), "
     f"tau=0.5, {LAYER}, baseline='auto', progress=None",
     "bootstrap": "weights, *, groups=None, claim=None, tau=0.5, n_boot=200, level=0.95, seed=0, kappa=0.85, "
