@@ -32,6 +32,9 @@ QUESTIONS = {
         "icc with groups, tests of no agreement": "tests of agreement within and between groups",
         "icc with groups, intervals": "95% CI of agreement within and between groups",
         "icc with groups, power": "agreement of ICC2 0.4 within and 0.2 between groups: detected",
+        "variance_components(groups=), tests of groups": "permutation test of groups",
+        "variance_components(groups=), intervals": "95% CIs of variance components with groups",
+        'split(tau="test", groups=), units called the other, of those called': "wrong units within groups",
     },
     "communality": {
         "permutation_test, units without an identity": "permutation test",
@@ -48,6 +51,8 @@ QUESTIONS = {
         'split(tau="test"), layers with some unit called the other': "some wrong unit in a layer, trained networks",
         'split(tau="test"), units decided': "units called shared or personal, not inconclusive",
         "fl.profile, test over a window of rounds": "test of a layer over a window of rounds",
+        "shrunken, intervals of units": "95% CI, pooled units",
+        "shrunken, units wrongly called shared, of those called": "pooled units: wrong among those called shared",
     },
     "sensitivity": {
         "bootstrap, labels of .9 to .97 of the replicates are right": "true group, selection frequency 0.90 to 0.97",
