@@ -109,8 +109,7 @@ def split(
     - By factor analysis ("pa", "minres", "pc", "leverage"; FedFac §4.1) a unit is shared if *other units* explain it.
     - By "icc" a unit is shared if *clients agree* on it (:func:`icc`).
     - By "icc" with ``tau="test"`` a unit is personal if its clients truly differ (:func:`variance_components`).
-    - By "icc" with ``tau="posterior"`` a unit is shared if clients agree on it with a high posterior probability
-      (:meth:`IccResult.shrunken`).
+    - By "icc" with ``tau="posterior"`` a unit is shared if clients probably agree on it (:meth:`IccResult.shrunken`).
 
     Parameters
     ----------
@@ -121,8 +120,7 @@ def split(
         κ, the proportion of the eigenvalue sum that factors must reach; see :func:`fa`.
     tau : float in (0, 1), inf, -inf, Absolute, "test" or "posterior"
         Threshold of ν or of the ICC from which a unit is shared: this quantile; with ``Absolute(x)``, x; with inf, all
-        units are personal; with -inf, all are shared. "test" needs "icc" and weights with a dim ``replicate``,
-        "posterior" needs "icc".
+        units are personal; with -inf, all are shared. "test" and "posterior" need "icc", "test" a dim ``replicate``.
     layer : str or sequence of str, optional
         Names, or patterns such as ``"conv*"``. By default all layers but embeddings and the output layer.
     checkpoint : int, optional
@@ -137,20 +135,17 @@ def split(
         began the round. "initial", or what you pass: parameters common to all clients.
     progress : bool or None
         Show how many layers are done; see :func:`fedstat.fl.train`.
-    method : {"pa", "minres", "pc", "leverage", "icc"}
-        Statistic of a unit, see above.
-    n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol
-        Settings of the factor analysis, as in :func:`fa`.
-    fdr, margin, inconclusive, covariate, groups, claim, prob
-        ``margin`` and ``prob`` are settings of ``tau="posterior"``, as in :meth:`IccResult.shrunken` and
-        :meth:`ShrunkenResult.split`; all but ``prob`` of ``tau="test"``, as in :meth:`ComponentsResult.split` and
-        :func:`variance_components`. With groups of clients, a unit is personal if clients differ within groups.
+    method, n_factors, rotation, init, n_starts, seed, heywood, max_iter, tol
+        Statistic of a unit, see above; settings of the factor analysis, as in :func:`fa`.
+    fdr, margin, prob, inconclusive, covariate, groups, claim
+        Settings of "posterior": ``margin`` and ``prob`` (:meth:`ShrunkenResult.split`); all but ``prob`` of "test"
+        (:meth:`ComponentsResult.split`, :func:`variance_components`; with groups, clients differ within groups).
 
     Returns
     -------
     SplitResult
-        Groups of units, and the analysis behind them. With several layers, a :class:`fedstat.results.LayerResults`. Of
-        the split that a run stored, a :class:`fedstat.results.StoredSplitResult`.
+        Groups of units, and the analysis behind them; several layers: :class:`fedstat.results.LayerResults`; the split
+        that a run stored: :class:`fedstat.results.StoredSplitResult`.
 
     Raises
     ------
@@ -159,7 +154,6 @@ def split(
 
     Notes
     -----
-    A unit that is equal in all clients but resembles no other unit has communality ν near 0 and ICC 1.
     Warnings: ConvergenceWarning as :func:`fa`; AgreementWarning if clients agree less on shared than on personal units.
     Check a split with :func:`sensitivity` and :func:`bootstrap`. More: :doc:`/background/statistics`.
 

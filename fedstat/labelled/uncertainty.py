@@ -84,11 +84,9 @@ def bootstrap(
     ----------
     weights : array, tensor or DataArray (client, unit, weight...), or an object that holds layers
         As in :func:`fedstat.split`; at least 2 clients.
-    groups : array, Series, DataArray (client,), mapping from client to group, or ClientClustersResult, optional
-        Known groups of clients, such as the hospitals of a country.
-    claim : {"new groups", "these groups"}, optional
-        With groups: conclusions hold for further groups, and samples consist of whole groups, at least 5 (the default);
-        or for further clients of these groups, and clients are drawn within each group of at least 2.
+    groups, claim
+        Known groups of clients, and what conclusions hold for, as in :func:`fedstat.icc`: for new groups, samples
+        consist of whole groups; for these groups, clients are drawn within each group.
     tau, kappa
         As in :func:`fedstat.split`; a quantile is computed separately in every bootstrap sample.
     n_boot : int
@@ -98,10 +96,9 @@ def bootstrap(
     seed : int
         Seed of the bootstrap samples.
     executor : Executor, optional
-        Any :class:`concurrent.futures.Executor`: of threads, processes, loky, mpi4py, or Dask's
-        ``Client.get_executor()``. Its workers analyze the bootstrap samples, each on one BLAS thread. By default, NumPy
-        arrays of at least 100 units are analyzed in as many threads as BLAS has (``OMP_NUM_THREADS``). Results do not
-        depend on the executor or its workers.
+        Any :class:`concurrent.futures.Executor`, as of loky, mpi4py or Dask. Its workers analyze the bootstrap samples,
+        each on one BLAS thread; by default, NumPy arrays of at least 100 units are analyzed in ``OMP_NUM_THREADS``
+        threads. Results do not depend on the executor.
     layer, checkpoint, stage, baseline
         Layers and round to analyze, and initial parameters to subtract: as in :func:`fedstat.split`.
     progress : bool or None
@@ -112,8 +109,7 @@ def bootstrap(
     Returns
     -------
     BootstrapResult
-        Bootstrap samples of communalities and groups; with several layers, a :class:`fedstat.results.LayerResults` of
-        these results.
+        Bootstrap samples of communalities and groups; with several layers, a :class:`fedstat.results.LayerResults`.
 
     Raises
     ------
@@ -191,11 +187,9 @@ def jackknife(
     n_blocks : int, optional
         Number of random blocks of clients, from 2 to the number of clients. By default each client is a block; more
         than 50 clients have 50 blocks. Fewer blocks take less time, and standard errors are less precise.
-    groups : array, Series, DataArray (client,), mapping from client to group, or ClientClustersResult, optional
-        Known groups of clients, such as the hospitals of a country.
-    claim : {"new groups", "these groups"}, optional
-        With groups: standard errors refer to samples of further groups, at least 5 independent ones of similar size,
-        which are the blocks (the default); or to further clients of these groups, and blocks are parts of each group.
+    groups, claim
+        Known groups of clients, and what standard errors refer to, as in :func:`fedstat.icc`: for new groups, blocks
+        are the groups, which must be independent and of similar size; for these groups, parts of each group.
     seed : int
         Seed of the random blocks.
 

@@ -79,7 +79,7 @@ def test_settings_of_an_earlier_version_are_read_by_their_names_of_today() -> No
 
 def test_a_foreign_kind_of_result_is_refused() -> None:
     data = xr.Dataset(attrs={"result": '{"of": "Popen", "with": {"args": "true"}}'})
-    with pytest.raises(ValueError, match=r"must be one of 'AgreementTest', .* but got 'Popen'"):
+    with pytest.raises(ValueError, match=r"must be one of 'Agreement', 'AgreementTest', .* but got 'Popen'"):
         from_dataset(data)
 
 

@@ -241,7 +241,7 @@ def test_atoms_are_set_apart_with_their_masses():
 def test_cuda_equals_numpy(features, ties):
     x = np.random.default_rng(0).normal(size=(300, 4, 2))
     x[:40, 1] = 0.0
-    options = {"ties": ties, "resolution": 0.1, "feature_axis": features}
+    options = {"ties": ties, "feature_axis": features} | ({"resolution": 0.1} if ties == "jitter" else {})
     here, there = knn_entropy(x, **options), knn_entropy(torch.tensor(x, device="cuda"), **options)
     for ours, cuda in zip(here, there, strict=True):
         assert cuda.device.type == "cuda"

@@ -336,15 +336,15 @@ EQUAL = {
     "one pair": (weights()[[0, 1, 2, 3, 4, 5, 2]], None, "clients 2 and 6 have equal weights"),
     "in float32": (weights().astype(np.float32)[[0, 1, 2, 3, 4, 0]], None, "clients 0 and 5 have equal weights"),
     "scaled copies": (np.concatenate([weights(), 2 * weights()[:1]]), None, ""),
-    "in clusters": (weights()[[0, 1, 2, 0, 1, 2]], [0, 1, 2, 0, 1, 2], ""),
+    "in groups": (weights()[[0, 1, 2, 3, 4, 0, 1, 2, 3, 4]], [0, 1, 2, 3, 4, 0, 1, 2, 3, 4], ""),
 }
 
 
-@pytest.mark.parametrize(("w", "clusters", "text"), EQUAL.values(), ids=EQUAL)
+@pytest.mark.parametrize(("w", "groups", "text"), EQUAL.values(), ids=EQUAL)
 def test_equal_clients_count_unless_they_are_left_out_together(
-    w: np.ndarray, clusters: list[int] | None, text: str
+    w: np.ndarray, groups: list[int] | None, text: str
 ) -> None:
-    result = fedstat.jackknife(w, n_factors=2, method="pc", clusters=clusters)
+    result = fedstat.jackknife(w, n_factors=2, method="pc", groups=groups)
     texts = [caution.text for caution in result.cautions() if caution.title == "Clients not independent"]
     assert [t.partition(",")[0] for t in texts] == ([text] if text else [])
 
