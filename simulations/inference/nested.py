@@ -265,7 +265,7 @@ def rates_of_called(*where: Any) -> list[float]:
 
 _SOURCES = ("fedstat.stats.nested.components", "fedstat.stats.nested._of_units", "fedstat.stats.icc.fdr")
 _UNLIKE = "help of fedstat.variance_components names groups of unlike variance"
-_NOISE = "help of fedstat.variance_components names clients of unlike noise"
+_NOISE = "a caution is given where training noise is unequal; docs/which-test.md names heavy tails"
 _TESTED = ("units", "any unit at FDR .05", "layer")
 _PLACES: tuple[tuple[Kind, int, int], ...] = (
     ("five classes, ten domains", 6, 1), ("five classes, ten domains", 60, 2), ("five classes, ten domains", 60, 3),

@@ -125,3 +125,13 @@ def test_bench_bootstrap_against_repeated_analyses(benchmark: Any) -> None:
     theirs = (perf_counter() - began) / 3 * 200
     ours = benchmark.stats.stats.min
     print(f"\nbootstrap of icc, 200 replicates: {ours:.4g} s; analyses again {theirs:.4g} s; ratio {theirs / ours:.3g}")
+
+
+@pytest.mark.parametrize("claim", ["new groups", "these groups"])
+def test_bench_icc_with_groups_against_icc(compare: Any, weights: np.ndarray, claim: str) -> None:
+    """Goal: at least 0.5, that is, groups take at most twice the time."""
+    groups = np.arange(len(weights)) % 10
+    name = f"icc with 10 groups, {claim}, {CLIENTS} clients x {UNITS} units x {WEIGHTS} weights"
+    compare(
+        name, lambda: fedstat.icc(weights, groups=groups, claim=claim), lambda: fedstat.icc(weights), "icc", rounds=3
+    )
