@@ -13,7 +13,7 @@ import pytest
 from made_results import MADE, made
 from real_data import require_real_data
 
-from fedstat.results.split import WRONG_SIDE
+from fedstat.results.split import WRONG_SIDE, WRONG_WITHIN_GROUPS
 from simulations.inference import __main__ as command
 from simulations.inference import clusters, factor, nested, pools, shares, table
 from simulations.inference.claims import CLAIMS
@@ -120,6 +120,16 @@ def test_the_print_of_a_split_by_test_has_the_largest_rates_of_the_table() -> No
     rows = RESULTS[RESULTS["layers"] == "trained"]
     largest = [rows.loc[rows["claim"] == claim, "observed"].astype(float).max() for claim in claims]
     np.testing.assert_allclose(WRONG_SIDE, largest, atol=0.0051)
+
+
+def test_the_print_of_a_split_within_groups_has_upper_bounds_of_the_rates_of_the_table() -> None:
+    claims = ("units called the other, of those called", "layers with some unit called the other; units decided")
+    for claim, bound in zip(claims, WRONG_WITHIN_GROUPS, strict=True):
+        is_of_claim = (RESULTS["claim"] == f'split(tau="test", groups=), {claim}') & (
+            RESULTS["part"] != "units decided"
+        )
+        rates = RESULTS.loc[is_of_claim & (RESULTS["layers"] == "trained"), "observed"].astype(float)
+        assert 0 < rates.max() <= bound
 
 
 TRAINED = {claim: [name for name, case in CLAIMS[claim].cases.items() if case.trained] for claim in CLAIMS}
