@@ -158,6 +158,7 @@ _FEW = "help of fedstat.icc: with many shared units of few the common profile is
 _SIZES = "a caution is given where clients of unlike size or groups of clients are seen"
 _DIRECTION = "prints and help say that most clients deviate in one direction, not that they agree on average"
 _MINORITY = "docs/background/statistics.md: clients that deviate far in another direction may be missing among few"
+_OF_CLASSES = ("two classes, Adam, 60 steps, layer 3",)  # the output layer, whose units are classes
 _HEAVY = "help of fedstat.icc names weights with long tails"
 _ICC = (
     "fedstat.stats.icc.coefficients",
@@ -235,8 +236,10 @@ def _beside(
 def _of_populations() -> dict[str, Case]:
     return {
         f"{name}, {clients} clients": Case(
-            partial(covered, name, clients), True in population.sound and "t3" not in name, population.replicates,
-            _HEAVY if "t3" in name else _SIZES, ("units", "layer"), population.trained,
+            partial(covered, name, clients),
+            True in population.sound and not any(text in name for text in ("t3", *_OF_CLASSES)), population.replicates,
+            _HEAVY if "t3" in name else _MINORITY if any(text in name for text in _OF_CLASSES) else _SIZES,
+            ("units", "layer"), population.trained,
         )
         for name, population in POPULATIONS.items()
         for clients in population.clients

@@ -105,11 +105,15 @@ def test_what_errs_says_where_users_are_told() -> None:
     assert silent[list(table.KEYS)].to_numpy().tolist() == []
 
 
-def test_cautions_are_given_where_30_clients_are_not_alike() -> None:
-    rows = RESULTS[RESULTS["claim"] == "icc, cautions where they are not"]
-    many = rows[rows["case"].str.contains("30 clients")]
-    assert len(many) >= 5
-    assert many["observed"].astype(float).min() > 0.9
+def test_cautions_are_given_where_intervals_of_6_clients_and_more_cover_less_than_85_percent() -> None:
+    rows = RESULTS[RESULTS["part"].isin(["", "layer"]) & (RESULTS["conclusion"] != "refused")]
+    names = ("icc, cautions where they are not", "icc, intervals where they are not, with or without a caution")
+    caution, coverage = (rows[rows["claim"] == name].set_index("case")["observed"].astype(float) for name in names)
+    short = [case for case in coverage[coverage < 0.85].index if not re.search(r" [345] clients", case)]
+    assert len(short) > 15
+    assert caution[short].min() >= 0.8
+    sound = rows[rows["claim"] == "icc, cautions where clients are independent and alike"]["observed"].astype(float)
+    assert sound.max() <= 0.05
 
 
 def test_the_print_of_a_split_by_test_has_the_largest_rates_of_the_table() -> None:
