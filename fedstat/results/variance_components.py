@@ -393,7 +393,7 @@ class ComponentsResult(Result):
             Then counts of units: n_beyond_noise (p_adjusted of at most 1 − level), n_above_half and n_below_half
             (interval above and below 1/2), n_constant, n_identical (in all clients); df of the test; level; the
             field noise_cv. With groups of clients also n_groups, claim, the columns of groups of :meth:`tidy` for the
-            layer, with the prefix layer_, and n_groups_differ (units whose groups_p_adjusted is at most 1 − level).
+            layer, with the prefix ``layer_``, and n_groups_differ (units with groups_p_adjusted of at most 1 − level).
         """
         layer = self.layer.iloc[0]
         median, least, most = median_and_ends(self.reliability)
