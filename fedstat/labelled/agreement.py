@@ -28,14 +28,14 @@ from fedstat.labelled.arrays import (
     numpy_of,
     refuse_replicates,
 )
-from fedstat.labelled.groups import Claim, ClientGroups, client_groups, require_effect_of_claim
+from fedstat.labelled.groups import ClientGroups, client_groups, require_effect_of_claim
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import AUTO, CLASSES, COMMON_START, REASONS, Stage
 from fedstat.results.group_icc import GroupIccResult
 from fedstat.results.icc import INFERENCE, NOT_TRAINED, IccResult, Inference
 from fedstat.results.variance_components import ComponentsResult
+from fedstat.stats import Claim, icc_resampling, icc_tests, nested, reml
 from fedstat.stats import icc as _icc
-from fedstat.stats import icc_resampling, icc_tests, nested, reml
 from fedstat.stats import variance_components as by_moments
 from fedstat.stats.group_icc import over_groups
 from fedstat.stats.icc import agreement
@@ -46,7 +46,7 @@ from fedstat.stats.variance_components import BadWeightsError, Components, NoNoi
 _TESTS = {"sign-flip": icc_tests.sign_flips, "permutation": icc_tests.permutations}
 
 
-def _check(*, inference: Inference, level: float, n_boot: int, groups: Any, claim: Claim, **_: object) -> None:
+def _check(*, inference: Inference, level: float, n_boot: int, groups: Any, claim: Claim | None, **_: object) -> None:
     check.choice("inference", inference, INFERENCE)
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     check.integer("n_boot", n_boot, low=0)
@@ -281,8 +281,7 @@ def variance_components(
     method : {"moments", "reml"}
         "moments" is unbiased even if clients have unequal noise; its estimates are sometimes negative. "reml" is
         restricted maximum likelihood [3]_ for noise that falls as 1 / samples: more precise if this holds, else biased.
-    level : float in (0, 1)
-    seed : int
+    level, seed : float in (0, 1), int
         Confidence level of intervals and conclusions; seed of the permutations of clients among groups.
     layer, checkpoint, stage, progress
         Layers and round to analyze, if there are several, and the progress bar: as in :func:`fedstat.split`.

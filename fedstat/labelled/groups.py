@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +11,10 @@ from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat.results.between_clients import ClientClustersResult
+from fedstat.stats import Claim
 
-Claim = Literal["these groups", "new groups"]
 CLAIMS: tuple[Claim, ...] = get_args(Claim)
-"""What conclusions hold for: further clients of these groups, or further groups, of which these are a sample."""
+"""Scopes of conclusions."""
 LEAST_GROUPS = 5
 """Groups from which on a claim about new groups is possible."""
 
@@ -29,7 +29,7 @@ class ClientGroups(NamedTuple):
     codes : int array (client,)
         Position of each client's group in ``names``.
     claim : {"these groups", "new groups"}
-        What conclusions hold for.
+        Scope of conclusions.
     """
 
     names: NDArray[Any]

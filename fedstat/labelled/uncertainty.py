@@ -17,7 +17,7 @@ from fedstat._utils.loops import progress_bar, track
 from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, align_init, compared, fa, show_options, warn_if_single_client
-from fedstat.labelled.groups import Claim, client_groups, require_effect_of_claim
+from fedstat.labelled.groups import client_groups, require_effect_of_claim
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import AUTO, Stage
 from fedstat.labelled.splitting import split_sums, warn_if_contradicted
@@ -29,7 +29,7 @@ from fedstat.results.uncertainty import (
     PermutationResult,
     SensitivityResult,
 )
-from fedstat.stats import LEAST_FOR_HALVES, factor, number_of_factors, resampling
+from fedstat.stats import LEAST_FOR_HALVES, Claim, factor, number_of_factors, resampling
 from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
@@ -141,10 +141,10 @@ def bootstrap(
     warn_if_contradicted(observed)
     m, fitting = layer_sums.moments, {"seed": seed, "executor": executor, **fitting}
     with progress_bar(n_boot, "sample", progress) as bar:
-        whole = grouping is not None and grouping.claim == "new groups"
+        draws_groups = grouping is not None and grouping.claim == "new groups"
         samples = resampling.bootstrap(
-            m, tau=tau, replicates=n_boot, groups=None if grouping is None else grouping.codes, whole_groups=whole,
-            tick=bar.update, **fitting,
+            m, tau=tau, replicates=n_boot, groups=None if grouping is None else grouping.codes,
+            whole_groups=draws_groups, tick=bar.update, **fitting,
         )  # fmt: skip
     fields: dict[str, Any] = {name: numpy_of(field) for name, field in samples._asdict().items()}
     if grouping is not None:

@@ -4,7 +4,6 @@ from fedstat.plot import papers
 from fedstat.plot.client_plots import (
     client_lines,
     client_similarity,
-    components,
     partition,
     profile,
     similarity_over_rounds,
@@ -32,7 +31,6 @@ __all__ = [
     "client_lines",
     "client_similarity",
     "communality",
-    "components",
     "convergence",
     "critical_difference",
     "differences",

@@ -306,8 +306,8 @@ _COLUMNS = ("layer", "round", "reliability", "conf_low", "conf_high")
 _LOWEST = -0.5
 
 
-def profile(table: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw the reliability of client differences in each layer with its CI.
+def profile(table: Any, *, parts: bool = False, units: int = 40, ax: Axes | None = None) -> Axes:
+    """Draw the reliability of client differences in each layer with its CI, or the parts of the variance of clients.
 
     Parameters
     ----------
@@ -315,6 +315,12 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
         Table of :func:`fedstat.fl.profile`, or the run itself, or the result of :func:`fedstat.variance_components` for
         each layer. Several rounds are drawn as lines over rounds, from the first layer (light) to the last (dark); one
         round is drawn as points over layers.
+    parts : bool
+        Draw stacked bars instead: proportions of groups of clients, clients and training noise in the variance of
+        clients that are trained on all their data. Bars stand for layers or, of a single ComponentsResult, for units in
+        descending order of their reliability. An estimate below 0 is drawn as 0.
+    units : int
+        Largest number of units; of more units, those of the highest and the lowest reliability are drawn.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
 
@@ -329,7 +335,21 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
     ------
     ValueError
         If the table lacks a column.
+    TypeError
+        If ``table`` is another result, or ``parts`` is set for anything but results of variance_components.
+
+    Examples
+    --------
+    >>> import fedstat
+    >>> rng = np.random.default_rng(0)
+    >>> w = rng.normal(size=(4, 1, 3, 20)) + rng.normal(size=(4, 2, 3, 20))
+    >>> nested = fedstat.variance_components(w, groups=list("aabb"), claim="these groups")
+    >>> profile(nested, parts=True).get_ylabel()
+    'proportion of the variance of clients'
     """
+    check.integer("units", units)
+    if parts:
+        return _draw_parts(sole(opened(table)), units, ax)
     if isinstance(table := opened(table), xr.DataTree):
         table = fl.profile(table)
     elif isinstance(table, Mapping) and all(isinstance(result, ComponentsResult) for result in table.values()):
@@ -369,43 +389,11 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
 _PARTS = ("groups", "clients within groups", "training noise")
 
 
-def components(results: Any, *, units: int = 40, ax: Axes | None = None) -> Axes:
-    """Draw what the variance of clients consists of as stacked bars: groups of clients, clients and training noise.
-
-    Parameters
-    ----------
-    results : ComponentsResult, path of a saved one, or mapping from layer to ComponentsResult
-        Result of :func:`fedstat.variance_components`. Bars stand for units in descending order of their reliability,
-        or, of several layers, for layers.
-    units : int
-        Largest number of units; of more units, those of the highest and the lowest reliability are drawn.
-    ax : matplotlib Axes, optional
-        Axes to draw on; by default those of a new figure.
-
-    Returns
-    -------
-    matplotlib Axes
-        Noise is that of clients that are trained on all their data. Parts of a bar sum to 1; an estimate below 0 is
-        drawn as 0. Bars of units that are identical in all clients are missing.
-
-    Raises
-    ------
-    TypeError
-        If ``results`` is another result.
-
-    Examples
-    --------
-    >>> import fedstat
-    >>> rng = np.random.default_rng(0)
-    >>> w = rng.normal(size=(4, 1, 3, 20)) + rng.normal(size=(4, 2, 3, 20))
-    >>> components(fedstat.variance_components(w, groups=list("aabb"), claim="these groups")).get_ylabel()
-    'proportion of the variance of clients'
-    """
-    check.integer("units", units)
-    results = sole(opened(results))
+def _draw_parts(results: Any, units: int, ax: Axes | None) -> Axes:
+    """Draw stacked bars of the proportions of groups, clients and noise, by unit or by layer."""
     is_layers = isinstance(results, Mapping)
     if not all(isinstance(result, ComponentsResult) for result in (results.values() if is_layers else [results])):
-        raise refusal("components", "a ComponentsResult or {layer: ComponentsResult}", results)
+        raise refusal("profile", "a ComponentsResult or {layer: ComponentsResult} with parts=True", results)
     if is_layers:
         table = pd.concat([result.layer.assign(name=name) for name, result in results.items()])
     else:

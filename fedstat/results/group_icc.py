@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from fedstat.results.base import Caution, Result, count_constant, describe_const
 from fedstat.results.exports import Headings
 from fedstat.results.icc import HEADLINE, NO_EVIDENCE, NOT_TESTED, ONE_DIRECTION, describe_sizes
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
+from fedstat.stats import Claim
 from fedstat.stats.group_icc import Agreement, GroupAgreement
 from fedstat.stats.icc import fdr
 
@@ -45,7 +46,7 @@ class GroupIccResult(Result):
     group_codes : int array (client,)
         Position of each client's group in ``group_names``.
     claim : {"these groups", "new groups"}
-        What conclusions hold for: further clients of these groups, or further groups.
+        Scope of conclusions: further clients of these groups, or further groups.
     n_weights : int
         Number of weights of a unit.
     level : float
@@ -61,7 +62,7 @@ class GroupIccResult(Result):
     clients: NDArray[Any]
     group_names: NDArray[Any]
     group_codes: NDArray[np.int64]
-    claim: Literal["these groups", "new groups"]
+    claim: Claim
     n_weights: int
     level: float
     baseline_subtracted: bool = False

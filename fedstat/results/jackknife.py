@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import join_columns
 from fedstat.results.uncertainty import MIN_SEPARATION, SAMPLED, separate
-from fedstat.stats import resampling
+from fedstat.stats import Claim, resampling
 from fedstat.stats.factor import gap
 
 Floats = NDArray[np.float64]
@@ -52,7 +52,7 @@ class JackknifeResult(Result):
     n_factors: NDArray[np.int64]
     converged: NDArray[np.bool_]
     gap: Floats
-    claim: Literal["these groups", "new groups"] | None = None
+    claim: Claim | None = None
     block_groups: NDArray[np.int64] | None = None
     _figure: ClassVar[str] = "communality"
     _by: ClassVar[str | None] = "estimate"

@@ -25,7 +25,7 @@ WRONG_SIDE = (0.01, 0.15)
 """Errors of a split by test at a false discovery rate of 0.05 in trained networks (``simulations/inference``): largest
 proportion of wrong units among units called shared or personal, and of layers with at least one wrong unit."""
 WRONG_WITHIN_GROUPS = (0.02, 0.15)
-"""Upper bounds of these errors for clients within groups."""
+"""Upper bounds of both errors for clients within groups."""
 _ENDS = ("conf_low", "conf_high")
 _MIN_AGREEMENT = 0.05  # median ICC2 below which clients have next to nothing in common
 

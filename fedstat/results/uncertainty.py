@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from fedstat.results.base import NOT_INDEPENDENT, TERMINAL, Caution, Result, ali
 from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import count, join_columns, p_equals
-from fedstat.stats import LEAST_FOR_PERCENTILES
+from fedstat.stats import LEAST_FOR_PERCENTILES, Claim
 from fedstat.stats import split as _split
 from fedstat.stats.factor import gap
 from fedstat.stats.resampling import expanded_percentiles
@@ -21,7 +21,7 @@ from fedstat.stats.resampling import expanded_percentiles
 Floats = NDArray[np.float64]
 _LEVEL = 0.05
 SAMPLED = {None: "clients", "new groups": "groups", "these groups": "clients of these groups"}
-"""What samples consist of, by the claim about groups."""
+"""Sampling units by the claim about groups."""
 MIN_SEPARATION = 2.0  # standard errors between groups, or between eigenvalues at the cut
 
 
@@ -62,7 +62,7 @@ class BootstrapResult(Result):
     level: float
     gap: Floats = field(default_factory=lambda: np.empty(0))
     half_samples: Floats = field(default_factory=lambda: np.empty((0, 0)))
-    claim: Literal["these groups", "new groups"] | None = None
+    claim: Claim | None = None
     group_sizes: NDArray[np.int64] | None = None
     _figure: ClassVar[str] = "forest"
     _by: ClassVar[str | None] = "estimate"

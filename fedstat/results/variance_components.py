@@ -17,9 +17,9 @@ from fedstat.results.exports import Headings
 from fedstat.results.pooling import ShrunkenResult
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends, p_equals
-from fedstat.stats import LEAST_VARYING
+from fedstat.stats import LEAST_VARYING, Claim
 from fedstat.stats.icc import fdr as adjusted
-from fedstat.stats.nested import Claim, GroupComponents
+from fedstat.stats.nested import GroupComponents
 from fedstat.stats.pooling import pool
 from fedstat.stats.variance_components import Components, classify_units
 
@@ -351,7 +351,7 @@ class ComponentsResult(Result):
 
     @property
     def layer(self) -> pd.DataFrame:
-        """Table of the layer, one row: the columns of :meth:`tidy` without unit and those ending in p_adjusted."""
+        """Table of the layer, one row: columns of :meth:`tidy`, without unit and adjusted p values."""
         return _make_table(self.layer_components, self.layer_group_components)
 
     @property

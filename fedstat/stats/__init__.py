@@ -5,6 +5,11 @@ Results have the type of the input, unless the module's docstring states another
 The constants are the smallest numbers of clients for each kind of statement. They differ, as their reasons do.
 """
 
+from typing import Literal
+
+Claim = Literal["these groups", "new groups"]
+"""Scope of conclusions with groups of clients: further clients of these groups, or further groups."""
+
 LEAST_FOR_HALVES = 4
 """Clients that are divided into random halves: each half then has at least 2, as a correlation of units needs."""
 

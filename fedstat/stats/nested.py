@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from fedstat import stats
 from fedstat._utils import check
 from fedstat._utils.streams import generator
-from fedstat.stats import clustering, reml, resampling
+from fedstat.stats import Claim, clustering, reml, resampling
 from fedstat.stats import variance_components as moments
 from fedstat.stats.icc import slices
 from fedstat.stats.reml import Gram
 from fedstat.stats.variance_components import Components, Floats
 
-Claim = Literal["these groups", "new groups"]
 Method = Literal["moments", "reml"]
 PERMUTATIONS = 999
 """Largest number of permutations of clients among groups; with more than 45 clients, fewer are drawn."""

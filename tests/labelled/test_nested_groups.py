@@ -194,7 +194,7 @@ def test_layers_have_their_components_and_bars() -> None:
     by_layer = {"fc1": weights(), "fc2": weights(of_groups=2)}
     results = {name: fedstat.variance_components(w, groups=THREE, claim=THESE) for name, w in by_layer.items()}
     layers = fedstat.results.LayerResults(results)
-    ax = plot.components(layers, ax=plt.figure().add_subplot())
+    ax = plot.profile(layers, parts=True, ax=plt.figure().add_subplot())
     names = ["groups", "clients within groups", "training noise"]
     assert [t.get_text() for t in ax.get_legend().get_texts()] == names
     assert [t.get_text() for t in ax.get_xticklabels()] == ["fc1", "fc2"]
@@ -219,10 +219,10 @@ def test_layers_of_a_run_have_groups_of_its_clients() -> None:
 
 def test_bars_of_units_without_groups_stand_by_reliability() -> None:
     found = fedstat.variance_components(weights())
-    ax = plot.components(found, units=4, ax=plt.figure().add_subplot())
+    ax = plot.profile(found, parts=True, units=4, ax=plt.figure().add_subplot())
     assert [t.get_text() for t in ax.get_legend().get_texts()] == ["clients", "training noise"]
     order = found.tidy().sort_values("reliability", ascending=False)["unit"].tolist()
     assert [t.get_text() for t in ax.get_xticklabels()] == [*order[:2], *order[-2:]]
-    with pytest.raises(TypeError, match=r"components .* ComponentsResult"):
-        plot.components(found.split())
+    with pytest.raises(TypeError, match=r"profile takes a ComponentsResult .* got SplitResult"):
+        plot.profile(found.split(), parts=True)
     plt.close("all")

@@ -28,7 +28,6 @@ OF_FACTORS = {
 MEANT = {
     "client_similarity": {"ClientClustersResult"},
     "communality": OF_FACTORS | {"IccResult", "StoredSplitResult"},
-    "components": {"ComponentsResult"},
     "convergence": {"ConvergenceResult"},
     "differences": {"ComparisonResult", "RunsResult"},
     "entropies": {"EntropyResult"},

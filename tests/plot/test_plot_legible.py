@@ -363,5 +363,5 @@ def test_tab_offers_what_draws_and_no_helper() -> None:
         assert dir(place) == place.__all__
         kinds = [getattr(place, name).__annotations__["return"] for name in dir(place) if name != "papers"]
         assert {*kinds} <= {"Axes", "Figure"}
-    assert len(dir(plot)) <= 30
+    assert len(dir(plot)) < 30
     assert not {"caption", "one_legend", "style_of", "study_dataset", "origins"} & {*dir(plot), *dir(papers)}

@@ -67,7 +67,7 @@ OTHERS: dict[str, Callable[[Sequence[str]], Any]] = {
     ),
     "layers of profile": lambda names: plot.profile(layers(names, rounds=1)),
     "layers of profile over rounds": lambda names: plot.profile(layers(names, rounds=2)),
-    "layers of components": lambda names: plot.components(dict.fromkeys(names, made("ComponentsResult"))),
+    "layers of components": lambda names: plot.profile(dict.fromkeys(names, made("ComponentsResult")), parts=True),
     "layers of shares": lambda names: plot.shares(
         layers(names, rounds=1).rename(columns={"conf_low": "low", "conf_high": "high"})
         .assign(scenario="a", place=range(len(names)))
@@ -86,7 +86,7 @@ WITHOUT = {
     "heatmap", "entropies", "relation", "fig1", "fig2", "motivation_grid", "partition", "rounds",
     "scree", "communality", "loadings", "split_map",
     "client_lines", "similarity_over_rounds", "leakage", "leakage_grid", "profile", "shares", "client_similarity",
-    "weights", "components",
+    "weights",
 }  # fmt: skip
 """Figures whose names are fedstat's own, or whose users' names (runs, layers, groups) have a row of their own."""
 
