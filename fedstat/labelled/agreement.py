@@ -438,7 +438,7 @@ def _unit_blocks(weights: Weights, n_sums: int) -> Iterator[tuple[slice, Any]]:
 
 
 def _step(n_units: int, n_sums: int) -> int:
-    """Return the number of units at a time of which ``n_sums`` numbers each fit into memory."""
+    """Return the number of units in a block, each with ``n_sums`` numbers in memory."""
     return min(n_units, max(1, _BLOCK // n_sums)) if n_sums else n_units
 
 

@@ -26,12 +26,11 @@ from fedstat.labelled.arrays import (
     sums,
     values_of,
 )
-from fedstat.labelled.groups import Claim
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import AUTO, Stage
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.tables import count
-from fedstat.stats import eigenvalues, entropy, factor, split
+from fedstat.stats import Claim, eigenvalues, entropy, factor, split
 from fedstat.stats.moments import correlation, require_memory
 
 F = TypeVar("F", bound=Callable[..., Any])

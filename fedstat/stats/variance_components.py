@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 # Sums of squares of a unit between this number and its reciprocal are far from the limits of float64.
 _ORDINARY = 1e200
-# Clients, and units of a block, among which the variation of noise is measured: more would take time.
+# Largest numbers of clients and of units of a block from which the variation of noise is estimated.
 _SAMPLED = 32
 # Distance from leverage 1 at which the fit passes through a client; relative variation of a constant covariate.
 _FULL_LEVERAGE, _CONSTANT = 1e-9, 1e-10
