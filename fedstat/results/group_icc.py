@@ -87,7 +87,7 @@ class GroupIccResult(Result):
         """Conclusions of the tests of each unit within and between groups; array (unit, 2).
 
         "one direction": most clients of a group, or most groups, deviate in one direction (sign-flip tests). "agree":
-        these groups agree (t test). Or "no evidence" or "not tested".
+        these groups agree (t test). Units without such a conclusion have "no evidence" or "not tested".
         """
         p, called = self.p_adjusted, np.array([ONE_DIRECTION, ONE_DIRECTION if self.claim == "new groups" else AGREE])
         return np.where(np.isnan(p), NOT_TESTED, np.where(p <= 1 - self.level + 1e-12, called, NO_EVIDENCE))

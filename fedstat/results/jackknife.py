@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import NOT_INDEPENDENT, Caution, Result
+from fedstat.results.base import Caution, Result
 from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import join_columns
-from fedstat.results.uncertainty import MIN_SEPARATION, SAMPLED, separate
+from fedstat.results.uncertainty import MIN_SEPARATION, SAMPLED, over_samples, separate
 from fedstat.stats import Claim, resampling
 from fedstat.stats.factor import gap
 
@@ -144,9 +144,7 @@ class JackknifeResult(Result):
 
     def cautions(self) -> list[Caution]:
         """Return cautions on dependent clients, factors not identified, a dominating block, and fits not converged."""
-        cautions, x = super().cautions(), self.glance().iloc[0]
-        if self.claim == "new groups":  # clients of a group may depend on each other
-            cautions = [caution for caution in cautions if caution.title != NOT_INDEPENDENT]
+        cautions, x = over_samples(super().cautions(), self.claim), self.glance().iloc[0]
         if x["eigenvalue_gap"] < MIN_SEPARATION:
             text = (
                 f"eigenvalues at the cut are {x['eigenvalue_gap']:.1f} SE apart: factors are not identified, and SEs "

@@ -227,9 +227,7 @@ class BootstrapResult(Result):
 
     def cautions(self) -> list[Caution]:
         """Return cautions on dependent clients, eigenvalues or groups near each other, and fits not converged."""
-        cautions, gap = super().cautions(), self._measure_gap()
-        if self.claim == "new groups":  # clients of a group may depend on each other
-            cautions = [caution for caution in cautions if caution.title != NOT_INDEPENDENT]
+        cautions, gap = over_samples(super().cautions(), self.claim), self._measure_gap()
         if gap < MIN_SEPARATION:
             text = f"eigenvalues at the cut are {gap:.1f} SE apart: factors are not identified"
             cautions.append(Caution("Factors not identified", text))
@@ -243,6 +241,11 @@ class BootstrapResult(Result):
             )
             cautions.append(Caution("Refits not converged", text))
         return cautions
+
+
+def over_samples(cautions: list[Caution], claim: Claim | None) -> list[Caution]:
+    """Return cautions without those on dependent clients if whole groups are sampled, whose clients may depend."""
+    return [caution for caution in cautions if claim != "new groups" or caution.title != NOT_INDEPENDENT]
 
 
 def separate(split: SplitResult, std_error: Floats) -> float:
