@@ -67,7 +67,7 @@ def test_the_page_of_tests_says_what_the_table_of_simulations_shows():
     text = f"errs in {(layers['conclusion'] == 'errs').sum()} of {len(layers)} cases and rejects in"
     assert f"{text} {layers['observed'].astype(float).max():g} at most".replace(" 0.", " .") in " ".join(page.split())
     beside = errs[errs["claim"].str.contains("beside shared units") & (errs["assumptions"] == "hold")]
-    assert len(beside) == beside["case"].str.contains("6 clients").sum() == 1
+    assert len(beside) == beside["case"].str.contains("6 clients").sum() == 2
     assert "err if scenarios share data" in page
     ranks = errs[errs["claim"].isin(["Friedman's test", "Nemenyi's test, any pair"])]
     assert ranks["case"].str.contains("share data").all()
