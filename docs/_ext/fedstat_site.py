@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import socket
 import sys
 from functools import cache
 from importlib import import_module
@@ -17,6 +19,7 @@ import public_names
 import reference_pages
 from docutils import nodes
 from jupyter_cache import get_cache
+from jupyter_client.connect import LocalPortCache
 from PIL import Image
 from sphinx import addnodes
 from sphinx.application import Sphinx
@@ -68,6 +71,19 @@ def spread(app: Sphinx, env: Any, names: list[str]) -> None:
         others.insert(i * length, name)
     names[:] = others
     _ = get_cache(app.config.nb_execution_cache_path).db  # made here, as two processes that make it would collide
+
+
+def free_port(cache: LocalPortCache, ip: str) -> int:
+    """Return a free port for a kernel, from numbers of this process alone.
+
+    A port is free until its kernel binds it, a second later. Another process would take it meanwhile.
+    """
+    for port in range(16384 + os.getpid() % 256 * 64, 32768):  # below those that the system gives to connections
+        with socket.socket() as asked:
+            if port not in cache.currently_used_ports and asked.connect_ex((ip, port)):
+                cache.currently_used_ports.add(port)
+                return port
+    raise OSError("no port is free for a notebook's kernel")
 
 
 def _runs(page: Path) -> bool:
@@ -157,7 +173,8 @@ def _shown(image: nodes.image) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Connect all of this."""
+    """Connect all of this; kernels that run side by side get ports of their own."""
+    LocalPortCache.find_available_port = free_port
     app.connect("builder-inited", generate)
     app.connect("builder-inited", check)
     app.connect("env-before-read-docs", spread)
