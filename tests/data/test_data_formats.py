@@ -166,9 +166,8 @@ class Bomb:
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_a_pickle_that_would_run_code_is_refused_unrun(tmp_path, protocol):
     (tmp_path / "evil").write_bytes(pickle.dumps({b"data": Bomb(tmp_path / "ran")}, protocol=protocol))
-    with pytest.raises(
-        ValueError, match=r"evil is damaged at byte \d+: the pickle asks for (pathlib|__builtin__|builtins|posix|_io)\."
-    ):
+    message = r"the pickle (asks for (pathlib|__builtin__|builtins|posix|_io)\.|has the operation DICT,)"
+    with pytest.raises(ValueError, match=rf"evil is damaged at byte \d+: {message}"):
         unpickle(tmp_path / "evil")
     assert not (tmp_path / "ran").exists()
 
