@@ -152,7 +152,7 @@ def _open_store(path: Path) -> xr.Dataset:
     """Open a store without loading it; check dtypes and dims of x and y, and all sizes against the limit."""
     from fedstat.store.files import open_root_group
 
-    with guard.wrap_errors(path, "Write it again.", what="could not be read as a zarr store"):
+    with guard.wrap_errors(path, "Write it again.", what="could not be read as a zarr store of format 3"):
         data = open_root_group(path)
     for name, dims in (("x", ("client", "sample", "feature")), ("y", ("client", "sample"))):
         variable = data.data_vars.get(name)
