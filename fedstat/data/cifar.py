@@ -99,8 +99,8 @@ _MEMO = {"BINPUT", "LONG_BINPUT"}
 _OPERATIONS = _MEMO | {
     "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "BINFLOAT",
     "SHORT_BINSTRING", "BINSTRING", "SHORT_BINBYTES", "BINBYTES", "SHORT_BINUNICODE", "BINUNICODE", "EMPTY_LIST",
-    "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "GLOBAL",
-    "STACK_GLOBAL", "REDUCE", "BUILD", "BINGET", "LONG_BINGET", "MEMOIZE",
+    "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
+    "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "BINGET", "LONG_BINGET", "MEMOIZE",
 }  # fmt: skip
 """Operations of arrays, numbers, strings, lists and dictionaries in the protocols 2 to 4 of pickles."""
 
@@ -116,26 +116,25 @@ def unpickle(path: Path) -> Any:
         If the pickle is truncated or corrupt, or asks for another class or function, which could run code.
     """
     stream = io.BytesIO(read(path))
-    try:
+    with guard.wrap_errors(path, stream=stream):
         _require_plain(path, stream)
         stream.seek(0)
         return _Unpickler(stream, encoding="bytes").load()
-    except guard.LimitError:
-        raise
-    except Exception as error:  # damaged lengths, names and strings raise errors of many types
-        what = guard.reason(error) if str(error) else "it ends too soon"
-        raise error_at(path, stream.tell(), f"{what.removeprefix('UnpicklingError: ')}. Download it again.") from error
 
 
 def _require_plain(path: Path, stream: io.BytesIO) -> None:
     """Raise ValueError unless the operations of a pickle are those of data, and none makes it fill the memory."""
-    n_tuples = 0
+    n_tuples, previous = 0, ""
     for n, (operation, argument, _) in enumerate(pickletools.genops(stream)):
-        guard.size(path, n, "its pickle, counted so far,", share=_VALUE, unit="operations")
-        n_tuples += operation.name.startswith("TUPLE")
-        is_far = operation.name in _MEMO and int(str(argument)) > n  # the table of references would fill the memory
-        if operation.name not in _OPERATIONS or n_tuples > _MOST_TUPLES or is_far:
-            raise ValueError(f"the pickle has the operation {operation.name}, which no data file needs")
+        name = operation.name
+        if n % 4096 == 0:
+            guard.size(path, n, "its pickle, counted so far,", share=_VALUE, unit="operations")
+        # A pair that a call takes at once is a byte string as text, which the function does not take for a key.
+        n_tuples += name.startswith("TUPLE") - (previous == "TUPLE2" and name == "REDUCE")
+        is_far = name in _MEMO and int(str(argument)) > n  # the table of references would fill the memory
+        if name not in _OPERATIONS or n_tuples > _MOST_TUPLES or is_far:
+            raise ValueError(f"the pickle has the operation {name}, which no data file needs")
+        previous = previous if name in _MEMO or name == "MEMOIZE" else name
 
 
 class _Kind:
@@ -144,7 +143,7 @@ class _Kind:
     def __init__(self, code: str | bytes, _align: object = 0, _copy: object = 1) -> None:
         self.dtype = np.dtype(code.decode() if isinstance(code, bytes) else code)
         if self.dtype.kind not in "biuf":
-            raise pickle.UnpicklingError(f"the pickle holds an array of {self.dtype}, which no data file needs")
+            raise ValueError(f"the pickle holds an array of {self.dtype}, which no data file needs")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         order: Any = state[1].decode() if isinstance(state[1], bytes) else state[1]
@@ -193,5 +192,5 @@ class _Unpickler(pickle.Unpickler):
     def _encode(self, text: str, encoding: str) -> bytes:
         """Return the byte string that Python 3 wrote as text in the protocol of Python 2; equal texts share it."""
         if encoding not in ("latin1", b"latin1"):
-            raise pickle.UnpicklingError(f"the pickle holds a byte string as {encoding!r}, where 'latin1' was expected")
+            raise ValueError(f"the pickle holds a byte string as {encoding!r}, where 'latin1' was expected")
         return self._encoded.setdefault(id(text), (text, text.encode("latin1")))[1]

@@ -333,7 +333,7 @@ def _torch(path: Path) -> Any:
         raise
     except Exception as error:  # torch does not document its errors for malformed files
         text = str(error).rpartition("WeightsUnpickler error: ")[2].partition(". In PyTorch")[0].strip()
-        if name := re.search(r"GLOBAL (\S+)", text):
+        if name := re.search(r"GLOBAL (\S+)", str(error)):
             reason = (
                 f"it holds a Python object of {ascii(name[1][:200])[1:-1]}, and loading it may run code. If you trust "
                 "the file, load it by torch.load(path, weights_only=False), and pass the module or its state_dict"
