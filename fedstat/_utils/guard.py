@@ -245,6 +245,7 @@ def arrays(path: Path) -> NpzFile:
 
 def array(path: Path, file: NpzFile, name: str) -> NDArray[Any]:
     """Read an array of an open .npz file; raise ValueError if it is damaged or holds Python objects."""
+    array_head(path, file, name)  # names an array of objects, which numpy does not
     with _wrap_npz(path):
         return file[name]
 
