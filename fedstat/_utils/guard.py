@@ -1,23 +1,21 @@
-"""Readers of untrusted files, archives and pickles, which limit memory and run no code; files replaced in one step."""
+"""Regular files of bounded size and their errors, .npz files, JSON; files replaced in one step."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pickle
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader
-from math import prod
 from pathlib import Path
-from typing import IO, Any, ClassVar, NamedTuple
+from typing import Any, BinaryIO, cast
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 LIMIT = 4 * 1024**3
@@ -196,236 +194,71 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"numbers must be finite, but got {name}")
 
 
-VALUE = 2**11
-"""Bytes reserved for each reading of a pickle (at most 2,097,152): a value, and the reference to it."""
-
-_REFUSED = {
-    pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET,
-    pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.PERSID, pickle.INST, pickle.OBJ,
-}  # fmt: skip
-
-
-_LARGEST = 2**31
-
-
-class Counted(io.BytesIO):
-    """Bytes of a pickle with a limited number of readings: every value of a pickle takes at least one reading."""
-
-    def __init__(self, where: object, content: bytes) -> None:
-        super().__init__(content)
-        self._where, self._readings = where, 0
-
-    def read(self, n: int | None = -1, /) -> bytes:
-        """Read as BytesIO does, and raise LimitError after too many readings."""
-        self._readings += 1
-        if self._readings % 4096 == 0:
-            size(self._where, self._readings, "its pickle, counted so far,", share=VALUE, unit="readings")
-        return super().read(n)
-
-
-class ObjectError(ValueError):
-    """Error of a pickle that asks for an unknown class or function, ``name``."""
-
-    def __init__(self, module: str, name: str) -> None:
-        self.name = ascii(f"{module}.{name}"[:200])[1:-1]
-        super().__init__(f"the pickle asks for {self.name}, which no data file needs")
-
-
-class Stateful:
-    """Stand-in for a class whose instances take a state from the pickle, by ``__setstate__``."""
-
-
-class Unpickler(pickle._Unpickler):
-    """Unpickler of numbers, strings, lists, tuples, dictionaries and the objects of ``stand_ins``.
-
-    A stand-in takes a fixed number of arguments and copies none; otherwise a short pickle could fill the memory. The
-    constructors of NumPy and torch are not used, because they trust the state in the file. The unpickler in C is not
-    used either: a few bytes make it fill gigabytes (its table of references) or crash (a deeply nested key).
-    """
-
-    stand_ins: ClassVar[dict[tuple[str, str], Any]] = {}
-    stack: list[Any]
-    read: Callable[[int], bytes]
-    append: Callable[[Any], None]
-    pop_mark: Callable[[], list[Any]]
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        op: load for op, load in pickle._Unpickler.dispatch.items() if bytes([op]) not in _REFUSED
-    }
-
-    def load_frame(self) -> None:
-        """Skip a frame, which is only a hint, so that every reading is counted."""
-        self.read(8)
-
-    def load_setitem(self) -> None:
-        """Set an entry of a dictionary."""
-        key, value = self.stack[-2:]
-        del self.stack[-2:]
-        self.stack[-1][_name(key)] = value
-
-    def load_setitems(self) -> None:
-        """Set entries of a dictionary."""
-        items = self.pop_mark()
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            self.stack[-1][_name(key)] = value
-
-    def load_dict(self) -> None:
-        """Make a dictionary."""
-        items = self.pop_mark()
-        self.append({_name(key): value for key, value in zip(items[::2], items[1::2], strict=True)})
-
-    def load_build(self) -> None:
-        """Set the state of an instance of a stand-in."""
-        state = self.stack.pop()
-        instance = self.stack[-1]
-        if not isinstance(instance, Stateful):
-            raise ValueError(f"the pickle sets the state of a {type(instance).__name__}")
-        instance.__setstate__(state)  # type: ignore[attr-defined]
-
-    dispatch[pickle.FRAME[0]] = load_frame
-    dispatch[pickle.SETITEM[0]] = load_setitem
-    dispatch[pickle.SETITEMS[0]] = load_setitems
-    dispatch[pickle.DICT[0]] = load_dict
-    dispatch[pickle.BUILD[0]] = load_build
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in of a class or function, or raise ObjectError."""
-        if (module, name) not in self.stand_ins:
-            raise ObjectError(module, name)
-        return self.stand_ins[module, name]
-
-
-def _name(key: object) -> bytes | str | int:
-    if isinstance(key, int) and abs(key) > _LARGEST:  # larger numbers can be chosen to have equal hashes
-        raise ValueError(f"the pickle names an entry by a number beyond {_LARGEST}")
-    if not isinstance(key, bytes | str | int):
-        raise ValueError(f"the pickle names an entry by a {type(key).__name__}, which no data file needs")
-    return key
-
-
-_BLOCK = 1 << 18  # bytes read at once
-
-
-class _Stream(io.BufferedReader):
-    """Stream that limits each reading to the size of a header: zipfile reads the directory of a file at once."""
-
-    def read(self, n: int | None = -1, /) -> bytes:
-        size(self.name, n or 0, "the directory of the zip file", share=HEAD)
-        return super().read(n)
-
-
 @contextmanager
-def unzipped(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file with a directory of bounded size; readers check the sizes that members declare.
-
-    Raises
-    ------
-    ValueError, zipfile.BadZipFile
-        If the path is not a regular file or not a zip file, or the file has too many members.
-    """
-    with _Stream(io.FileIO(regular(path))) as stream, zipfile.ZipFile(stream) as file:
-        size(path, len(file.infolist()), "its directory", share=TENSOR, unit="members")
-        yield file
-
-
-class Head(NamedTuple):
-    """Shape and type of an array in a file; ``read`` reads the array while the file is open."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    read: Callable[[], NDArray[Any]]
-
-    @property
-    def ndim(self) -> int:
-        """Number of dims."""
-        return len(self.shape)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one number, at least 1."""
-        return max(1, self.dtype.itemsize)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array's numbers."""
-        return prod(self.shape) * self.itemsize
+def wrap_errors(
+    path: object, advice: str = "Download it again.", *, what: str = "is damaged", stream: BinaryIO | None = None
+) -> Iterator[None]:
+    """Turn any error of a parser into a ValueError that names the file and, if it is passed, the byte of the stream."""
+    try:
+        yield
+    except LimitError:
+        raise
+    except MemoryError as error:
+        raise ValueError(f"{path} takes more memory than this process can get. Free memory, or read a part.") from error
+    except Exception as error:  # on damaged bytes, parsers raise errors of many types, most undocumented
+        place = "" if stream is None else f" at byte {stream.tell()}"
+        raise ValueError(f"{path} {what}{place}: {reason(error)}. {advice}") from error
 
 
-class Arrays:
-    """Arrays of an .npz file, read one at a time.
-
-    Attributes
-    ----------
-    names : list of str
-    """
-
-    def __init__(self, path: Path, file: zipfile.ZipFile) -> None:
-        self._path, self._file, self._total = path, file, 0
-        self._members = {m.filename.removesuffix(".npy"): m for m in file.infolist() if m.filename.endswith(".npy")}
-        self.names = list(self._members)
-
-    def head(self, name: str) -> Head:
-        """Return the declared shape and type of an array; raise ValueError if the file has fewer bytes."""
-        with _reading(self._path), self._file.open(self._members[name]) as stream:
-            return self._head(name, stream)[0]
-
-    def read(self, name: str) -> NDArray[Any]:
-        """Read an array; raise LimitError if all arrays read so far exceed the limit."""
-        with _reading(self._path), self._file.open(self._members[name]) as stream:
-            head, by_column = self._head(name, stream)
-            self._total += head.nbytes
-            size(self._path, self._total, f"{name[:100]} of shape {head.shape} and what is read before it")
-            numbers = np.ndarray(prod(head.shape), head.dtype)
-            unread = numbers.view(np.uint8).data if numbers.nbytes else memoryview(b"")
-            while unread:
-                block = stream.read(min(len(unread), _BLOCK))
-                unread[: len(block)] = block
-                unread = unread[len(block) :]
-                if not block:
-                    raise EOFError(f"{name[:100]!r} ends too soon")
-            return numbers.reshape(head.shape[::-1]).T if by_column else numbers.reshape(head.shape)
-
-    def _head(self, name: str, stream: IO[bytes]) -> tuple[Head, bool]:
-        """Return the declared shape and type of an array, and True if it is in column-major order."""
-        version, n_bytes = np.lib.format.read_magic(stream), self._members[name].file_size
-        parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, by_column, dtype = parse(stream)
-        head = Head(shape, dtype, partial(self.read, name))
-        if dtype.hasobject:
-            raise ValueError(f"{name[:100]!r} holds Python objects, which are not read")
-        if head.nbytes > n_bytes or min(shape, default=0) < 0:
-            raise ValueError(f"{name[:100]!r} has the shape {shape} of {dtype}, but only {n_bytes:,} bytes")
-        return head, by_column
+_wrap_npz = partial(
+    wrap_errors, advice="Save it with np.savez(path, **arrays).", what="could not be read as plain arrays"
+)
 
 
-@contextmanager
-def arrays(path: Path) -> Iterator[Arrays]:
-    """Open an .npz file to read arrays from it.
+def require_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
+    """Raise LimitError if a zip file has too many members, or its members would exceed the limit when unzipped."""
+    size(path, len(members), "its directory", share=TENSOR, unit="members")
+    size(path, sum(member.file_size for member in members), "its unzipped content")
+
+
+def arrays(path: Path) -> NpzFile:
+    """Open an .npz file that holds nothing but arrays; :func:`array` reads one.
 
     Raises
     ------
     ValueError
-        If the file is not a valid .npz file of plain arrays, or too large; the message names the file.
+        If the file is not a valid .npz file, or too large; the message names the file.
     FileNotFoundError
         If the file does not exist.
     """
-    with ExitStack() as stack:
-        with _reading(path):
-            with opened(path) as stream:
-                if stream.read(6) == b"\x93NUMPY":
-                    raise ValueError("it holds one array without a name. Save with np.savez(path, **arrays)")
-            members = Arrays(path, stack.enter_context(unzipped(path)))
-        yield members
+    regular(path)
+    with _wrap_npz(path):
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is not a zip file")
+        file: NpzFile = np.load(path, allow_pickle=False)
+        members = cast(zipfile.ZipFile, file.zip).infolist()
+        require_members(path, members)
+        if others := [member.filename for member in members if not member.filename.endswith(".npy")]:
+            raise ValueError(f"its member {others[0]!r:.200} is no array")
+        return file
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Name the file in the errors that parsers raise for a malformed file, whose types are not documented."""
-    try:
-        yield
-    except (LimitError, FileNotFoundError):
-        raise
-    except Exception as error:
-        raise ValueError(f"{path} could not be read as plain arrays: {reason(error)}") from error
+def array(path: Path, file: NpzFile, name: str) -> NDArray[Any]:
+    """Read an array of an open .npz file; raise ValueError if it is damaged or holds Python objects."""
+    array_head(path, file, name)  # names an array of objects, which numpy does not
+    with _wrap_npz(path):
+        return file[name]
+
+
+def array_head(path: Path, file: NpzFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Read shape and type of an array of an open .npz file; raise ValueError if it holds Python objects."""
+    with _wrap_npz(path), cast(zipfile.ZipFile, file.zip).open(f"{name}.npy") as stream:
+        is_first = np.lib.format.read_magic(stream) == (1, 0)
+        parse = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        shape, _, dtype = parse(stream)
+        if dtype.hasobject:
+            raise ValueError(f"{name[:100]!r} holds Python objects, which are not read")
+        return shape, dtype
 
 
 @contextmanager

@@ -107,14 +107,14 @@ def open_folder(path: str | os.PathLike[str]) -> xr.Dataset:
     if not guard.status(folder / _INDEX):
         raise FileNotFoundError(f"{folder} must be a folder that save_folder wrote, but has no {_INDEX}")
     index = folder / _INDEX
-    with wrap_errors(index, _AGAIN):
+    with guard.wrap_errors(index, _AGAIN):
         content = guard.parsed(index, guard.content(index, share=guard.HEAD))
         entries = {name: (tuple(e["dims"]), e["attrs"], e["levels"], e["coord"]) for name, e in _get_variables(content)}
         data = xr.Dataset(attrs=content["attrs"])
     for name, (dims, attrs, levels, coord) in entries.items():
         _require_plain_name(name, index)
         file = guard.regular(guard.inside(folder, f"{name}.npy", index))
-        with wrap_errors(file, _AGAIN):
+        with guard.wrap_errors(file, _AGAIN):
             values = np.load(file, mmap_mode="c", allow_pickle=False)
             data[name] = (dims, values if levels is None else _decode_names(values, levels, file), attrs)
         if coord:
@@ -278,22 +278,6 @@ def _stamp(path: str | Path) -> Any:
 def error_at(path: Path, offset: int | str, what: str) -> ValueError:
     """Return the ValueError for a file that violates its format at a byte (or line)."""
     return ValueError(f"{path} is damaged at {offset if isinstance(offset, str) else f'byte {offset}'}: {what}")
-
-
-@contextmanager
-def wrap_errors(path: Path, advice: str = "Download it again.", stream: BinaryIO | None = None) -> Iterator[None]:
-    """Turn any error of a parser into a ValueError that names the file and the byte of the stream."""
-    try:
-        yield
-    except guard.LimitError:
-        raise
-    except MemoryError as error:
-        raise ValueError(f"{path} takes more memory than this process can get. Free memory, or read a part.") from error
-    except Exception as error:  # on damaged bytes, parsers raise errors of many types, most undocumented
-        what = f"{guard.reason(error)}. {advice}"
-        if stream is not None:
-            raise error_at(path, stream.tell(), what) from error
-        raise ValueError(f"{path} is damaged: {what}") from error
 
 
 @contextmanager

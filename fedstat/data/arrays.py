@@ -150,7 +150,7 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
         If the file does not exist.
     ValueError
         If the file is not .npz, lacks an array, holds objects, or its arrays do not fit together. If the arrays, their
-        labels or their vocabulary would exceed the limit of :func:`fedstat.data.load`. Other arrays are not read.
+        labels or their vocabulary would exceed the limit of :func:`fedstat.data.load`.
     """
     path = Path(path).expanduser()
     arrays = _read_arrays(path)
@@ -177,9 +177,8 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Read the arrays x, y, client and split of a file; raise ValueError if a value is missing."""
     try:
         with guard.arrays(note(path)) as file:
-            heads = {name: file.head(name) for name in _NAMES if name in file.names}
-            _require_arrays(path, heads, file.names)
-            arrays = {name: head.read() for name, head in heads.items()}
+            arrays = {name: guard.array(path, file, name) for name in _NAMES if name in file.files}
+            _require_arrays(path, arrays, file.files)
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}. It must hold {ARRAYS}") from None
     for name in arrays.keys() - {"x"}:
@@ -211,17 +210,17 @@ def _build_attrs(path: Path, x: NDArray[Any]) -> dict[str, Any]:
     return {"vocabulary": [str(i) for i in range(int(x.max()) + 1)]}
 
 
-def _require_arrays(path: Path, heads: Mapping[str, guard.Head], names: list[str]) -> None:
+def _require_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], names: list[str]) -> None:
     """Raise ValueError unless the arrays exist and their types and shapes fit together."""
     for name in ("x", "y"):
-        if name not in heads:
+        if name not in arrays:
             hint = check.did_you_mean(name, names)
             raise ValueError(f"{path} lacks {name}; it holds {few(names, 8) or 'nothing'}.{hint} It must hold {ARRAYS}")
-    shape, dtype = heads["x"].shape, heads["x"].dtype
-    for name in heads.keys() - {"x"}:
-        if heads[name].shape != shape[:1]:
+    shape, dtype = arrays["x"].shape, arrays["x"].dtype
+    for name in arrays.keys() - {"x"}:
+        if arrays[name].shape != shape[:1]:
             raise ValueError(
-                f"{name} in {path} must have shape {shape[:1]}, a value per sample of x, but has {heads[name].shape}"
+                f"{name} in {path} must have shape {shape[:1]}, a value per sample of x, but has {arrays[name].shape}"
             )
     if 0 in shape or dtype.kind not in "fiu" or len(shape) < 2:
         raise ValueError(f"x in {path} must be numbers (sample, ...), but is {dtype} of shape {shape}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.data._files import Part, Source, Split, error_at, find, join_parts, list_splits, read, wrap_errors
+from fedstat.data._files import Part, Source, Split, error_at, find, join_parts, list_splits, read
 
 _HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SOURCES = {
@@ -58,7 +60,7 @@ def _read_names(meta: Path, key: bytes) -> list[str]:
     names = content.get(key) if isinstance(content, dict) else None
     if not isinstance(names, list) or any(type(n) is not bytes for n in names):
         raise error_at(meta, 0, f"{key.decode()} must hold the names of the classes. Download it again.")
-    with wrap_errors(meta):
+    with guard.wrap_errors(meta):
         return [n.decode() for n in names]
 
 
@@ -75,7 +77,7 @@ def _read_batch(path: Path, is_100: bool) -> tuple[np.ndarray, np.ndarray, np.nd
             raise error_at(path, 0, f"labels must be integers, but {key.decode()!r} holds other values")
     if not isinstance(content[b"data"], _Stored):
         raise error_at(path, 0, f"data must be an array of uint8, but got {type(content[b'data']).__name__}")
-    with wrap_errors(path):
+    with guard.wrap_errors(path):
         fine, coarse = (np.asarray(v, None if isinstance(v, _Stored) else np.int64) for v in map(content.get, keys))
         x = np.asarray(content[b"data"])
     if x.dtype != np.uint8 or x.shape != (len(fine), 3072) or len(fine) != len(coarse):
@@ -90,6 +92,19 @@ def _read_batch(path: Path, is_100: bool) -> tuple[np.ndarray, np.ndarray, np.nd
     return x.reshape(-1, *_IMAGE), fine, coarse
 
 
+_VALUE = 2**11
+"""Bytes reserved for each operation of a pickle (at most 2,097,152)."""
+_MOST_TUPLES = 64  # an array has eight; tuples that are nested deeply would crash Python as the key of a dictionary
+_MEMO = {"BINPUT", "LONG_BINPUT"}
+_OPERATIONS = _MEMO | {
+    "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "BINFLOAT",
+    "SHORT_BINSTRING", "BINSTRING", "SHORT_BINBYTES", "BINBYTES", "SHORT_BINUNICODE", "BINUNICODE", "EMPTY_LIST",
+    "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
+    "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "BINGET", "LONG_BINGET", "MEMOIZE",
+}  # fmt: skip
+"""Operations of arrays, numbers, strings, lists and dictionaries in the protocols 2 to 4 of pickles."""
+
+
 def unpickle(path: Path) -> Any:
     """Read a pickle of numbers, strings, lists and dictionaries; byte strings stay bytes.
 
@@ -100,30 +115,42 @@ def unpickle(path: Path) -> Any:
     ValueError
         If the pickle is truncated or corrupt, or asks for another class or function, which could run code.
     """
-    stream = guard.Counted(path, read(path))
-    try:
-        return _Unpickler(stream).load()
-    except guard.LimitError:
-        raise
-    except Exception as error:  # damaged lengths, names and strings raise errors of many types
-        what = guard.reason(error) if str(error) else "it ends too soon"
-        raise error_at(path, stream.tell(), f"{what.removeprefix('UnpicklingError: ')}. Download it again.") from error
+    stream = io.BytesIO(read(path))
+    with guard.wrap_errors(path, stream=stream):
+        _require_plain(path, stream)
+        stream.seek(0)
+        return _Unpickler(stream, encoding="bytes").load()
 
 
-class _Kind(guard.Stateful):
+def _require_plain(path: Path, stream: io.BytesIO) -> None:
+    """Raise ValueError unless the operations of a pickle are those of data, and none makes it fill the memory."""
+    n_tuples, previous = 0, ""
+    for n, (operation, argument, _) in enumerate(pickletools.genops(stream)):
+        name = operation.name
+        if n % 4096 == 0:
+            guard.size(path, n, "its pickle, counted so far,", share=_VALUE, unit="operations")
+        # A pair that a call takes at once is a byte string as text, which the function does not take for a key.
+        n_tuples += name.startswith("TUPLE") - (previous == "TUPLE2" and name == "REDUCE")
+        is_far = name in _MEMO and int(str(argument)) > n  # the table of references would fill the memory
+        if name not in _OPERATIONS or n_tuples > _MOST_TUPLES or is_far:
+            raise ValueError(f"the pickle has the operation {name}, which no data file needs")
+        previous = previous if name in _MEMO or name == "MEMOIZE" else name
+
+
+class _Kind:
     """Numeric type of an array in a pickle, with its byte order."""
 
     def __init__(self, code: str | bytes, _align: object = 0, _copy: object = 1) -> None:
         self.dtype = np.dtype(code.decode() if isinstance(code, bytes) else code)
         if self.dtype.kind not in "biuf":
-            raise pickle.UnpicklingError(f"the pickle holds an array of {self.dtype}, which no data file needs")
+            raise ValueError(f"the pickle holds an array of {self.dtype}, which no data file needs")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         order: Any = state[1].decode() if isinstance(state[1], bytes) else state[1]
         self.dtype = self.dtype.newbyteorder(order)
 
 
-class _Stored(guard.Stateful):
+class _Stored:
     """Array in a pickle; ``np.asarray`` returns it, read-only."""
 
     def __init__(self, _kind: object, _shape: object, _code: object) -> None:
@@ -137,26 +164,33 @@ class _Stored(guard.Stateful):
         return np.array(self.array, dtype=dtype, copy=copy)
 
 
-class _Unpickler(guard.Unpickler):
+_STAND_INS: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): "ndarray",
+    ("numpy", "dtype"): _Kind,
+    ("numpy.core.multiarray", "_reconstruct"): _Stored,
+    ("numpy._core.multiarray", "_reconstruct"): _Stored,
+    ("__builtin__", "bytes"): lambda: b"",
+}
+"""Replacements of classes and functions, by module and name: NumPy's constructors trust the state in the file."""
+
+
+class _Unpickler(pickle.Unpickler):
     """Unpickler of arrays and byte strings; byte strings of Python 2 stay bytes."""
 
-    stand_ins: ClassVar[dict[tuple[str, str], Any]] = {
-        ("numpy", "ndarray"): "ndarray",
-        ("numpy", "dtype"): _Kind,
-        ("numpy.core.multiarray", "_reconstruct"): _Stored,
-        ("numpy._core.multiarray", "_reconstruct"): _Stored,
-        ("__builtin__", "bytes"): lambda: b"",
-    }
-
-    def __init__(self, stream: guard.Counted) -> None:
-        super().__init__(stream, encoding="bytes")
+    def __init__(self, stream: io.BytesIO, *, encoding: str) -> None:
+        super().__init__(stream, encoding=encoding)
         self._encoded: dict[int, tuple[str, bytes]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        return self._encode if (module, name) == ("_codecs", "encode") else super().find_class(module, name)
+        if (module, name) == ("_codecs", "encode"):
+            return self._encode
+        if (module, name) not in _STAND_INS:
+            asked = ascii(f"{module}.{name}"[:200])[1:-1]
+            raise ValueError(f"the pickle asks for {asked}, which no data file needs")
+        return _STAND_INS[module, name]
 
     def _encode(self, text: str, encoding: str) -> bytes:
         """Return the byte string that Python 3 wrote as text in the protocol of Python 2; equal texts share it."""
         if encoding not in ("latin1", b"latin1"):
-            raise pickle.UnpicklingError(f"the pickle holds a byte string as {encoding!r}, where 'latin1' was expected")
+            raise ValueError(f"the pickle holds a byte string as {encoding!r}, where 'latin1' was expected")
         return self._encoded.setdefault(id(text), (text, text.encode("latin1")))[1]

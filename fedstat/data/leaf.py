@@ -24,7 +24,6 @@ from fedstat.data._files import (
     join_parts,
     list_splits,
     read,
-    wrap_errors,
 )
 
 WINDOW = 80
@@ -178,7 +177,7 @@ def _parse_images(path: Path, user: str, block: dict[str, Any]) -> tuple[np.ndar
         if not {*map(type, row)} <= {float, int}:  # NumPy would convert words, truth values and None to numbers
             bad = [v for v in row if type(v) not in (float, int)]
             raise error_at(path, place, f"images must be rows of numbers, but got {bad[0]!r:.100}")
-    with wrap_errors(path, _AGAIN):
+    with guard.wrap_errors(path, _AGAIN):
         x = np.array(block["x"], dtype=np.float64)
     if not (x.min() >= 0 and x.max() <= 1):
         raise error_at(path, place, f"pixels must be 0 to 1, but got {x.min():g} to {x.max():g}")
@@ -233,7 +232,7 @@ def load_shakespeare(name: str, root: Path, split: Split | None) -> xr.Dataset:
             path, 0, f"a role must speak more than {WINDOW} characters in lines indented by two blanks, but none does"
         )
     users = sorted(speech)
-    with wrap_errors(path):
+    with guard.wrap_errors(path):
         characters = encode("".join(speech[u] for u in users))
     sizes = np.array([len(speech[u]) for u in users])
     guard.size(path, int((sizes - WINDOW).sum()) * WINDOW, f"its windows of {WINDOW} characters")

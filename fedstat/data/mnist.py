@@ -21,7 +21,6 @@ from fedstat.data._files import (
     is_gzip,
     list_splits,
     open_unzipped,
-    wrap_errors,
 )
 
 _DIGITS = tuple("0123456789")
@@ -144,7 +143,7 @@ def read_idx(paths: list[Path]) -> tuple[np.ndarray, list[int]]:
     if len({h[1:] for h in heads}) > 1:
         raise ValueError(f"entries must have one shape, but got {[h[1:] for h in heads]} in {[str(p) for p in paths]}")
     ends = [int(e) for e in np.cumsum([h[0] for h in heads])]
-    with wrap_errors(paths[0]):
+    with guard.wrap_errors(paths[0]):
         out = np.empty((ends[-1], *heads[0][1:]), dtype=np.uint8)
     for path, shape, end in zip(paths, heads, ends, strict=True):
         _fill(path, 4 + 4 * len(shape), out[end - shape[0] : end])

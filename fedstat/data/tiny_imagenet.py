@@ -11,7 +11,7 @@ import numpy as np
 
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.data._files import Part, Source, Split, error_at, find, join_parts, list_splits, read, wrap_errors
+from fedstat.data._files import Part, Source, Split, error_at, find, join_parts, list_splits, read
 
 SOURCES = {
     "tiny-imagenet": Source(
@@ -48,7 +48,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
 
 
 def _read_text(path: Path) -> str:
-    with wrap_errors(path):
+    with guard.wrap_errors(path):
         return read(path).decode("utf-8")
 
 

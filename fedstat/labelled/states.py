@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from fedstat._utils import check, guard
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
-from fedstat._utils.guard import Head
 from fedstat._utils.lazy import torch
 from fedstat.labelled.layer_names import LORA, Layout, UnitsLast, layout, missing, stem
-from fedstat.labelled.torch_files import Unread
 
 State = Mapping[str, Any]
 
@@ -36,6 +34,42 @@ _SCALES = re.compile(
 _MARKS = re.compile(r"parametrizations\.|_(orig|g)$|weight_(scale|zero_point|fake)|SCB$|weight\.(absmax|quant)")
 _WRAPPER = re.compile(r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
 _PARAMETRIZED = re.compile(r"(?:(.+)\.)?parametrizations\.([^.]+)\.(.+)")
+
+
+class Head(NamedTuple):
+    """Shape and type of an array in a file; ``read`` reads the array while the file is open."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read: Callable[[], NDArray[Any]]
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        return self.dtype.itemsize
+
+
+class Unread(NamedTuple):
+    """A weight that cannot be read.
+
+    Attributes
+    ----------
+    reason : str
+        The predicate of a sentence, such as "holds F4 numbers.".
+    shape : tuple of int
+        Shape of the tensor; () if unknown.
+    ndim : int
+        Number of axes.
+    """
+
+    reason: str
+    shape: tuple[int, ...] = ()
+    ndim: int = 2
 
 
 class Composed(NamedTuple):

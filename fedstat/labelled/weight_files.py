@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -16,13 +18,11 @@ import numpy as np
 
 from fedstat._utils import check, guard
 from fedstat._utils.check import few
-from fedstat._utils.guard import ObjectError
-from fedstat._utils.lazy import xr
+from fedstat._utils.lazy import torch, xr
 from fedstat._utils.loops import track
-from fedstat.labelled import states, torch_files
+from fedstat.labelled import states
 from fedstat.labelled.layer_names import find_skipped_layers, is_pattern, match_names, require_names, stem
-from fedstat.labelled.states import Stack, State, is_module
-from fedstat.labelled.torch_files import Unread
+from fedstat.labelled.states import Head, Stack, State, Unread, is_module
 
 Source = str | Path | State | Any
 """A file, a state_dict or a torch module."""
@@ -104,7 +104,7 @@ def read_weights(
     UserWarning names layers with too many units, with a doubtful axis, or of a low-rank update (LoRA), whose units
     cannot be compared; and sources that are no clients by their names: "server", "global", "avg", "mean", "init".
 
-    No content of a file is executed. Torch files are read without torch, NumPy files without pickle.
+    No content of a file is executed: torch.load reads with ``weights_only=True``, numpy.load without pickle.
 
     Examples
     --------
@@ -292,7 +292,9 @@ def _content(path: Path, opened: ExitStack) -> Any:
 
 def _indexed(path: Path, opened: ExitStack) -> State:
     """Read the entries of a model in several files by its index, which names the file of each entry."""
-    content = guard.parsed(path, guard.content(path))
+    text = guard.content(path)
+    with guard.wrap_errors(path, "Save the model again."):
+        content = guard.parsed(path, text)
     file_by_name = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(file_by_name, dict) or not file_by_name:
         raise ValueError(
@@ -318,32 +320,43 @@ def _indexed(path: Path, opened: ExitStack) -> State:
 
 
 def _torch(path: Path) -> Any:
+    """Read a file of torch.save; its tensors are mapped, so that only those that are used take memory."""
+    is_mapped = zipfile.is_zipfile(guard.regular(path))  # files before torch 1.6 are none
     try:
-        return torch_files.read(path)
+        if is_mapped:
+            with zipfile.ZipFile(path) as file:
+                guard.require_members(path, file.infolist())
+                # torch maps compressed members as if they were numbers.
+                is_mapped = all(member.compress_type == zipfile.ZIP_STORED for member in file.infolist())
+        return torch.load(path, map_location="cpu", mmap=is_mapped, weights_only=True)
     except guard.LimitError:
         raise
-    except Exception as error:  # for malformed files, the parser may raise any exception
-        if isinstance(error, ObjectError):
+    except Exception as error:  # torch does not document its errors for malformed files
+        text = str(error).rpartition("WeightsUnpickler error: ")[2].partition(". In PyTorch")[0].strip()
+        if name := re.search(r"GLOBAL (\S+)", str(error)):
             reason = (
-                f"it holds a Python object of {error.name}, and loading it may run code. If you trust the file, load "
-                "it by torch.load(path, weights_only=False), and pass the module or its state_dict"
+                f"it holds a Python object of {ascii(name[1][:200])[1:-1]}, and loading it may run code. If you trust "
+                "the file, load it by torch.load(path, weights_only=False), and pass the module or its state_dict"
             )
         else:
-            reason = f"{guard.reason(error)}. Save only the state_dict: torch.save(model.state_dict(), path)"
+            what = guard.reason(ValueError(text) if text else error)
+            reason = f"{what}. Save only the state_dict: torch.save(model.state_dict(), path)"
         raise ValueError(f"{path} could not be read as plain tensors: {reason}.") from error
 
 
 def _npz(path: Path, opened: ExitStack) -> State:
     """Read shapes and types of the arrays in an .npz file, which stays open for reading them."""
     file = opened.enter_context(guard.arrays(path))
-    return {name: file.head(name) for name in file.names}
+    return {
+        name: Head(*guard.array_head(path, file, name), partial(guard.array, path, file, name)) for name in file.files
+    }
 
 
 def _safetensors(path: Path) -> State:
     """Read a .safetensors file: 8 bytes of header length, a JSON header, then the tensors' bytes."""
     raw = guard.content(path)
     size = int.from_bytes(raw[:8], "little")
-    try:
+    with guard.wrap_errors(path, "Save it again.", what="could not be read as safetensors"):
         if size > len(raw) - 8:
             raise ValueError(f"a header of {size} bytes in a file of {len(raw)}")
         guard.size(path, size, "its header", share=guard.HEAD)
@@ -358,10 +371,6 @@ def _safetensors(path: Path) -> State:
         if any(end != begin for (_, end), (begin, _) in pairwise([(0, 0), *ends, (len(data), len(data))])):
             raise ValueError("tensors that overlap or leave a part of the file unused")
         return arrays
-    except guard.LimitError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{path} could not be read as safetensors: {guard.reason(error)}. Save it again.") from error
 
 
 def _tensor(data: memoryview, entry: Mapping[str, Any]) -> Any:
@@ -380,5 +389,6 @@ def _tensor(data: memoryview, entry: Mapping[str, Any]) -> Any:
         raise ValueError(f"offsets {begin}:{end} do not hold {shape} of {entry['dtype']}")
     array = np.frombuffer(data[begin:end], dtype).reshape(shape)
     if entry["dtype"] in _FLOAT8:
-        return torch_files.small_floats(array, _FLOAT8[entry["dtype"]])
-    return torch_files.widened(array) if entry["dtype"] == "BF16" else array
+        return torch.from_numpy(array.copy()).view(getattr(torch, _FLOAT8[entry["dtype"]]))
+    # bfloat16 is the upper half of a float32
+    return (array.astype(np.uint32) << 16).view(np.float32) if entry["dtype"] == "BF16" else array

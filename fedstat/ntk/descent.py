@@ -137,12 +137,8 @@ def read(
     if not str(path) or not guard.status(path):
         raise ValueError(f"data must be 'gaussian', 'digits' or an existing zarr store, but got {str(path)!r}")
     data = _open_store(Path(path)).isel(client=slice(clients))
-    try:
+    with guard.wrap_errors(path, "Write it again."):
         data = data.load()
-    except guard.LimitError:
-        raise
-    except Exception as error:  # what damaged chunks make zarr raise is not documented
-        raise ValueError(f"{path} is damaged: {guard.reason(error)}. Write it again.") from error
     split = data["split"].values if "split" in data.coords else np.repeat("train", data.sizes["sample"])
     rows = [np.flatnonzero(split == name)[:most] for name, most in (("train", n), ("test", n_test))]
     if not len(rows[0]):
@@ -156,12 +152,8 @@ def _open_store(path: Path) -> xr.Dataset:
     """Open a store without loading it; check dtypes and dims of x and y, and all sizes against the limit."""
     from fedstat.store.files import open_root_group
 
-    try:
+    with guard.wrap_errors(path, "Write it again.", what="could not be read as a zarr store of format 3"):
         data = open_root_group(path)
-    except guard.LimitError:
-        raise
-    except Exception as error:  # zarr and xarray raise many kinds of error if a path is no store
-        raise ValueError(f"{path} could not be read as a zarr store: {guard.reason(error)}") from error
     for name, dims in (("x", ("client", "sample", "feature")), ("y", ("client", "sample"))):
         variable = data.data_vars.get(name)
         if variable is None or set(variable.dims) != set(dims):

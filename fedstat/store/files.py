@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gzip
-import io
 import json
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -18,11 +16,10 @@ from xarray import Dataset, open_dataset
 from xarray.backends import ZarrStore
 from xarray.backends.zarr import ZarrArrayWrapper
 from xarray.core.indexing import LazilyIndexedArray, VectorizedIndexer
+from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest
+from zarr.buffer import default_buffer_prototype
 from zarr.codecs import Crc32cCodec, ZstdCodec
-from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
-from zarr.core.codec_pipeline import BatchedCodecPipeline
-from zarr.registry import register_pipeline
 from zarr.storage import LocalStore, MemoryStore
 
 from fedstat._utils import guard
@@ -31,7 +28,6 @@ from fedstat.store.journal import FOLDER, METADATA, DamageError, Journal
 
 CODED = {"compressors": (ZstdCodec(), Crc32cCodec())}
 """Encoding of every array."""
-_PLAIN, _PACKED = {"bytes", "vlen-utf8", "transpose", "crc32c"}, {"zstd", "blosc", "gzip"}
 _SMALL = 2**16
 """Bytes up to which a file is read or written in this thread: passing it to another thread takes longer."""
 _CHUNK = 2**12
@@ -54,10 +50,9 @@ class Direct(LocalStore):
             return super().get_sync(key, prototype=prototype, byte_range=byte_range)
         return await super().get(key, prototype, byte_range)
 
-    async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:
-        if exclusive:
-            await super()._set(key, value, exclusive)
-        elif len(value) <= _SMALL:
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write a file asynchronously, as zarr does."""
+        if len(value) <= _SMALL:
             self.set_sync(key, value)
         else:
             await asyncio.to_thread(self.set_sync, key, value)
@@ -124,8 +119,9 @@ class Journaled(Guarded):
         with self._files.stage(key) as file:
             file.write(value.as_buffer_like())
 
-    async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:  # noqa: ARG002
-        await super()._set(key, value)
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        """Stage the file, as :meth:`set` does."""
+        await self.set(key, value)
 
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
@@ -143,69 +139,6 @@ class Journaled(Guarded):
         return self._files.path(key).relative_to(self._files.root).as_posix()
 
 
-class Bounded(BatchedCodecPipeline):
-    """zarr's decoding of chunks, restricted to known codecs and to as many bytes as the shape of a chunk takes."""
-
-    packer = ""
-
-    @classmethod
-    def from_codecs(cls, codecs: Iterable[Any], **options: Any) -> Self:
-        """Build the pipeline, as zarr does, from known codecs, of which at most one compresses.
-
-        Other codecs of zarr 2 could run code.
-
-        Raises
-        ------
-        ValueError
-            If a codec is unknown, or if two codecs compress.
-        """
-        pipeline = super().from_codecs(codecs, **options)
-        names = [name for codec in pipeline for name in _list_codecs(codec)]
-        if unknown := [name for name in names if name not in _PLAIN | _PACKED]:
-            raise ValueError(f"its codec {unknown[0]!r:.100} is not one of {', '.join(sorted(_PLAIN | _PACKED))}")
-        if len(packers := [name for name in names if name in _PACKED]) > 1:
-            raise ValueError(f"it is compressed more than once, by {' and '.join(packers[:8])}")
-        object.__setattr__(pipeline, "packer", "".join(packers))
-        return pipeline
-
-    async def decode_batch(self, chunk_bytes_and_specs: Iterable[tuple[Any, Any]]) -> Iterable[Any]:
-        """Decode chunks, as zarr does; raise ValueError if one would unpack to more bytes than its shape takes."""
-        pairs = list(chunk_bytes_and_specs)
-        for raw, spec in pairs:
-            if raw is not None and self.packer:
-                dtype = spec.dtype.to_native_dtype()
-                max_bytes = prod(spec.shape) * dtype.itemsize if dtype.kind in "biufc" else guard.limit()
-                if _get_unpacked_size(raw.as_numpy_array().view("u1"), self.packer, max_bytes) > max_bytes:
-                    raise ValueError(f"a chunk would unpack to more than the {max_bytes:,} bytes that its shape takes")
-        return await super().decode_batch(pairs)
-
-
-register_pipeline(Bounded)
-
-
-def _list_codecs(codec: Any) -> Iterable[str]:
-    """Return the name of a codec; for a codec of zarr 2, the names of its filters and its compressor."""
-    parts = [*(codec.filters or ()), codec.compressor] if hasattr(codec, "filters") else [codec]
-    return [str(getattr(part, "codec_id", None) or part.to_dict()["name"]) for part in parts if part is not None]
-
-
-def _get_unpacked_size(raw: np.ndarray, packer: str, max_bytes: int) -> float:
-    """Return the number of bytes that a chunk unpacks to; infinity if its header lacks that size."""
-    head = raw[:18].tobytes()
-    if packer == "blosc":
-        return int.from_bytes(head[4:8], "little")
-    if packer == "gzip":
-        with gzip.GzipFile(fileobj=io.BytesIO(raw.tobytes())) as stream:
-            return len(stream.read(max_bytes + 1))
-    if len(head) < 6 or not head.startswith(b"\x28\xb5\x2f\xfd"):
-        return 0  # not zstd: the decoder raises the error
-    single, width = head[4] >> 5 & 1, 1 << (head[4] >> 6)  # RFC 8878, section 3.1.1.1
-    if width == 1 and not single:
-        return np.inf
-    start = 6 - single + (0, 1, 2, 4)[head[4] & 3]
-    return int.from_bytes(head[start : start + width], "little") + 256 * (width == 2)
-
-
 class _Array(ZarrArrayWrapper):
     """Array of a store: one access reads at most the limit, and errors name the array.
 
@@ -219,7 +152,7 @@ class _Array(ZarrArrayWrapper):
         self._place = f"{root}: {array.path}"
         guard.size(self._place, self._bytes(array.chunks), "a chunk of it")
         guard.size(self._place, array.nchunks, "its shape", share=_CHUNK, unit="chunks")
-        self._metadata = root / array.path / (".zarray" if array.metadata.zarr_format == 2 else "zarr.json")
+        self._metadata = root / array.path / "zarr.json"
 
     def _bytes(self, sizes: Iterable[int]) -> int:
         return prod(map(int, sizes)) * self.dtype.itemsize
@@ -312,15 +245,19 @@ def _encode_group(variables: Dataset) -> Mapping[str, Buffer]:
 class _Store(ZarrStore):
     """xarray's view of a group, with guarded arrays."""
 
-    __slots__ = ()
+    __slots__ = ("_nodes",)
+    _nodes: dict[str, Any]
 
     @classmethod
-    def of(cls, group: zarr.Group, members: dict[str, zarr.Array | zarr.Group]) -> Self:
+    def of(cls, group: zarr.Group, members: dict[str, Any]) -> Self:
         """Return the view of a group whose members are known, which xarray would read again."""
-        is_old = group.metadata.zarr_format == 2
-        store = cls(group, "r", use_zarr_fill_value_as_mask=is_old, cache_members=False)
-        store._cache_members, store._members = True, members
+        store = cls(group, "r", use_zarr_fill_value_as_mask=False, cache_members=False)
+        store._nodes = members
         return store
+
+    @property
+    def members(self) -> dict[str, Any]:
+        return self._nodes
 
     def open_store_variable(self, name: str) -> xr.Variable:
         variable = super().open_store_variable(name)
@@ -328,41 +265,34 @@ class _Store(ZarrStore):
         return xr.Variable(variable.dims, LazilyIndexedArray(array), variable.attrs, variable.encoding)
 
 
-def _limit_decoding() -> Any:
-    """Return a context in which zarr decodes the chunks of new arrays by :class:`Bounded`."""
-    return zarr.config.set({"codec_pipeline.path": f"{Bounded.__module__}.{Bounded.__qualname__}"})
-
-
 def open_groups(path: Path) -> dict[str, Dataset]:
     """Open the groups of a store, by their paths, without the mark of the journal; arrays are read on access."""
-    with _limit_decoding():
-        store = Guarded(path.absolute(), read_only=True)  # lazy arrays are read after a change of folder, too
-        root = zarr.open_group(store, mode="r", use_consolidated=False)
-        groups: dict[str, zarr.Group] = {"": root}
-        members: dict[str, dict[str, Any]] = {"": {}}
-        for name, node in root.members(max_depth=None):
-            parent, _, key = name.rpartition("/")
-            members[parent][key] = node
-            if isinstance(node, zarr.Group):
-                groups[name], members[name] = node, {}
-        # zarr leaves out members whose metadata lack a name that it needs.
-        listed = {f"{group}/{name}".strip("/") for group in groups for name in ("", *members[group])}
-        if lost := sorted(store.described - listed):
-            raise DamageError(f"the run at {path} is damaged: the metadata of {lost[0]!r} describe no group or array")
-        if isinstance(members[""].get(FOLDER), zarr.Array):
-            del members[""][FOLDER]
-        stores = {f"/{name}": _Store.of(group, members[name]) for name, group in groups.items()}
-        return {path: open_dataset(store, engine="store") for path, store in stores.items()}
+    store = Guarded(path.absolute(), read_only=True)  # lazy arrays are read after a change of folder, too
+    root = zarr.open_group(store, mode="r", use_consolidated=False, zarr_format=3)
+    groups: dict[str, zarr.Group] = {"": root}
+    members: dict[str, dict[str, Any]] = {"": {}}
+    for name, node in root.members(max_depth=None):
+        parent, _, key = name.rpartition("/")
+        members[parent][key] = node
+        if isinstance(node, zarr.Group):
+            groups[name], members[name] = node, {}
+    # zarr leaves out members whose metadata lack a name that it needs.
+    listed = {f"{group}/{name}".strip("/") for group in groups for name in ("", *members[group])}
+    if lost := sorted(store.described - listed):
+        raise DamageError(f"the run at {path} is damaged: the metadata of {lost[0]!r} describe no group or array")
+    if isinstance(members[""].get(FOLDER), zarr.Array):
+        del members[""][FOLDER]
+    stores = {f"/{name}": _Store.of(group, members[name]) for name, group in groups.items()}
+    return {path: open_dataset(store, engine="store") for path, store in stores.items()}
 
 
 def open_root_group(path: Path) -> Dataset:
     """Open the group at the top of a store."""
-    with _limit_decoding():
-        return open_dataset(_Store.open_group(Guarded(path, read_only=True), consolidated=False), engine="store")
+    group = zarr.open_group(Guarded(path, read_only=True), mode="r", use_consolidated=False, zarr_format=3)
+    return open_dataset(_Store.of(group, dict(group.members())), engine="store")
 
 
 def read_labels(path: Path, positions: Iterable[int]) -> list[Any]:
     """Read the values of a coordinate at some positions."""
-    with _limit_decoding():
-        array = zarr.open_array(Guarded(path, read_only=True), mode="r")
-        return [array[position] for position in positions]
+    array = zarr.open_array(Guarded(path, read_only=True), mode="r", zarr_format=3)
+    return [array[position] for position in positions]

@@ -140,7 +140,8 @@ def write_cifar(place, hundred=False, **changes):
     names = ["train", "test"] if hundred else [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     for name in names:
         (place / name).write_bytes(pickle.dumps({k.encode(): v for k, v in batch.items()}, protocol=2))
-    meta = {b"fine_label_names": [b"f"], b"coarse_label_names": [b"c"]} if hundred else {b"label_names": [b"a"]}
+    fine = [b"f%d" % i for i in range(100)]
+    meta = {b"fine_label_names": fine, b"coarse_label_names": [b"c"]} if hundred else {b"label_names": [b"a"]}
     (place / ("meta" if hundred else "batches.meta")).write_bytes(pickle.dumps(meta, protocol=2))
     return x
 
@@ -153,6 +154,7 @@ def test_cifar_batches_are_joined_in_order(tmp_path, small):
     write_cifar(tmp_path, hundred=True)
     hundred = small("cifar-100", tmp_path, split="test")
     assert (hundred.y.values.tolist(), hundred.coarse.values.tolist()) == ([0, 99, 5, 3], [1, 19, 0, 2])
+    assert hundred.y.attrs["names"] == [f"f{i}" for i in range(100)]
 
 
 class Bomb:
@@ -166,9 +168,8 @@ class Bomb:
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_a_pickle_that_would_run_code_is_refused_unrun(tmp_path, protocol):
     (tmp_path / "evil").write_bytes(pickle.dumps({b"data": Bomb(tmp_path / "ran")}, protocol=protocol))
-    with pytest.raises(
-        ValueError, match=r"evil is damaged at byte \d+: the pickle asks for (pathlib|__builtin__|builtins|posix|_io)\."
-    ):
+    message = r"the pickle (asks for (pathlib|__builtin__|builtins|posix|_io)\.|has the operation DICT,)"
+    with pytest.raises(ValueError, match=rf"evil is damaged at byte \d+: {message}"):
         unpickle(tmp_path / "evil")
     assert not (tmp_path / "ran").exists()
 

@@ -31,7 +31,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).parents[2]
 ROUND = "aggregate batches chunks client_rows cohort communication_round evaluate hooks local_training loop optim state"
-READERS = "layer_names states torch_files weight_files"
+READERS = "layer_names states weight_files"
 PARTS = {  # names of source files, folders of their tests
     "statistics": ("stats/* labelled/*", "stats labelled results properties"),  # but the readers
     "round": (" ".join(f"fl/{name}" for name in ROUND.split()), "fl"),

@@ -67,11 +67,6 @@ def batch(**changes: object) -> dict[bytes, Any]:
     return {k.encode(): v for k, v in content.items()}
 
 
-class Code:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("touch was-executed",)
-
-
 @hostile("labels must be integers")
 def cifar_of_a_billion_labels_by_reference(at: Path) -> Read:
     labels: list[Any] = [0] * 10

@@ -33,21 +33,6 @@ def own_arrays(at: Path, change: Callable[[bytearray], object] = bytes, **member
     return lambda: data.load(str(at / "own.npz"))
 
 
-def heads(raw: bytearray, central: int, local: int, value: int) -> None:
-    """Set a byte of every head in a zip file's directory, and of the one before each member."""
-    for mark, offset in ((b"PK\1\2", central), (b"PK\3\4", local)):
-        at = raw.find(mark)
-        while at >= 0:
-            raw[at + offset] = value
-            at = raw.find(mark, at + 4)
-
-
-@hostile("must have shape (4,)")
-def own_labels_by_the_billion(at: Path) -> Read:
-    zip_bomb(at / "own.npz", "y.npy", npy_head("(250000000,)", "<U1"), 15)
-    return own_arrays(at)
-
-
 @hostile(LIMIT)
 def own_arrays_of_6_gigabytes_by_the_directory_too(at: Path) -> Read:
     path = zip_bomb(at / "own.npz", "x.npy", npy_head("(4, 200000000)"), 96)
@@ -58,62 +43,6 @@ def own_arrays_of_6_gigabytes_by_the_directory_too(at: Path) -> Read:
 def own_tokens_up_to_a_billion(at: Path) -> Read:
     """Their vocabulary was a list of 10⁹ strings."""
     return own_arrays(at, x=npy_head("(4, 3)", "<i8") + struct.pack("<12q", *range(11), 10**9))
-
-
-@hostile(LIMIT)
-def zip_of_350000_members(at: Path) -> Read:
-    one = struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 0, 0, 33, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0) + b"x.npy"
-    entries = one * 350_000
-    wide = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, *(350_000,) * 2, len(entries), 0)
-    locator = struct.pack("<4sIQI", b"PK\6\7", 0, len(entries), 1)
-    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-    (at / "own.npz").write_bytes(entries + wide + locator + end)
-    return lambda: data.load(str(at / "own.npz"))
-
-
-@normal
-def own_arrays_beside_6_gigabytes_that_are_not_needed(at: Path) -> Read:
-    zip_bomb(at / "own.npz", "z.npy", npy_head("(800000000,)"), 96)
-    return own_arrays(at)
-
-
-@normal
-def weights_beside_6_gigabytes_that_are_not_needed(at: Path) -> Read:
-    zip_bomb(at / "own.npz", "z.npy", npy_head("(800000, 1000)"), 96)
-    own_arrays(at)
-    return lambda: fedstat.read_weights([at / "own.npz"], layers=["x"], unit_axis=0)
-
-
-def pickled(at: Path, content: bytes) -> Read:
-    with zipfile.ZipFile(at / "a.pt", "w") as file:
-        file.writestr("a/data.pkl", b"\x80\2" + content)
-        file.writestr("a/data/0", bytes(400))
-    return lambda: fedstat.read_weights([at / "a.pt"])
-
-
-@hostile("but got")
-def pt_that_sets_a_state_again_and_again(at: Path) -> Read:
-    states = b"h\1b" * 100_000
-    return pickled(at, b"ccollections\nOrderedDict\n)Rq\0}q\1(" + b"K\1N" * 200_000 + b"u0h\0" + states + b".")
-
-
-@hostile("names an entry by a number")
-def pt_of_keys_with_one_hash(at: Path) -> Read:
-    prime = (1 << 61) - 1
-    keys = b"".join(b"\x8a\x0b" + (i * prime).to_bytes(11, "little", signed=True) + b"N" for i in range(30_000))
-    return pickled(at, b"}(" + keys + b"u.")
-
-
-TENSOR = (
-    b"ctorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0\x30X\3\0\0\0cpuK\x64tQ"
-    b"K\0%bK\2\x86K\1K\1\x86\x89ccollections\nOrderedDict\n)RtR"
-)
-
-
-@hostile("whole numbers from 0")
-def pt_of_a_tensor_whose_sizes_have_millions_of_digits(at: Path) -> Read:
-    size = b"\x8b" + struct.pack("<i", 4_000_000) + b"\x7f" * 4_000_000
-    return pickled(at, b"}X\1\0\0\0w" + TENSOR.replace(b"K\2\x86", size + b"\x86") % size + b"s.")
 
 
 def toml(at: Path, text: str) -> Read:
@@ -187,53 +116,11 @@ for name, edge in EDGES.items():
 
 
 HOSTILE |= {
-    "own_arrays_encrypted": case("is encrypted", lambda at: own_arrays(at, lambda raw: heads(raw, 8, 6, 1))),
-    "own_arrays_of_unknown_compression": case(
-        "compression method is not supported", lambda at: own_arrays(at, lambda raw: heads(raw, 10, 8, 97))
-    ),
-    "own_arrays_whose_stream_is_cut": case(
-        "could not be read as plain arrays",
-        lambda at: own_arrays(at, lambda raw: raw.__setitem__(slice(40, 60), b"\xff" * 20)),
-    ),
-    "own_arrays_of_64_gigabytes": case("but only 128 bytes", lambda at: own_arrays(at, x=npy_head("(8000000000, 1)"))),
-    "own_arrays_that_are_not_there": case(
-        "but only 4 bytes|has the shape", lambda at: own_arrays(at, x=npy_head("(4, 30000000)", "<f8") + b"1234")
-    ),
-    "own_samples_by_the_billion_without_features": case(
-        "has the shape (1000000000,)",
-        lambda at: own_arrays(at, x=npy_head("(1000000000, 0)"), y=npy_head("(1000000000,)", "<U0")),
-    ),
-    "own_arrays_of_nested_types": case(
-        "could not be read as plain arrays", lambda at: own_arrays(at, x=npy_head("(4, 3)", "<f8'" + ", [('a', [" * 3))
+    "own_arrays_of_64_gigabytes": case(
+        "takes more memory than this process can get", lambda at: own_arrays(at, x=npy_head("(8000000000, 1)"))
     ),
     "safetensors_of_20000_tensors": case(
         LIMIT, lambda at: safe(at, {f"w{i}": entry([1, 1], 4 * i, 4 * i + 4) for i in range(20_000)}, bytes(80_000))
-    ),
-    "pt_that_doubles_a_string_forty_times": case(
-        "a Python object of _codecs.encode", lambda at: pickled(at, b"c_codecs\nencode\n(C\1aX\3\0\0\0hextR" + b".")
-    ),
-    "pt_of_a_large_bytearray": case(
-        "a Python object of builtins.bytearray",
-        lambda at: pickled(at, b"cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R."),
-    ),
-    "pt_that_copies_a_dictionary_again_and_again": case(
-        "could not be read as plain tensors",
-        lambda at: pickled(
-            at, b"ccollections\nOrderedDict\nq\0}q\1(" + b"K\1N" * 200_000 + b"u" + b"h\0h\1\x85R" * 100_000 + b"."
-        ),
-    ),
-    "pt_of_two_million_values": case(LIMIT, lambda at: pickled(at, b"(" + b"N" * 2_200_000 + b"l.")),
-    "pt_of_a_tensor_beyond_its_storage": case(
-        "ends beyond its 100 numbers", lambda at: pickled(at, b"}X\1\0\0\0w" + TENSOR % b"J\xff\xff\xff\x7f" + b"s.")
-    ),
-    "pt_of_dictionaries_in_dictionaries": case(
-        "nested too deeply",
-        lambda at: pickled(
-            at, b"}X\1\0\0\0a" * 10_000 + b"}X\1\0\0\0w" + TENSOR % b"K\0" + b"s" + b"s" * 10_000 + b"."
-        ),
-    ),
-    "pt_that_sets_the_state_of_an_array": case(
-        "sets the state of a ndarray", lambda at: pickled(at, TENSOR % b"K\2" + b"(K\1K\1K\1K\1tb.")
     ),
     "grid_with_a_key_of_100000_parts": case("is nested too deep", lambda at: toml(at, "a" + ".a" * 100_000 + " = 1")),
     "grid_with_a_quoted_key_of_1000_parts": case(

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from hostile_data import Code, Read
-from hostile_weights import HOSTILE, LIMIT, NORMAL, case, hostile, npy_head
+from hostile_data import Read
+from hostile_weights import HOSTILE, LIMIT, NORMAL, Code, case, hostile, npy_head
 
 from fedstat.data import open_folder, save_folder
 from fedstat.ntk import descent

@@ -36,7 +36,7 @@ MOST_BYTES = 1 << 28
 SECONDS = 5  # of computing
 WALL = 60  # seconds on a busy machine, or a reader waits
 PACKAGE = Path(fedstat.__file__).parent
-GUARDS = ("regular", "opened", "content", "unzipped", "arrays")
+GUARDS = ("regular", "opened", "content", "arrays")
 OPENERS = {
     "open", "read_text", "read_bytes", "fromfile", "memmap", "loadmat", "whosmat", "ZipFile", "FileIO", "open_zarr",
     "open_datatree", "open_group", "open_array", "open_consolidated", "read_csv", "spec_from_file_location",
@@ -65,6 +65,7 @@ ELSEWHERE = {
     "store.write:save": "the draft of what is written",
     "store.write:_create_root": "the draft of what is written",
     "data.tiny_imagenet:_decode_image": "a stream of the guard",
+    "labelled.weight_files:_torch": "a file that was found regular",
     "data._files:open_folder": "a file that was found regular",
 }
 """Functions that open files without the guard, and what these files are."""
