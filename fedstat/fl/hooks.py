@@ -208,7 +208,7 @@ class Hooks:
     def phases(self) -> tuple[Phase, ...]:
         """Phases that change something; a phase of 0 epochs must not rename the random streams of other phases."""
         all_phases = checks.phases_checked(self.algorithm.phases, self.net, self.algorithm.name)
-        return tuple(phase for phase in all_phases if phase.length(self.local_epochs) != 0 or phase.sample_weights)
+        return tuple(phase for phase in all_phases if phase.length(self.local_epochs) != 0 or phase.on_phase_start)
 
     @cached_property
     def finetune(self) -> tuple[Phase, ...]:

@@ -155,7 +155,7 @@ def factorized_fl(
         f"factorized-fl-{'beta' if beta else 'alpha'}",
         init_mask,
         phases=(Phase(post_step=_shrink(sparsity) if is_sparse and not code else None),),
-        finetune=(Phase(0, sample_weights=_prune(sparsity)),) if is_sparse and code else (),
+        finetune=(Phase(0, on_phase_start=_prune(sparsity)),) if is_sparse and code else (),
         settings=numbers | {"rank": rank, "mu": mu, "matching": matching, "kernels": kernels, "variant": variant},
         wrap=lambda net: _with_factors(net, rank, mu, kernels, code),
         mixing_weights=None if matching == "none" else rule.mixing_weights,
@@ -253,16 +253,15 @@ def _shrink(sparsity: float) -> Callable[[Params, Params, float, int], None]:
     return post_step
 
 
-def _prune(sparsity: float) -> Callable[[Net, Params, Samples, AlgorithmState], Tensor]:
-    """Return a ``sample_weights`` hook that sets the small entries of μ to zero."""
+def _prune(sparsity: float) -> Callable[[Net, Params, Samples, AlgorithmState], None]:
+    """Return an ``on_phase_start`` hook that sets the small entries of μ to zero."""
 
-    def sample_weights(_: Net, params: Params, samples: Samples, __: AlgorithmState) -> Tensor:
+    def on_phase_start(_: Net, params: Params, __: Samples, ___: AlgorithmState) -> None:
         for name, p in params.items():
             if name.endswith(".mu"):
                 p.masked_fill_(p.abs() < sparsity, 0)
-        return samples.live
 
-    return sample_weights
+    return on_phase_start
 
 
 # --- matching

@@ -92,24 +92,21 @@ def fedcp(
     parts = Parts(global_head, design.require() if policy else None, context, variant == "code")
     uses_features, uses_vector = align and lam > 0, policy and context in ("both", "client")
 
-    def set_vector(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
+    def set_vector(net: Net, params: Params, _: Samples, __: AlgorithmState) -> None:
         params[CONTEXT].copy_(client_vector(net, params))
-        return samples.y
-
-    def sample_weights(net: Net, params: Params, samples: Samples, state: AlgorithmState) -> Tensor:
-        if uses_vector:
-            set_vector(net, params, samples, state)
-        return _features(net, params, samples)
 
     def personal_layers(net: Net) -> list[str]:
         return [layer for layer in nets.layers(net) if layer in (CLIENT, nets.output_layer(net))]
 
-    hook = sample_weights if policy or uses_features else None
-    phases = (Phase(is_trainable=lambda name: nets.layer_of(name) != GLOBAL, sample_weights=hook),)
+    phase = Phase(
+        is_trainable=lambda name: nets.layer_of(name) != GLOBAL,
+        on_phase_start=set_vector if uses_vector else None,
+        sample_weights=_features if policy or uses_features else None,
+    )
     return Algorithm(
         "fedcp",
         masks.keep_layers(personal_layers),
-        phases=(*phases, Phase(0, sample_weights=set_vector)) if uses_vector and variant == "code" else phases,
+        phases=(phase, Phase(0, on_phase_start=set_vector)) if uses_vector and variant == "code" else (phase,),
         settings=settings,
         wrap=lambda net: separated(net, parts),
         loss=lambda inner, net: separated_loss(inner, net, lam if align else 0),
@@ -131,7 +128,7 @@ def _require(settings: dict[str, Any], of_policy: dict[str, Any]) -> None:
         check.require_default(name, settings[name], value, "with policy=False")
 
 
-def _features(net: Net, params: Params, samples: Samples) -> Tensor:
+def _features(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
     """Return the features (client, sample, feature) of all training samples; set ``client.share`` to the mean of s."""
     with torch.no_grad():
         features, total = [], torch.zeros(())

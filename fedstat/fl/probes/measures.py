@@ -35,10 +35,7 @@ def of_round(job: Job, outcome: Outcome) -> tuple[int, int]:
     if not len(cohort.local):
         return 0, 0
 
-    def sent() -> Params:
-        return cohort.local_rows(upload.values) if upload.cohort is cohort else upload.values
-
-    values = sent, lambda: Download(job, state).models(cohort.local)
+    values = lambda: upload.visible.local_rows(upload.values), lambda: Download(job, state).models(cohort.local)
     masks_of = upload.entries, state.mask, outcome.before.mask
     return in_bytes(job.hooks, *masks_of, cohort.local, values, downloads)
 
