@@ -269,7 +269,7 @@ def require_domains(kind: str, domains: tuple[str, ...], clients: int) -> None:
     """Raise ValueError unless clients divide evenly over the domains of partition "domains"."""
     if kind != "domains":
         if domains:
-            raise check.NoEffectError("domains", f"but with partition domains, but got {domains} with {kind}")
+            raise ValueError(f"domains has no effect but with partition domains, but got {domains} with {kind}")
         return
     number = len(check.distinct("domains", domains or DOMAINS))
     if clients % number:

@@ -252,14 +252,10 @@ def _make_settings(settings: Mapping[str, Any], method: Mapping[str, Any], path:
     common = {field.name for field in fields(Settings)}
     try:
         accepted = settings_of(algorithm)
-        used = {k: v for k, v in settings.items() if k in common or k in accepted}
-        while True:
-            try:
-                values = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
-                return Settings.of(**values)
-            except check.NoEffectError as error:
-                if error.name in method or used.pop(error.name, None) is None:
-                    raise
+        taken = {k: v for k, v in settings.items() if k in common or k in accepted} | dict(method)
+        skipped = run_settings.without_effect(taken) - method.keys()
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in taken.items() if k not in skipped}
+        return Settings.of(**values)
     except ValueError as error:
         raise ValueError(f"{path}, data set {scenario!r:.200}, method {name!r:.200}: {error}") from None
 
