@@ -171,7 +171,7 @@ def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Datas
     return partition.hold_out(fed, fraction=settings.unseen_fraction, seed=settings.seed)
 
 
-def read(runs: Iterable[Any], data_dir: str) -> None:
+def read_data(runs: Iterable[Any], data_dir: str) -> None:
     """Read the data sets of runs in reverse order, so that the first stays cached.
 
     Raises

@@ -110,7 +110,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     methods = run_settings.names([name for _, _, part in all_tables for name in _as_list(part.get("algorithm"))])
     scales = table(content, "scale", path)
     for place, kind, part in all_tables:
-        run_settings.require(part, kind, [*methods, *(scales if kind in _SCALED else ())], place)
+        run_settings.require_keys(part, kind, [*methods, *(scales if kind in _SCALED else ())], place)
     return content
 
 

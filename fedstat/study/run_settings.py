@@ -104,7 +104,7 @@ def _as_hashable(default: Any) -> Any:
     return tuple(default) if isinstance(default, list) else default
 
 
-def require(content: Mapping[str, Any], table: str, settings: Iterable[str], where: str) -> None:
+def require_keys(content: Mapping[str, Any], table: str, settings: Iterable[str], where: str) -> None:
     """Raise ValueError with the nearest names if a table of a grid's file has a key that it cannot hold.
 
     Parameters

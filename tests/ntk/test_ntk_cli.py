@@ -51,7 +51,7 @@ def test_stores_are_read_with_labels_0_and_1_as_signs(capsys, tmp_path):
     data.to_zarr(tmp_path / "c.zarr", consolidated=False)
     assert main([*FAST, "--data", str(tmp_path / "c.zarr"), "--n", "4", "--clients", "2", "--normalize"]) == 0
     assert "2 clients x 4 samples, 6 features" in capsys.readouterr().out
-    back = descent.read(tmp_path / "c.zarr", n=4, n_test=3)
+    back = descent.read_samples(tmp_path / "c.zarr", n=4, n_test=3)
     assert set(np.unique(back.y)) == {-1.0, 1.0}
     assert back["split"].values.tolist() == ["train"] * 4 + ["test"] * 3
     assert main([*FAST, "--data", str(tmp_path / "c.zarr"), "--n", "4", "--clients", "2"]) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -96,9 +96,10 @@ def fedcp(
         "policy": policy,
         "align": align,
         "global_head": global_head,
+        "context": context,
+        **{f"policy_{name}": value for name, value in design._asdict().items()},
+        "variant": variant,
     }
-    settings |= {"context": context, **{f"policy_{name}": value for name, value in design._asdict().items()}}
-    settings["variant"] = variant
     if policy and not global_head:
         raise ValueError("policy=True needs a global head, but got global_head=False. Set policy=False.")
     parts = Parts(global_head, design.require() if policy else None, context, variant == "code")

@@ -313,7 +313,7 @@ def halves_probe(job: Job, rounds: int) -> Observer:
     ValueError
         If a round may select too few clients with two samples or more.
     """
-    split_halves.require(job, "probe='split-half'", split_halves.least_clients(job))
+    split_halves.require_halves(job, "probe='split-half'", split_halves.least_clients(job))
     coords = {"round": range(1, rounds + 1), "client": job.clients, "layer": [*nets.layers(job.net)]}
     sizes = {"n_train": ("client", job.train.sizes), "n_weights": ("layer", split_halves.n_weights(job.net))}
     group = store.group(
