@@ -252,7 +252,7 @@ def test_rounds_go_on_from_a_stored_state_as_from_the_state(name, tmp_path):
     jobs.assert_same_states(j, *(trainer.step(j, one) for one in (state, record.load_state([file], j))))
 
 
-# Measures, and a mixing matrix; of runs with neither test_train, and of those with choices test_choice shows it.
+# Measures, and a mixing matrix; of runs with neither test_training, and of those with choices test_finetuned shows it.
 OFTEN = ("clustered-fl", "fedfomo")
 SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS if name not in (*OFTEN, *jobs.ALIKE)]
 
