@@ -264,6 +264,16 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(name, tmp_path):
     same(go(), interrupted_and_resumed(go, tmp_path / "run.zarr", after=2))
 
 
+@pytest.mark.parametrize("name", ["fedrod", "fedphp", "pfedsd", "fedbn", "clustered-fl", "fedamp", "fedfomo"])
+def test_new_clients_have_the_rules_of_the_method(name):
+    options = {"rounds": 2, "participation": 0.5, "batch_size": 5, "lr": 0.1, "seed": 4}
+    new = jobs.dataset([9, 12], seed=3)
+    probe = ["drift", "trained-weights"]
+    run = train(jobs.dataset(SAMPLES, method=name), net_of(name), make(name), new=new, probe=probe, **options)
+    assert np.isfinite(run["metrics/accuracy"]).all()
+    assert np.isfinite(run["new/accuracy"].sel(rule=list(algorithms.about(name).new_clients))).all()
+
+
 # --- limiting cases, exact
 
 
