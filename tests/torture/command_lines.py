@@ -219,6 +219,10 @@ NTK = """
 --replicates 0 | replicates must be
 --kappa 0 --methods dynamic | kappa must be
 --theorem 2 --kappa 0.5 | --kappa is for theorem 1 only, but got 0.5. Remove it
+--theorem 2 --device cpu | --device is for theorem 1 only
+--init-scale 0.2 | --init-scale is for theorem 2 only
+--data digits --d 5 | --d is for --data gaussian only
+--partition iid | --partition is for --data digits only
 --theorem 2 --constant nan | constant
 --theorem 2 --delta 0 | delta
 --theorem 2 --delta 1 | delta
