@@ -252,9 +252,9 @@ def _make_settings(settings: Mapping[str, Any], method: Mapping[str, Any], path:
     common = {field.name for field in fields(Settings)}
     try:
         accepted = settings_of(algorithm)
-        taken = {k: v for k, v in settings.items() if k in common or k in accepted} | dict(method)
-        skipped = run_settings.without_effect(taken) - method.keys()
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in taken.items() if k not in skipped}
+        used = {k: v for k, v in settings.items() if k in common or k in accepted} | dict(method)
+        skipped = run_settings.without_effect(used) - method.keys()
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in used.items() if k not in skipped}
         return Settings.of(**values)
     except ValueError as error:
         raise ValueError(f"{path}, data set {scenario!r:.200}, method {name!r:.200}: {error}") from None

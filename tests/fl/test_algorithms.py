@@ -138,6 +138,7 @@ def test_every_method_says_what_tables_and_command_lines_show(name):
     assert set(made.about.new_clients) <= set(variants.RULES)
     for setting, one in algorithms.settings_of(name).items():
         assert one.help, f"{setting} has no help"
+        assert not one.effect or one.effect.other in algorithms.settings_of(name)
         assert setting not in Settings.__dataclass_fields__, f"{setting} is a setting of runs"
 
 
