@@ -31,7 +31,8 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).parents[2]
 ROUND = (
-    "aggregate batches chunks client_rows cohort communication_round evaluate hooks ledger local_training loop optim state"
+    "aggregate batches chunks client_rows cohort communication_round evaluate hooks ledger local_training loop optim "
+    "state"
 )
 READERS = "layer_names states torch_files weight_files"
 PARTS = {  # names of source files, folders of their tests
