@@ -92,14 +92,9 @@ def fedcp(
     design = Policy(policy_layers, policy_norm, policy_activation)
     check.choice("context", context, ("both", "sample", "client", "random"))
     settings: dict[str, Any] = {
-        "lam": check.real("lam", lam, low=0),
-        "policy": policy,
-        "align": align,
-        "global_head": global_head,
-        "context": context,
-        **{f"policy_{name}": value for name, value in design._asdict().items()},
-        "variant": variant,
-    }
+        "lam": check.real("lam", lam, low=0), "policy": policy, "align": align, "global_head": global_head,
+        "context": context, **{f"policy_{name}": value for name, value in design._asdict().items()}, "variant": variant,
+    }  # fmt: skip
     if policy and not global_head:
         raise ValueError("policy=True needs a global head, but got global_head=False. Set policy=False.")
     parts = Parts(global_head, design.require() if policy else None, context, variant == "code")
