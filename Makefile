@@ -19,7 +19,7 @@ MOTIVATION := $(if $(DATA_DIR),mnist,digits)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(EXTRAS)
 # What shows that old versions of the dependencies suffice.
-QUICK := tests/results tests/labelled tests/store tests/plot tests/data tests/stats tests/sim tests/fl/test_train.py tests/study/test_grid.py
+QUICK := tests/results tests/labelled tests/store tests/plot tests/data tests/stats tests/sim tests/ntk/test_gram.py tests/motivation/test_statistics.py tests/fl/test_training.py tests/study/test_grid.py
 READY_FOR_DOCS := $(VENV)/.ready-docs
 READY_FOR_MUTANTS := $(VENV)/.ready-mutants
 READY_FOR_BROWSER := $(VENV)/.ready-browser

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import pkgutil
 import re
+from collections import Counter
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -88,7 +89,7 @@ def test_no_definition_has_an_earlier_name():
         if isinstance(node, ast.ClassDef):
             assigned = [one.target for one in node.body if isinstance(one, ast.AnnAssign)]
             fields = {target.id for target in assigned if isinstance(target, ast.Name)}
-            settings = FIELDS if node.name in ("Settings", "Federation", "TrainConfig", "ComputeConfig") else PARAMETERS
+            settings = FIELDS if node.name.endswith(("Settings", "Federation", "Config")) else PARAMETERS
             names = ({node.name} & CLASSES) | (fields & settings)
         else:
             public = not node.name.startswith("_")
@@ -96,6 +97,11 @@ def test_no_definition_has_an_earlier_name():
             names = ({node.name} & FUNCTIONS) | (args & PARAMETERS if public else set())
         used += [(module, name) for name in sorted(names) if not _is_allowed(module, name)]
     assert used == []
+
+
+def test_at_most_three_functions_and_classes_of_modules_share_a_name_that_says_little():
+    definitions = Counter(node.name for tree in trees().values() for node in tree.body if hasattr(node, "name"))
+    assert {name: n for name in ("load", "read", "require", "Settings") if (n := definitions[name]) > 3} == {}
 
 
 def test_no_column_of_a_result_has_an_earlier_name():

@@ -13,10 +13,10 @@ from fedstat import fl, motivation, sim
 from fedstat._cli import Parser
 from fedstat._utils.settings import add_arguments, check_fields, read_arguments, setting
 from fedstat.attack.experiment import Attack
-from fedstat.decompose.__main__ import Settings as Decompose
+from fedstat.decompose.__main__ import DecomposeSettings as Decompose
 from fedstat.fl import prepare
 from fedstat.fl.job import ComputeConfig, TrainConfig
-from fedstat.ntk.__main__ import Settings as Theorems
+from fedstat.ntk.__main__ import TheoremSettings as Theorems
 from fedstat.study import Settings
 
 NAN = float("nan")

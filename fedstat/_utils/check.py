@@ -11,11 +11,11 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
-from functools import wraps
+from functools import cache, wraps
 from itertools import islice
 from numbers import Integral, Number, Real
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from array_api_compat import is_torch_array
@@ -25,24 +25,46 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
-class NoEffectError(ValueError):
-    """Error of an argument that has no effect with the other arguments.
+class EffectIf(NamedTuple):
+    """Condition, in an argument's ``Annotated``, without which the argument has no effect.
 
     Attributes
     ----------
-    name : str
-        Name of the argument; the message begins with it.
+    other : str
+        Another argument of the function.
+    holds : callable (value) -> bool
+        True for values of ``other`` with which the argument has an effect.
     """
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name} has no effect {reason}")
-        self.name = name
+    other: str
+    holds: Callable[[Any], bool]
+
+
+def effect_of(annotation: Any) -> EffectIf | None:
+    """Return the condition in an annotation, if there is one."""
+    return next((part for part in getattr(annotation, "__metadata__", ()) if isinstance(part, EffectIf)), None)
+
+
+def effective(function: F) -> F:
+    """Raise ValueError in calls that change an argument that has no effect, by its :class:`EffectIf`."""
+    arguments = cache(lambda: inspect.signature(function, eval_str=True).parameters)
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        values = {name: p.default for name, p in arguments().items()} | dict(zip(arguments(), args)) | options  # noqa: B905
+        for name, p in arguments().items():
+            if (condition := effect_of(p.annotation)) and not condition.holds(other := values[condition.other]):
+                reason, hint = f"with {condition.other}={other!r}", f". Remove it, or change {condition.other}."
+                require_default(name, values[name], p.default, reason, hint=hint)
+        return function(*args, **options)
+
+    return call  # type: ignore[return-value]
 
 
 def require_default(name: str, value: object, default: object, reason: str, *, hint: str = "") -> None:
-    """Raise NoEffectError if an argument that has no effect was changed from its default."""
+    """Raise ValueError if an argument that has no effect was changed from its default."""
     if value != default:
-        raise NoEffectError(name, f"{reason}, but got {value!r}{hint}")
+        raise ValueError(f"{name} has no effect {reason}, but got {value!r}{hint}")
 
 
 def integer(name: str, value: object, *, low: int = 1, high: int | None = None) -> int:

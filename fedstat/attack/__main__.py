@@ -19,7 +19,7 @@ from fedstat._utils.guard import replace_file
 from fedstat._utils.lazy import xr
 from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.attack import leakage
-from fedstat.attack.experiment import Attack, read, rounds_of
+from fedstat.attack.experiment import Attack, read_run, rounds_of
 from fedstat.results import LeakageResult
 
 COMMAND = "fedstat.attack"
@@ -65,7 +65,7 @@ def _work(args: argparse.Namespace) -> None:
         _cli.require_available(args, COMMAND)
     compute, start_time = _cli.compute(args), time.monotonic()
     attack = asdict(Attack(**read_arguments(args, Attack)))
-    rounds = rounds_of(args.rounds, [(run.name, run.settings.rounds) for run in map(read, args.runs)])
+    rounds = rounds_of(args.rounds, [(run.name, run.settings.rounds) for run in map(read_run, args.runs)])
     options = {"rounds": rounds, "data_dir": args.data_dir, "progress": not args.quiet}
     result = leakage(args.runs, **options, **attack, **compute)
     if is_table:

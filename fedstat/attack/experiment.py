@@ -45,7 +45,7 @@ class Stored(NamedTuple):
     settings: Settings
 
 
-def read(path: str | Path) -> Stored:
+def read_run(path: str | Path) -> Stored:
     """Open a finished run of ``python -m fedstat.fl`` on images.
 
     Raises
@@ -194,7 +194,7 @@ def leakage(
     if not paths:
         raise ValueError("runs must name at least one run, but got none")
     check.distinct("runs", [str(Path(path).resolve()) for path in paths])
-    stored = [read(path) for path in paths]
+    stored = [read_run(path) for path in paths]
     _require_equal_data(stored)
     numbers = rounds_of(rounds, [(run.name, run.settings.rounds) for run in stored])
     machine = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)

@@ -19,9 +19,9 @@ from fedstat.data.arrays import to_float
 __all__ = ["SOURCES", "load", "open_folder", "partition", "save_folder", "to_float"]
 
 _LOADERS: tuple[tuple[dict[str, Source], Callable[..., xr.Dataset]], ...] = (
-    (mnist.DIGITS, mnist.load_digits), (mnist.SOURCES, mnist.load), (cifar.SOURCES, cifar.load),
-    (svhn.SOURCES, svhn.load), (tiny_imagenet.SOURCES, tiny_imagenet.load), (leaf.SOURCES, leaf.load),
-    (leaf.SHAKESPEARE, leaf.load_shakespeare), (ag_news.SOURCES, ag_news.load),
+    (mnist.DIGITS, mnist.load_digits), (mnist.SOURCES, mnist.load_mnist), (cifar.SOURCES, cifar.load_cifar),
+    (svhn.SOURCES, svhn.load_svhn), (tiny_imagenet.SOURCES, tiny_imagenet.load_tiny_imagenet),
+    (leaf.SOURCES, leaf.load_leaf), (leaf.SHAKESPEARE, leaf.load_shakespeare), (ag_news.SOURCES, ag_news.load_ag_news),
 )  # fmt: skip
 SOURCES: dict[str, Source] = {name: source for sources, _ in _LOADERS for name, source in sources.items()}
 """Data sets by name: their files, sizes and addresses."""
@@ -31,7 +31,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-@check.named_options(ag_news.load)
+@check.named_options(ag_news.load_ag_news)
 def load(
     name: str = "digits", data_dir: str | os.PathLike[str] | None = None, *, split: Split | None = None, **options: Any
 ) -> xr.Dataset:

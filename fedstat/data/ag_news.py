@@ -30,7 +30,7 @@ PAD, UNKNOWN = 0, 1
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?|[^\sa-z0-9]")
 
 
-def load(name: str, root: Path, split: Split | None, *, vocabulary: Sequence[str] | None = None) -> xr.Dataset:
+def load_ag_news(name: str, root: Path, split: Split | None, *, vocabulary: Sequence[str] | None = None) -> xr.Dataset:
     r"""Read articles as x (sample, word) int32, their first 200 words (title, description), and classes y 0–3.
 
     Words are in lower case, each punctuation mark is a word, and "\\" in the file is a line break. Word 0 fills short

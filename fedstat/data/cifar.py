@@ -38,7 +38,7 @@ _FILES = {
 _IMAGE = (3, 32, 32)
 
 
-def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
+def load_cifar(name: str, root: Path, split: Split | None) -> xr.Dataset:
     """Read images x (sample, channel, row, column) uint8 0–255 and labels; for CIFAR-100 also ``coarse`` (sample)."""
     source, files, is_100 = SOURCES[name], _FILES[name], name == "cifar-100"
     parts = {}

@@ -69,7 +69,7 @@ SOURCES = {
 }
 
 
-def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
+def load_leaf(name: str, root: Path, split: Split | None) -> xr.Dataset:
     """Read samples with the coordinate ``user`` (sample): writer or role, as an index into ``user.attrs["names"]``.
 
     Both of LEAF's ways to split are read: by sample (a user's samples are in train and in test) and by user (a user is

@@ -73,7 +73,7 @@ CLASSES = {
 }
 
 
-def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
+def load_mnist(name: str, root: Path, split: Split | None) -> xr.Dataset:
     """Read images x (sample, channel 1, row, column) uint8 0–255 and labels from 0.
 
     EMNIST stores its images transposed and numbers its letters from 1; both are corrected.

@@ -33,7 +33,7 @@ _HEAD_BYTES = 1024  # bytes that hold class, shape and name of an array
 _Order = Literal["<", ">"]
 
 
-def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
+def load_svhn(name: str, root: Path, split: Split | None) -> xr.Dataset:
     """Read images x (sample, channel, row, column) uint8 0–255 and digits; label 10 of the files is the digit 0."""
     parts = {}
     for part in list_splits(split):

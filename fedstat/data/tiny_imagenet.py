@@ -25,7 +25,7 @@ SOURCES = {
 _SIDE = 64
 
 
-def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
+def load_tiny_imagenet(name: str, root: Path, split: Split | None) -> xr.Dataset:
     """Read images x (sample, channel, row, column) uint8 0–255; gray images are repeated in the three channels.
 
     The published test images have no labels, so "test" is the folder ``val``, as in papers that use the data set.

@@ -51,7 +51,7 @@ def tau(text: str) -> Tau:
 
 
 @dataclass(frozen=True)
-class Settings:
+class DecomposeSettings:
     """Settings of the command, as its store holds them; :func:`fedstat.split` and others describe them."""
 
     layer: tuple[str, ...] | None = setting(
@@ -115,7 +115,7 @@ class Settings:
 
 
 def parser() -> _cli.Parser:
-    """Return the command-line parser, with one option per field of :class:`Settings`."""
+    """Return the command-line parser, with one option per field of :class:`DecomposeSettings`."""
     cli = _cli.Parser(
         prog="python -m fedstat.decompose",
         description="Split the units of layers into shared and personal units, by factor analysis or by the agreement "
@@ -128,7 +128,7 @@ def parser() -> _cli.Parser:
         help="state_dicts, one per client: .pt, .pth, .ckpt, .bin, .safetensors or .npz files, or a folder of them; or "
         "one run (.zarr)",
     )
-    add_arguments(cli, Settings)
+    add_arguments(cli, DecomposeSettings)
     output = _cli.add_output(
         cli, "zarr store to write with all results", overwrite=True, plot="the splits",
         plot_default=Path("split.png"), quiet=False,
@@ -150,7 +150,7 @@ def _work(args: argparse.Namespace) -> None:
         _require_table(f"--{name}", getattr(args, name))
     if args.out is not None:
         _cli.require_available(args, COMMAND)
-    settings = Settings(**read_arguments(args, Settings))
+    settings = DecomposeSettings(**read_arguments(args, DecomposeSettings))
     with warnings.catch_warnings(record=True) as messages:
         results = decompose(args.files, settings)
     unique = dict.fromkeys((str(message.message), message.category) for message in messages)
@@ -180,7 +180,7 @@ def _require_table(option: str, path: Path | None) -> None:
                 )
 
 
-def decompose(files: Sequence[str], settings: Settings) -> dict[str, LayerResults[Any]]:
+def decompose(files: Sequence[str], settings: DecomposeSettings) -> dict[str, LayerResults[Any]]:
     """Read the weights and return the requested results by layer, under "split", "bootstrap", ..."""
     selected = layers_of(files, settings.layer, settings.checkpoint, settings.stage)
     if selected.source is not None:
@@ -228,7 +228,7 @@ def show(args: argparse.Namespace, results: dict[str, LayerResults[Any]]) -> Non
         print(f"\nSaved: fedstat.read_split({str(args.out)!r})")
 
 
-def save(args: argparse.Namespace, settings: Settings, results: dict[str, LayerResults[Any]]) -> None:
+def save(args: argparse.Namespace, settings: DecomposeSettings, results: dict[str, LayerResults[Any]]) -> None:
     """Write a table per layer under ``/split/<layer>``, and all results; the root attributes hold the settings."""
     options = {k: str(v) if isinstance(v, Path | Absolute) else v for k, v in vars(settings).items()}
     bootstraps: Mapping[str, Any] = results.get("bootstrap", {})

@@ -288,9 +288,12 @@ class Phase(NamedTuple):
     penalty : callable (params, anchor) -> Tensor or Params, optional
         Term added to each client's loss. It returns a Tensor (client,), or its sum over clients, to be differentiated;
         or the term's gradients (client, ...), which is faster. A client's penalty must not depend on other clients.
-    sample_weights : callable (net, params, Samples, AlgorithmState) -> Tensor (client, sample, ...) or None, optional
-        Called once before the phase with all training samples of the clients. It may change ``params`` in place. The
-        gradient of the algorithm's ``loss`` gets the result, if any, sample by sample, as fourth argument.
+    on_phase_start : callable (net, params, Samples, AlgorithmState) -> None, optional
+        Changes ``params`` in place before the phase, given all training samples of the clients.
+    sample_weights : callable (net, params, Samples, AlgorithmState) -> Tensor (client, sample, ...), optional
+        Values of all training samples of the clients, computed once after ``on_phase_start``. The gradient of the
+        algorithm's ``loss`` gets them, sample by sample, as fourth argument. It may also
+        set ``params`` to means over these samples, such as FedEM's π.
     layers : callable (Net) -> sequence of str, optional
         Layers to which ``is_trainable`` is limited, if they depend on the network: FedRep's head.
     lr : float
@@ -313,7 +316,8 @@ class Phase(NamedTuple):
     epochs: int | Callable[[int], int] | None = None
     is_trainable: Callable[[str], bool] = lambda _: True
     penalty: Callable[[Params, Params], Tensor | Params] | None = None
-    sample_weights: Callable[[Net, Params, Samples, AlgorithmState], Tensor | None] | None = None
+    on_phase_start: Callable[[Net, Params, Samples, AlgorithmState], None] | None = None
+    sample_weights: Callable[[Net, Params, Samples, AlgorithmState], Tensor] | None = None
     layers: Callable[[Net], Sequence[str]] | None = None
     lr: float = 1.0
     anchor: Literal["phase", "download"] | Callable[[Params, AlgorithmState], Params] = "phase"
@@ -420,7 +424,7 @@ class Algorithm(NamedTuple):
     update_mask : callable (RoundContext) -> SharedMask, optional
         The mask after a round's local training, which aggregation uses; by default the one before.
     phases : tuple of Phase
-        Phases of 0 epochs are skipped, unless they weigh samples.
+        Phases of 0 epochs are skipped, unless they have ``on_phase_start``.
     settings : mapping
         Arguments of the algorithm, which a run stores.
     wrap : callable (Net) -> Net, optional

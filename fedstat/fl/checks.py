@@ -318,9 +318,9 @@ def _call_sample_weights(
     params: Params,
     samples: Samples,
     state: AlgorithmState,
-) -> Tensor | None:
+) -> Tensor:
     result = hook(net, params, samples, state)
-    if result is not None and (not isinstance(result, torch.Tensor) or result.shape[:2] != samples.live.shape):
+    if not isinstance(result, torch.Tensor) or result.shape[:2] != samples.live.shape:
         actual = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
         shape = f"{(*samples.live.shape, ...)}".replace("Ellipsis", "...")
         raise ValueError(f"{where} must return a Tensor (client, sample, ...) = {shape}, but got {actual}")
@@ -356,5 +356,7 @@ PHASE_CHECKS: dict[str, Callable[..., Any]] = {
     "gradient": _call_gradient,
 }
 """For these fields of a phase: the function that calls the field and validates the result."""
-PHASE_UNCHECKED = ("epochs", "is_trainable", "layers", "lr", "post_step", "steps", "repeats", "optimizer")
+PHASE_UNCHECKED = (
+    "epochs", "is_trainable", "on_phase_start", "layers", "lr", "post_step", "steps", "repeats", "optimizer"
+)  # fmt: skip
 """Fields of a phase that are no functions, return nothing, or are validated elsewhere."""

@@ -34,8 +34,8 @@ class Upload(NamedTuple):
 
     Attributes
     ----------
-    cohort : Cohort
-        ``values`` has one row for each of these clients.
+    visible : Cohort
+        ``values`` has one row for each of these clients, see :func:`visible_clients`.
     values : Params (client, ...)
         The server averages or mixes these values where entries are shared, and ignores the others.
     mask : SharedMask
@@ -45,7 +45,7 @@ class Upload(NamedTuple):
         the server averages.
     """
 
-    cohort: Cohort
+    visible: Cohort
     values: Params
     mask: SharedMask
     entries: Mask
@@ -93,7 +93,7 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     trained.require_finite(cohort.local_ids, state.round + 1)
     context = round_context(job, download, cohort, trained.params)
     mask = hooks.update_mask(context, state.personal_units)
-    upload = encode(hooks, context, mask, visible_to_hooks(job, cohort))
+    upload = encode(hooks, context, mask, visible_clients(job, cohort))
     means, aggregator = aggregate(job, hooks, state, cohort, upload)
     global_params = update_global(state.global_params, means, state.mask, mask, job.server_lr)
     mixing = hooks.mixing_weights(context)
@@ -104,19 +104,19 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     return Outcome(state, new, cohort, trained._replace(optimizer={}), context, upload, mixing)
 
 
-def visible_to_hooks(job: Job, cohort: Cohort) -> Cohort:
-    """Return the clients whose rows hooks get.
+def needs_clients(job: Job) -> bool:
+    """Return True if a hook or the aggregator looks at single clients, as in all algorithms that mix."""
+    return job.hooks.looks_at_clients or job.aggregator.needs == "clients"
 
-    These are the clients of all processes if a hook or the aggregator looks at single clients, as in all algorithms
-    that mix; else the clients of this process.
-    """
-    looks = job.hooks.looks_at_clients or job.aggregator.needs == "clients"
-    return cohort if looks else cohort.of_this_process()
+
+def visible_clients(job: Job, cohort: Cohort) -> Cohort:
+    """Return the selected clients whose rows hooks get: of all processes if needed, else of this process."""
+    return cohort if needs_clients(job) else cohort.of_this_process()
 
 
 def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -> RoundContext:
     """Return the context that hooks read; ``after`` (local, ...) holds this process's models after local training."""
-    state, visible = download.state, visible_to_hooks(job, cohort)
+    state, visible = download.state, visible_clients(job, cohort)
 
     def weights() -> Tensor:
         sizes, total = (torch.as_tensor(n, dtype=torch.float32) for n in (visible.sizes, cohort.sizes.sum()))
@@ -126,16 +126,15 @@ def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -
         local = download.algorithm_state(cohort.local)
         return local._replace(clients=visible.gather(local.clients))
 
-    def evaluate(models: Params, clients: np.ndarray, which: np.ndarray | None = None) -> Tensor:
+    def evaluate(models: Params, client_ids: np.ndarray, which: np.ndarray | None = None) -> Tensor:
         """Evaluate in each process on its clients, and gather the losses; see ``RoundContext.evaluate``."""
-        clients = np.asarray(clients)
-        held = visible.held(clients)  # positions of the clients that this process holds
-        row = {int(c): i for i, c in enumerate(cohort.local_ids)}
-        rows = np.array([row[int(c)] for c in clients[held]], int)
-        lacking = {name: p[rows] for name, p in after.items() if name not in models}
-        chosen = which if which is None else which[held]
-        losses = losses_of(job, models, cohort.local[rows], chosen, lacking)
-        return visible.gather({"loss": losses}, clients)["loss"]
+        client_ids = np.asarray(client_ids)
+        position = {int(c): i for i, c in enumerate(cohort.local_ids)}
+        held = visible.held(client_ids)  # positions of the clients that this process holds
+        index = np.array([position[int(c)] for c in client_ids[held]], int)
+        lacking = {name: p[index] for name, p in after.items() if name not in models}
+        losses = losses_of(job, models, cohort.local[index], which if which is None else which[held], lacking)
+        return visible.gather({"loss": losses}, client_ids)["loss"]
 
     def moments() -> Any:
         local = chunks.over_clients(job, lambda span: download.models(cohort.local[span]), after)
@@ -153,28 +152,28 @@ def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -
     return RoundContext(job.net, state.round, job.seed, state.mask, state.global_params, job.server_lr, parts)
 
 
-def encode(hooks: Hooks, context: RoundContext, mask: SharedMask, cohort: Cohort) -> Upload:
+def encode(hooks: Hooks, context: RoundContext, mask: SharedMask, visible: Cohort) -> Upload:
     """Return the message of the clients of ``context`` under the new mask."""
-    return Upload(cohort, hooks.encode(context, mask), mask, hooks.upload_mask(mask))
+    return Upload(visible, hooks.encode(context, mask), mask, hooks.upload_mask(mask))
 
 
 def aggregate(job: Job, hooks: Hooks, state: State, cohort: Cohort, upload: Upload) -> tuple[Params, Any]:
     """Aggregate every parameter that has a shared entry; return the means and the aggregator's new state."""
     shared = {name: masks.by_some(upload.mask.shared[name], p.ndim) for name, p in state.global_params.items()}
     values = {name: p for name, p in upload.values.items() if bool(shared[name].any())}
-    rows = upload.cohort
+    visible = upload.visible
     sent = Sent(
         values,
         server={name: state.global_params[name] for name in values},
         shared={name: shared[name] for name in values},
-        sizes=torch.from_numpy(rows.sizes).to(job.device, torch.float32),
-        weights=hooks.weights(rows.ids, lambda: (cohort.sizes, cohort.ids, job.everyone or job.clients)),
-        clients=rows.ids,
+        sizes=torch.from_numpy(visible.sizes).to(job.device, torch.float32),
+        weights=hooks.weights(visible.ids, lambda: (cohort.sizes, cohort.ids, job.everyone or job.clients)),
+        clients=visible.ids,
         round=state.round,
         seed=job.seed,
         expected=expected(job),
     )
-    if rows is not cohort:  # of this process: the aggregator adds up over processes
+    if not needs_clients(job):  # the aggregator adds up over processes
         sent = sent._replace(total=cohort.sum)
     return aggregated(job.aggregator, sent, state.aggregator, job.process_group)
 

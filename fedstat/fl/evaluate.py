@@ -145,7 +145,7 @@ class Chosen(NamedTuple):
     step: np.ndarray
 
 
-def require(job: Job) -> None:
+def require_choice(job: Job) -> None:
     """Raise ValueError unless the data allow the choice of the job's algorithm."""
     choice = job.algorithm.choice
     if choice is None:
@@ -161,7 +161,9 @@ def require(job: Job) -> None:
             "on_download changes models: downloads differ between clients. Use by='pooled' or by='client'."
         )
     if choice.by == "layer" or not _selects_on_validation(job):
-        split_halves.require(job, job.algorithm.name, split_halves.least_clients(job) if choice.by == "layer" else 1)
+        split_halves.require_halves(
+            job, job.algorithm.name, split_halves.least_clients(job) if choice.by == "layer" else 1
+        )
         if choice.by == "client" and (lone := np.flatnonzero(job.train.sizes < 2)).size:
             raise ValueError(
                 f"{job.algorithm.name} divides each client's training samples, but client(s) {lone[:5].tolist()} have "

@@ -208,7 +208,7 @@ class Hooks:
     def phases(self) -> tuple[Phase, ...]:
         """Phases that change something; a phase of 0 epochs must not rename the random streams of other phases."""
         all_phases = checks.phases_checked(self.algorithm.phases, self.net, self.algorithm.name)
-        return tuple(phase for phase in all_phases if phase.length(self.local_epochs) != 0 or phase.sample_weights)
+        return tuple(phase for phase in all_phases if phase.length(self.local_epochs) != 0 or phase.on_phase_start)
 
     @cached_property
     def finetune(self) -> tuple[Phase, ...]:
@@ -276,7 +276,7 @@ def _require_shared_mask(
     """Require a mask that fits for every parameter, and personal entries only where clients have copies."""
     net, method = hooks.net, hooks.algorithm.name
     checks.instance(SharedMask, mask, where, hint=", such as SharedMask(mask)")
-    masks.require(net, mask.shared, hooks.clients, f"method {method!r}")
+    masks.require_mask(net, mask.shared, hooks.clients, f"method {method!r}")
     if hooks.several and any(m.ndim > len(net.shapes[name]) and len(m) > 1 for name, m in mask.shared.items()):
         raise ValueError(
             f"method {method!r} has masks that differ between clients, which several processes cannot divide. Run "
@@ -310,7 +310,7 @@ def _personal_units(mask: Tensor, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _require_mask(mask: Any, where: str, net: Net, __: SharedMask, *, hooks: Hooks) -> Mask:
-    masks.require(net, mask, hooks.clients, where)
+    masks.require_mask(net, mask, hooks.clients, where)
     return mask
 
 

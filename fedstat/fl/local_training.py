@@ -202,7 +202,7 @@ def _train_reordered(
 def _run_phase(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) -> np.ndarray:
     """Run one phase; return the number of batches (client,)."""
     train, clients = job.train, chunk.clients
-    sample_weights = None if phase.sample_weights is None else _weigh(job, phase, chunk)
+    sample_weights = _start_phase(job, phase, chunk)
     epochs, trained = phase.length(job.local_epochs), phase.moves(job.net)
     if not trained or (epochs == 0 and phase.steps is None):
         return np.zeros(len(clients))
@@ -402,11 +402,15 @@ def _loss(job: Job, params: Params, batch: _Batch) -> Tensor:
         return (job.loss.value(out.float(), batch.y) * batch.weight).sum(1)
 
 
-def _weigh(job: Job, phase: Phase, chunk: _Chunk) -> Tensor | None:
-    """Return the result of ``Phase.sample_weights`` on complete training sets, padded."""
-    assert phase.sample_weights is not None  # noqa: S101
+def _start_phase(job: Job, phase: Phase, chunk: _Chunk) -> Tensor | None:
+    """Call ``on_phase_start``, and return the result of ``sample_weights``, on complete training sets, padded."""
+    if not phase.on_phase_start and not phase.sample_weights:
+        return None
     rows, live = batches.pad_rows(job.train, chunk.clients)
-    return phase.sample_weights(job.net, chunk.params, Samples(job.train.x[rows], job.train.y[rows], live), chunk.state)
+    arguments = job.net, chunk.params, Samples(job.train.x[rows], job.train.y[rows], live), chunk.state
+    if phase.on_phase_start:
+        phase.on_phase_start(*arguments)
+    return phase.sample_weights(*arguments) if phase.sample_weights else None
 
 
 def _take_values(values: Tensor, rows: Tensor, first: np.ndarray) -> Tensor:

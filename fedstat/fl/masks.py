@@ -30,8 +30,8 @@ __all__ = [
     "last_layers",
     "of_clients",
     "of_layers",
-    "require",
     "require_layer",
+    "require_mask",
     "resolve",
     "share_all",
     "share_all_but",
@@ -273,7 +273,7 @@ def by_all(mask: torch.Tensor, rank: int) -> torch.Tensor:
     return mask.all(0) if mask.ndim > rank else mask
 
 
-def require(net: Net, mask: Mask, clients: int, where: str) -> None:
+def require_mask(net: Net, mask: Mask, clients: int, where: str) -> None:
     """Raise ValueError, naming ``where`` and the parameter, unless every parameter has a mask that fits."""
     if not isinstance(mask, Mapping):
         raise ValueError(f"{where} must have a dict of masks by parameter, but got {type(mask).__name__}")

@@ -182,7 +182,7 @@ def assembled(
     loss, clients = losses.for_outputs(nets.n_outputs(net)), len(train.start) - 1
     checked = _validate_training(training, clients)
     require_weights(algorithm, training.aggregator)
-    net = nets.require(Hooks(algorithm, net, clients).wrap())
+    net = nets.require_net(Hooks(algorithm, net, clients).wrap())
     machine.warn_if_slow()
     job = Job(
         train,
@@ -197,7 +197,7 @@ def assembled(
         **vars(checked),
     )
     checks.phases(algorithm, net, job.local_epochs)
-    evaluate.require(job)
+    evaluate.require_choice(job)
     if machine.memory_budget is not None:
         job = replace(job, room=chunks.remaining_bytes(job, machine.memory_budget))
     return job if job.aggregator.privacy is None else _make_private(job, job.aggregator.privacy)
@@ -217,7 +217,7 @@ def require_weights(algorithm: Algorithm, aggregator: Aggregator) -> None:
 
 def _make_private(job: Job, privacy: Privacy) -> Job:
     """Return the job with an algorithm that learns only released values, if the accountant covers the run."""
-    private_training.require(job)
+    private_training.require_private(job)
     return replace(job, algorithm=sealed(job.algorithm, privacy, expected(job)))
 
 

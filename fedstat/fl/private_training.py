@@ -243,7 +243,7 @@ def _renyi(rate: float, noise_multiplier: float) -> np.ndarray:
     return np.asarray(divergences, dtype=float)
 
 
-def require(job: Job) -> None:
+def require_private(job: Job) -> None:
     """Require that the accountant covers a private job.
 
     Raises

@@ -57,7 +57,7 @@ def least_clients(job: Job) -> int:
     return 4 if len(np.unique(job.train.sizes)) > 1 else 3
 
 
-def require(job: Job, purpose: str, least: int) -> None:
+def require_halves(job: Job, purpose: str, least: int) -> None:
     """Raise ValueError unless every round selects ``least`` clients with two training samples or more."""
     single = int((job.train.sizes < 2).sum())
     k = fewest(job.participation, job.clients, job.sampling)

@@ -22,7 +22,8 @@ from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.checkpoints import Checkpoints, WeightsWriter, need_common_rows, require_disk
 from fedstat.fl.cohort import fewest
 from fedstat.fl.job import ComputeConfig, Job, Participation, Precision, Sampling, TrainConfig, of_rank, tf32
-from fedstat.fl.loop import Ledger, start
+from fedstat.fl.ledger import Ledger
+from fedstat.fl.loop import start
 from fedstat.fl.metrics import names_of as metrics_named
 from fedstat.fl.metrics import of_run as metrics_of_run
 from fedstat.fl.metrics import require_memory as require_metrics_memory

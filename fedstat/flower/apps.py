@@ -30,8 +30,9 @@ from fedstat.fl.communication_round import update_global
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.job import Job
+from fedstat.fl.ledger import Buffer
 from fedstat.fl.local_training import train_locally
-from fedstat.fl.loop import Buffer, pretrain
+from fedstat.fl.loop import pretrain
 from fedstat.fl.nets import Params
 from fedstat.fl.probes import measures
 from fedstat.fl.state import Download, State

@@ -166,10 +166,9 @@ def split(
     [True, True, True, True, False, False]
     """
     if round is not None:
-        raise check.NoEffectError(
-            "round",
-            f"on an analysis of weights, but got {round}. It selects a split that a run stored: pass a run that holds "
-            "one, without stage. To select weights, use checkpoint.",
+        raise ValueError(
+            f"round has no effect on an analysis of weights, but got {round}. It selects a split that a run stored: "
+            "pass a run that holds one, without stage. To select weights, use checkpoint."
         )
     factor_options: dict[str, Any] = {**options}
     method = check.choice("method", factor_options.get("method", CHOICES["method"]), _split.METHODS)

@@ -27,7 +27,7 @@ _OF_DATA = {"gaussian": "d", "digits": "partition"}
 
 
 @dataclass(frozen=True)
-class Settings:
+class TheoremSettings:
     """Settings of the command, as its store holds them; :func:`fedstat.ntk.convergence` and others describe them."""
 
     data: str = setting("gaussian", "data", "gaussian, digits or a zarr store with x and y")
@@ -69,19 +69,19 @@ class Settings:
         unused = {name: f"theorem {n}" for n, names in _OF_THEOREM.items() if n != self.theorem for name in names}
         unused |= {name: f"--data {data}" for data, name in _OF_DATA.items() if data != self.data}
         for name, use in unused.items():
-            if (value := getattr(self, name)) != getattr(Settings, name):
+            if (value := getattr(self, name)) != getattr(TheoremSettings, name):
                 raise ValueError(f"--{name.replace('_', '-')} is for {use} only, but got {value!r}. Remove it.")
         if self.device is not None:
             device_named(self.device)
 
 
 def parser() -> _cli.Parser:
-    """Return the command-line parser, with one option per field of :class:`Settings`."""
+    """Return the command-line parser, with one option per field of :class:`TheoremSettings`."""
     cli = _cli.Parser(
         prog="python -m fedstat.ntk",
         description="Check Theorems 1 and 2 of FedFac on data: convergence and generalization of wide networks.",
     )
-    add_arguments(cli, Settings)
+    add_arguments(cli, TheoremSettings)
     _cli.add_output(cli, "store to write (default: none)", overwrite=True)
     return cli
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _work(args: argparse.Namespace) -> None:
     if args.out is not None:
         _cli.require_available(args, COMMAND)
-    settings, show = Settings(**read_arguments(args, Settings)), not args.quiet
+    settings, show = TheoremSettings(**read_arguments(args, TheoremSettings)), not args.quiet
     check_theorem = _check_theorem1 if settings.theorem == 1 else _check_theorem2
     result: ConvergenceResult | GeneralizationResult = check_theorem(settings, show)
     if args.out is not None:
@@ -105,13 +105,13 @@ def _work(args: argparse.Namespace) -> None:
     print(result.summary())
 
 
-def _make_data(settings: Settings) -> xr.Dataset:
+def _make_data(settings: TheoremSettings) -> xr.Dataset:
     sizes = {"clients": max(settings.clients), "n": max(settings.n), "n_test": settings.n_test}
     if settings.data == "gaussian":
         return descent.gaussian(**sizes, d=settings.d, seed=settings.seed)
     if settings.data == "digits":
         return descent.digits(**sizes, partition=settings.partition, seed=settings.seed)
-    return descent.read(settings.data, **sizes)
+    return descent.read_samples(settings.data, **sizes)
 
 
 def _parse_lr(text: str) -> Any:
@@ -123,13 +123,13 @@ def _parse_lr(text: str) -> Any:
         raise ValueError(f"lr must be 'stable', 'theorem' or a number, but got {text!r}") from None
 
 
-def _common_arguments(settings: Settings) -> dict[str, Any]:
+def _common_arguments(settings: TheoremSettings) -> dict[str, Any]:
     """Return the arguments that both theorems take."""
     names = ("rounds", "local_steps", "server_lr", "replicates", "seed", "normalize")
     return {name: getattr(settings, name) for name in names} | {"lr": _parse_lr(settings.lr)}
 
 
-def _check_theorem1(settings: Settings, show: bool) -> ConvergenceResult:
+def _check_theorem1(settings: TheoremSettings, show: bool) -> ConvergenceResult:
     if len(settings.clients) > 1 or len(settings.n) > 1:
         raise ValueError("theorem 1 takes one --clients and one --n, but got several. Run it once for each.")
     data = _make_data(settings)
@@ -140,7 +140,7 @@ def _check_theorem1(settings: Settings, show: bool) -> ConvergenceResult:
     return result
 
 
-def _check_theorem2(settings: Settings, show: bool) -> GeneralizationResult:
+def _check_theorem2(settings: TheoremSettings, show: bool) -> GeneralizationResult:
     data = _make_data(settings)
     arguments = {name: getattr(settings, name) for name in ("constant", "delta", "init_scale")}
     result = generalization(

@@ -115,7 +115,7 @@ def digits(
     return _dataset(x, y, n, f"scikit-learn digits, {partition}, odd against even")
 
 
-def read(
+def read_samples(
     path: str | Path, *, n: int | None = None, n_test: int | None = None, clients: int | None = None
 ) -> xr.Dataset:
     """Read a zarr store with x (client, sample, feature), y (client, sample) and, optionally, split (sample).

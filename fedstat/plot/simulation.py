@@ -68,7 +68,7 @@ def recovery(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes:
     ValueError
         If the result has more than one p or alpha.
     """
-    result = require(result, "recovery", "auc", "fedstat.sim.recover")
+    result = require_figure(result, "recovery", "auc", "fedstat.sim.recover")
     setting, ax = one_setting(result, "p", "alpha"), get_axes(ax)
     of_nu = result["auc"].sel(estimator=result["estimator"] != _AGREEMENT)
     names, data = list(of_nu["estimator"].values), _long(of_nu)
@@ -111,7 +111,7 @@ def recovery_grid(result: xr.Dataset | RunOrPath) -> Figure:
     -------
     matplotlib Figure
     """
-    result = require(result, "recovery_grid", "auc", "fedstat.sim.recover")
+    result = require_figure(result, "recovery_grid", "auc", "fedstat.sim.recover")
     rows, columns = result.sizes["alpha"], result.sizes["p"]
     figure, axes = plt.subplots(
         rows, columns, figsize=(3.6 * columns + 0.6, 3.2 * rows), sharex=True, sharey=True, squeeze=False,
@@ -246,7 +246,7 @@ def _of_study(result: object, figure: str, name: str) -> xr.Dataset:
         takes = "a run of fedstat.sim.study"
         hint = "Draw a run of fedstat.fl with plot.rounds, plot.client_boxplot or plot.client_lines."
         raise refusal(f"papers.{figure}", takes, result, hint)
-    return require(result, figure, name, "fedstat.plot.simulation.study_dataset")
+    return require_figure(result, figure, name, "fedstat.plot.simulation.study_dataset")
 
 
 def is_study(run: object) -> bool:
@@ -254,7 +254,7 @@ def is_study(run: object) -> bool:
     return isinstance(run, xr.DataTree) and "metrics" in run.children and "rounds_done" in run["metrics"]
 
 
-def require(result: object, figure: str, name: str, source: str) -> xr.Dataset:
+def require_figure(result: object, figure: str, name: str, source: str) -> xr.Dataset:
     """Return the Dataset, or that of a store; raise an error that names its source if it lacks the variable."""
     result = opened(result)
     if isinstance(result, xr.DataTree) and name in result.data_vars:
@@ -341,7 +341,7 @@ def spectrum(result: xr.Dataset, *, cuts: Sequence[float] = CUTS, ax: Axes | Non
     ValueError
         If the result has more than one p or alpha.
     """
-    result = require(result, "spectrum", "eigenvalue", "fedstat.sim.spectrum")
+    result = require_figure(result, "spectrum", "eigenvalue", "fedstat.sim.spectrum")
     title, ax, result = one_setting(result, "p", "alpha"), get_axes(ax), _squeeze(result)
     gamma, on_shared, end = (result[name].values for name in ("eigenvalue", "shared_share", "cumulative_share"))
     width = np.diff(end, prepend=0.0)
@@ -387,7 +387,7 @@ def kappa_window(result: xr.Dataset, *, cuts: Sequence[float] = CUTS, ax: Axes |
     ValueError
         If the result has more than one p or alpha.
     """
-    result = require(result, "kappa_window", "eigenvalue", "fedstat.sim.spectrum")
+    result = require_figure(result, "kappa_window", "eigenvalue", "fedstat.sim.spectrum")
     one_setting(result, "p", "alpha")
     ax, result = get_axes(ax), _squeeze(result)
     kappa, auc, shared = result["kappa"].values, result["auc"].values, result["unit_shared"].values
@@ -415,7 +415,7 @@ def spectrum_grid(result: xr.Dataset, *, cuts: Sequence[float] = CUTS) -> Figure
     -------
     matplotlib Figure
     """
-    result = require(result, "spectrum_grid", "eigenvalue", "fedstat.sim.spectrum")
+    result = require_figure(result, "spectrum_grid", "eigenvalue", "fedstat.sim.spectrum")
     settings = [(i, j) for i in range(result.sizes["p"]) for j in range(result.sizes["alpha"])]
     figure, axes = plt.subplots(
         2, len(settings), figsize=(max(4.1 * len(settings), 9.5), 6.6), sharex=True, sharey="row", squeeze=False,

@@ -290,7 +290,7 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress:
     """
     if out is not None:
         require_ours("out", Path(out))
-    stored_runs = stored.read(run, progress)
+    stored_runs = stored.read_runs(run, progress)
     trained = [stored_run for stored_run in stored_runs if stored_run.command == TRAINING]
     if len(trained) > 1:
         makes = [partial(part, trained, progress)]

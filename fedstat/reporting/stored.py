@@ -244,7 +244,7 @@ class Stored(NamedTuple):
         return parts, [Caution("Not in this report", text, severe=True)] if lost else []
 
 
-def read(runs: Run | Iterable[Run], progress: bool | None = False) -> list[Stored]:
+def read_runs(runs: Run | Iterable[Run], progress: bool | None = False) -> list[Stored]:
     """Open runs, whatever state they are in.
 
     Parameters

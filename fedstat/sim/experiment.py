@@ -22,7 +22,8 @@ from fedstat._utils.settings import check_fields, setting
 from fedstat.fl import algorithms, checkpoints, nets, optim, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig
-from fedstat.fl.loop import Buffer, observed_round, start
+from fedstat.fl.ledger import Buffer
+from fedstat.fl.loop import observed_round, start
 from fedstat.fl.prepare import prepare
 from fedstat.fl.probes import Observer, measures
 from fedstat.fl.ranks import Relay

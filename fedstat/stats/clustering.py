@@ -107,7 +107,8 @@ def separate_groups(similarity: Floats) -> Ints | None:
     -----
     Separation decides if jackknife intervals of ICC2 are too short, not the growth of merging distances. Two groups in
     equal numbers with similarity 0.33 within and 0 between merge at 1.5 times the distance, as clients with two of ten
-    classes sometimes do; the layer's interval covers in 0.4 to 0.6 of simulations (``simulations/inference``).
+    classes sometimes do; the layer's interval covers in 0.4 to 0.6 of simulations
+    (``simulations/inference/agreement.py``).
 
     Examples
     --------

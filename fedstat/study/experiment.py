@@ -123,5 +123,5 @@ def _absolute_folder(data_dir: str | Path | None) -> str:
 
 
 def read_data(runs: Iterable[Settings], data_dir: str | Path | None = None) -> None:
-    """Read the data sets of runs, the first run's last, so that it stays cached; see :func:`federation.read`."""
-    federation.read(runs, _absolute_folder(data_dir))
+    """Read the data sets of runs, the first run's last, so that it stays cached; see :func:`federation.read_data`."""
+    federation.read_data(runs, _absolute_folder(data_dir))

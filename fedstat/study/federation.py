@@ -171,7 +171,7 @@ def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Datas
     return partition.hold_out(fed, fraction=settings.unseen_fraction, seed=settings.seed)
 
 
-def read(runs: Iterable[Any], data_dir: str) -> None:
+def read_data(runs: Iterable[Any], data_dir: str) -> None:
     """Read the data sets of runs in reverse order, so that the first stays cached.
 
     Raises
@@ -269,7 +269,7 @@ def require_domains(kind: str, domains: tuple[str, ...], clients: int) -> None:
     """Raise ValueError unless clients divide evenly over the domains of partition "domains"."""
     if kind != "domains":
         if domains:
-            raise check.NoEffectError("domains", f"but with partition domains, but got {domains} with {kind}")
+            raise ValueError(f"domains has no effect but with partition domains, but got {domains} with {kind}")
         return
     number = len(check.distinct("domains", domains or DOMAINS))
     if clients % number:

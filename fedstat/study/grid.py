@@ -110,7 +110,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     methods = run_settings.names([name for _, _, part in all_tables for name in _as_list(part.get("algorithm"))])
     scales = table(content, "scale", path)
     for place, kind, part in all_tables:
-        run_settings.require(part, kind, [*methods, *(scales if kind in _SCALED else ())], place)
+        run_settings.require_keys(part, kind, [*methods, *(scales if kind in _SCALED else ())], place)
     return content
 
 
@@ -252,14 +252,10 @@ def _make_settings(settings: Mapping[str, Any], method: Mapping[str, Any], path:
     common = {field.name for field in fields(Settings)}
     try:
         accepted = settings_of(algorithm)
-        used = {k: v for k, v in settings.items() if k in common or k in accepted}
-        while True:
-            try:
-                values = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
-                return Settings.of(**values)
-            except check.NoEffectError as error:
-                if error.name in method or used.pop(error.name, None) is None:
-                    raise
+        used = {k: v for k, v in settings.items() if k in common or k in accepted} | dict(method)
+        skipped = run_settings.without_effect(used) - method.keys()
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in used.items() if k not in skipped}
+        return Settings.of(**values)
     except ValueError as error:
         raise ValueError(f"{path}, data set {scenario!r:.200}, method {name!r:.200}: {error}") from None
 

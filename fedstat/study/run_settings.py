@@ -104,7 +104,7 @@ def _as_hashable(default: Any) -> Any:
     return tuple(default) if isinstance(default, list) else default
 
 
-def require(content: Mapping[str, Any], table: str, settings: Iterable[str], where: str) -> None:
+def require_keys(content: Mapping[str, Any], table: str, settings: Iterable[str], where: str) -> None:
     """Raise ValueError with the nearest names if a table of a grid's file has a key that it cannot hold.
 
     Parameters
@@ -453,7 +453,7 @@ class Settings:
             return aggregator_named(self.aggregator)
         if self.clip is None:
             name = next(iter(privacy))
-            raise check.NoEffectError(name, f"without clip, which makes a run private, but got {privacy[name]!r}")
+            raise ValueError(f"{name} has no effect without clip, which makes a run private, but got {privacy[name]!r}")
         if self.aggregator != Settings.aggregator:
             raise ValueError(
                 f"clip={self.clip:g} makes a run private by noise on a sum over clients, but aggregator "
@@ -495,6 +495,16 @@ def names(more: Iterable[Any] = ()) -> list[str]:
     all_algorithms = [*algorithms.ALGORITHMS, *(name for name in more if custom.is_in_file(name))]
     special = [name for algorithm in all_algorithms for name in algorithms.settings_of(algorithm)]
     return list(dict.fromkeys([*(field.name for field in fields(Settings)), *special]))
+
+
+def without_effect(settings: Mapping[str, Any]) -> set[str]:
+    """Return the names of settings that have no effect with the others; see :meth:`Settings.of`."""
+    declared = algorithms.settings_of(settings.get("algorithm", Settings.algorithm))
+    options = federation.network_options("options", federation.strings("options", settings.get("options", ())))
+    values = {name: setting.default for name, setting in declared.items()} | options | dict(settings)
+    names = {name for name, d in declared.items() if d.effect and not d.effect.holds(values[d.effect.other])}
+    names |= set(OF_PRIVACY) if settings.get("clip") is None else set()
+    return names if str(settings.get("partition")).startswith("domains") else names | {"domains"}
 
 
 def _as_fields(settings: Mapping[str, Any], options: Any, algorithm: Any) -> dict[str, Any]:

@@ -1,7 +1,12 @@
-"""FedAvg rounds of image networks: the stacked engine against a plain per-client torch loop."""
+"""FedAvg rounds of dense and image networks: the stacked engine against a plain per-client torch loop, and FedFac."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import plain_loop
 import pytest
 import torch
 import trainer
@@ -12,20 +17,16 @@ from fedstat.fl import algorithms, nets, optim
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import ComputeConfig
 
-CLIENTS, ACTIVE, SAMPLES, BATCH, LR = 100, 10, 600, 50, 1e-3
+CLIENTS = 100
 OPTIMIZERS = {
-    "adam": (optim.adam(LR), lambda p: torch.optim.Adam(p, lr=LR)),
-    "sgd": (optim.sgd(LR), lambda p: torch.optim.SGD(p, lr=LR)),
+    "adam": (optim.adam(1e-3), lambda p: torch.optim.Adam(p, lr=1e-3)),
+    "sgd": (optim.sgd(0.05), lambda p: torch.optim.SGD(p, lr=0.05)),
 }
 pytestmark = pytest.mark.usefixtures("one_thread_an_operation")
 
 
-def data():
-    return training_rounds.rows(CLIENTS, SAMPLES, (1, 28, 28), 10)
-
-
 def module():
-    """The network as it is usually written (McMahan et al. 2017; PFLlib's FedAvgCNN)."""
+    """The CNN as it is usually written (McMahan et al. 2017; PFLlib's FedAvgCNN)."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2),
@@ -33,45 +34,83 @@ def module():
     )  # fmt: skip
 
 
-def make(optimizer, *, threads, algorithm=None):
+class Workload(NamedTuple):
+    """A network, the module that is its twin, and the training of a round."""
+
+    net: nets.Net
+    module: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    classes: int
+    samples: int
+    batch_size: int
+    epochs: int
+    participation: float
+    optimizer: str
+
+    def data(self):
+        return training_rounds.rows(CLIENTS, self.samples, self.shape, self.classes)
+
+
+def mlp(sizes, samples, batch_size):
+    return Workload(
+        nets.mlp(sizes), partial(plain_loop.module, sizes), (sizes[0],), max(2, sizes[-1]), samples, batch_size, 5, 1.0,
+        "sgd",
+    )  # fmt: skip
+
+
+CNN = Workload(nets.cnn((1, 28, 28), 10), module, (1, 28, 28), 10, 600, 50, 1, 0.1, "adam")
+WORKLOADS = {
+    "MLP 100-200-1, 100 samples, batch 10": mlp([100, 200, 1], 100, 10),
+    "MLP 784-200-10, 600 samples, batch 50": mlp([784, 200, 10], 600, 50),
+    "CNN 28×28, 10 of 100 clients, 600 samples, batch 50, adam": CNN,
+    "CNN 28×28, 10 of 100 clients, 600 samples, batch 50, sgd": CNN._replace(optimizer="sgd"),
+}
+SMALL = next(iter(WORKLOADS.values()))
+
+
+def make(work, *, threads, algorithm=None):
     job = training_rounds.job(
-        algorithm or algorithms.fedavg(), nets.cnn((1, 28, 28), 10), data(), optimizer=OPTIMIZERS[optimizer][0],
-        participation=ACTIVE / CLIENTS, local_epochs=1, batch_size=BATCH, compute=ComputeConfig(threads=threads),
+        algorithm or algorithms.fedavg(), work.net, work.data(), optimizer=OPTIMIZERS[work.optimizer][0],
+        participation=work.participation, local_epochs=work.epochs, batch_size=work.batch_size,
+        compute=ComputeConfig(threads=threads),
     )  # fmt: skip
     return training_rounds.stacked(job)
 
 
-def plain(optimizer, *, threads):
+def plain(work, *, threads):
     return training_rounds.plain(
-        module, data(), threads=threads, participation=ACTIVE / CLIENTS, make_optimizer=OPTIMIZERS[optimizer][1],
-        epochs=1, batch_size=BATCH,
+        work.module, work.data(), threads=threads, participation=work.participation,
+        make_optimizer=OPTIMIZERS[work.optimizer][1], epochs=work.epochs, batch_size=work.batch_size,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(1, 1), (2, 1), (2, 2)])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def bench_cnn(compare, optimizer, ours, theirs):
-    compare(
-        f"CNN 28×28, {ACTIVE} of {CLIENTS} clients, {SAMPLES} samples, batch {BATCH}, {optimizer}, {ours} thread(s)",
-        make(optimizer, threads=ours), plain(optimizer, threads=theirs), f"plain loop, {theirs} thread(s)",
-        rounds=3,
-    )  # fmt: skip
+@pytest.mark.parametrize("name", WORKLOADS)
+def bench_round(compare, name, ours, theirs):
+    work = WORKLOADS[name]
+    stacked, loop = make(work, threads=ours), plain(work, threads=theirs)
+    compare(f"FedAvg round, {name}, {ours} thread(s)", stacked, loop, f"plain loop, {theirs} thread(s)", rounds=3)
 
 
-@pytest.mark.parametrize(("layer", "kappa"), [("conv2", 0.85), ("fc1", 0.75), ("fc1", 0.85)])
-def bench_dynamic_fedfac(compare, layer, kappa):
-    fedfac = algorithms.fedfac([layer], kappa=kappa)
-    compare(
-        f"dynamic FedFac round of the CNN, Λ = {layer}, κ = {kappa}, 1 local epoch, adam, 2 threads",
-        make("adam", threads=2, algorithm=fedfac), make("adam", threads=2), "FedAvg round", rounds=5,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("work", "layer", "kappa"),
+    [(SMALL, "fc1", 0.85), (CNN, "conv2", 0.85), (CNN, "fc1", 0.75), (CNN, "fc1", 0.85)],
+    ids=["mlp", "conv2", "fc1, 0.75", "fc1"],
+)
+def bench_dynamic_fedfac(compare, work, layer, kappa):
+    fedfac = make(work, threads=2, algorithm=algorithms.fedfac([layer], kappa=kappa))
+    name = (
+        f"dynamic FedFac round, {work.shape} inputs, Λ = {layer}, κ = {kappa}, {work.epochs} local epoch(s), 2 threads"
+    )
+    compare(name, fedfac, make(work, threads=2), "FedAvg round", rounds=15 if work is SMALL else 5)
 
 
 def many_clients(algorithm):
     """Two rounds and an evaluation of 1,000 clients of a network with 987,210 parameters, a tenth of them active."""
     job = training_rounds.job(
-        algorithm, nets.mlp([784, 1000, 200, 10]), training_rounds.rows(1000, 20, (784,), 10), optimizer=optim.adam(LR),
-        participation=0.1, local_epochs=1, batch_size=10, compute=ComputeConfig(threads=2),
+        algorithm, nets.mlp([784, 1000, 200, 10]), training_rounds.rows(1000, 20, (784,), 10),
+        optimizer=OPTIMIZERS["adam"][0], participation=0.1, local_epochs=1, batch_size=10,
+        compute=ComputeConfig(threads=2),
     )  # fmt: skip
     evaluate(job, trainer.step(job, trainer.step(job, trainer.start(job))))
 
@@ -87,9 +126,10 @@ def bench_memory_of_a_thousand_clients(compare_memory, algorithm):
     )
 
 
-def bench_peak_memory(compare_memory):
-    rounds = "from bench_nets import *; run = {}('adam', threads=2); run(); run()"
+@pytest.mark.parametrize("work", ["SMALL", "CNN"])
+def bench_peak_memory(compare_memory, work):
+    rounds = "from bench_nets import *; run = {}({}, threads=2); run(); run()"
     compare_memory(
-        f"FedAvg rounds of the CNN, {CLIENTS} clients", rounds.format("make"),
-        plain_loop=rounds.format("plain"), data="from bench_nets import *; data()",
+        f"FedAvg rounds of {work}, {CLIENTS} clients", rounds.format("make", work),
+        plain_loop=rounds.format("plain", work), data=f"from bench_nets import *; {work}.data()",
     )  # fmt: skip

@@ -51,7 +51,7 @@ WRONG = [
     ("factorized-fl-alpha", {"kernels": "basic"}, "Did you mean 'base'"),
     ("factorized-fl-beta", {"matching": "none", "epsilon": 2}, "epsilon has no effect with matching='none'"),
     ("factorized-fl-beta", {"matching": "worst", "tau": 0.5}, "tau has no effect with matching='worst'"),
-    ("factorized-fl-beta", {"mu": False, "sparsity": 0}, "sparsity has no effect with mu=False, but got sparsity=0"),
+    ("factorized-fl-beta", {"mu": False, "sparsity": 0}, "sparsity has no effect with mu=False, but got 0"),
     ("fedcp", {"lam": -1}, r"lam must be a finite number in \[0, inf"),
     ("fedcp", {"global_head": False}, NEEDS_GLOBAL_HEAD),
     ("fedcp", {"policy": False, "context": "sample"}, "context has no effect with policy=False, but got 'sample'"),

@@ -138,6 +138,7 @@ def test_every_method_says_what_tables_and_command_lines_show(name):
     assert set(made.about.new_clients) <= set(variants.RULES)
     for setting, one in algorithms.settings_of(name).items():
         assert one.help, f"{setting} has no help"
+        assert not one.effect or one.effect.other in algorithms.settings_of(name)
         assert setting not in Settings.__dataclass_fields__, f"{setting} is a setting of runs"
 
 
@@ -252,7 +253,7 @@ def test_rounds_go_on_from_a_stored_state_as_from_the_state(name, tmp_path):
     jobs.assert_same_states(j, *(trainer.step(j, one) for one in (state, record.load_state([file], j))))
 
 
-# Measures, and a mixing matrix; of runs with neither test_train, and of those with choices test_choice shows it.
+# Measures, and a mixing matrix; of runs with neither test_training, and of those with choices test_finetuned shows it.
 OFTEN = ("clustered-fl", "fedfomo")
 SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS if name not in (*OFTEN, *jobs.ALIKE)]
 
@@ -262,6 +263,16 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(name, tmp_path):
     options = {"rounds": 3, "participation": 0.7, "batch_size": 5, "seed": 4, "optimizer": optim.adam(0.01)}
     go = partial(train, jobs.dataset(SAMPLES, method=name), net_of(name), make(name), keep_weights=[], **options)
     same(go(), interrupted_and_resumed(go, tmp_path / "run.zarr", after=2))
+
+
+@pytest.mark.parametrize("name", ["fedrod", "fedphp", "pfedsd", "fedbn", "clustered-fl", "fedamp", "fedfomo"])
+def test_new_clients_have_the_rules_of_the_method(name):
+    options = {"rounds": 2, "participation": 0.5, "batch_size": 5, "lr": 0.1, "seed": 4}
+    new = jobs.dataset([9, 12], seed=3)
+    probe = ["drift", "trained-weights"]
+    run = train(jobs.dataset(SAMPLES, method=name), net_of(name), make(name), new=new, probe=probe, **options)
+    assert np.isfinite(run["metrics/accuracy"]).all()
+    assert np.isfinite(run["new/accuracy"].sel(rule=list(algorithms.about(name).new_clients))).all()
 
 
 # --- limiting cases, exact

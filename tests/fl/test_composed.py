@@ -156,7 +156,7 @@ def test_noise_and_padding_reach_the_network_that_is_wrapped():
         (everywhere(outer, noisy), {"gate": draws}),
         (mixture(noisy, 2), {"component1_gate": draws, "component2_gate": draws.flip(0)}),
     ):
-        assert nets.require(net).noise == dict.fromkeys(noise, (6,))
+        assert nets.require_net(net).noise == dict.fromkeys(noise, (6,))
         params = {n: torch.stack([p, p]) for n, p in net.init(np.random.default_rng(0)).items()}
         with_noise = net.apply(params, x, **nets.in_training(net, live, noise))
         without = net.apply(params, x, **nets.in_training(net, live))

@@ -191,10 +191,10 @@ def test_the_loss_of_a_penalty_becomes_the_gradients_of_what_trains():
 
 
 def test_phases_that_do_nothing_are_dropped_and_the_others_stay_in_order():
-    phases = (Phase(epochs=0), Phase(lr=2), Phase(epochs=0, sample_weights=lambda *_: None), Phase(lr=3))
+    phases = (Phase(epochs=0), Phase(lr=2), Phase(epochs=0, on_phase_start=lambda *_: None), Phase(lr=3))
     found = job(toy(phases=phases)).phases
     assert [phase.lr for phase in found] == [2, 1, 3]
-    assert found[1].sample_weights is not None
+    assert found[1].on_phase_start is not None
 
 
 def test_hooks_hold_neither_job_nor_data():

@@ -13,7 +13,7 @@ import torch
 import xarray as xr
 from algorithm_jobs import SAMPLES, dataset, job, make, net_of
 from sklearn import metrics as sklearn_metrics
-from small_runs import NET, SETTINGS, dense, same, three_splits
+from small_runs import NET, SETTINGS, dense, interrupt, same, three_splits
 
 import fedstat
 from fedstat import fl, store
@@ -200,21 +200,9 @@ def test_texts_and_many_labels():
     assert np.isnan(run["metrics/auc"]).all()
 
 
-def interrupted(out, after, **options):
-    rounds: list[int] = []
-
-    def stop(step):
-        rounds.append(step)
-        if sum(rounds) == after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(dense(), NET, algorithms.fedper(), out=out, progress=stop, **ALL, **SETTINGS, **options)
-
-
 def test_interrupted_extended_and_finished_runs_have_the_metrics_of_uninterrupted_ones(tmp_path):
     go = partial(train, dense(), NET, algorithms.fedper(), evaluate_every=2, **ALL, **SETTINGS)
-    interrupted(tmp_path / "a", 2, rounds=3, evaluate_every=2)
+    interrupt(go, after=2, out=tmp_path / "a", rounds=3)
     unfinished = fedstat.open_run(tmp_path / "a")
     assert (unfinished["predictions/prediction"] == -1).all(), "no label"
     resumed = go(rounds=3, out=tmp_path / "a", resume=True)
@@ -226,7 +214,7 @@ def test_interrupted_extended_and_finished_runs_have_the_metrics_of_uninterrupte
     with pytest.raises(ValueError, match=r"other settings \(metrics: .* stored, None now"):
         train(dense(), NET, algorithms.fedper(), rounds=4, out=tmp_path / "a", resume=True, evaluate_every=2,
               store_predictions=True, **SETTINGS)  # fmt: skip
-    interrupted(tmp_path / "b", 2, rounds=3, evaluate_every=2)
+    interrupt(go, after=2, out=tmp_path / "b", rounds=3)
     short = fl.finish(tmp_path / "b")
     assert "predictions" not in short.children
     for name in METRICS:

@@ -19,7 +19,6 @@ from fedstat.fl import aggregate, algorithms, communication_round, evaluate, mas
 from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.fl.algorithms import fedfomo, named, personal_head
 from fedstat.fl.algorithms.clustered_fl import _Rule
-from fedstat.fl.probes import variants
 
 NAMES = ("clustered-fl", "fedamp", "fedfomo")
 
@@ -240,15 +239,6 @@ def test_with_personal_heads_others_models_are_weighed_with_the_own_head():
 
 
 # --- new clients, memory on disk, mistakes
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_new_clients_have_the_rules_of_the_method(name):
-    settings = {"eps1": 0.5, "eps2": 0.1} if name == "clustered-fl" else {}
-    j = job(named(name, **settings))
-    found = variants.accuracy(j, run(j, 2), rows([9, 5], 3), rows([20, 20], 4))
-    assert all(np.isfinite(accuracy).all() for accuracy in found.values())
-    assert set(algorithms.about(name).new_clients) <= found.keys()
 
 
 def test_no_validation_samples_are_named_before_the_first_round(monkeypatch):

@@ -320,26 +320,6 @@ def test_a_case_that_is_done_is_not_done_again(run, stored, tmp_path):
     np.testing.assert_array_equal(again[1], run["dispersion/entropy"][1])
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--clients", "7"], "clients must be an integer >= 8"),
-        (["--data", "mnits"], "Did you mean 'mnist'"),
-        (["--data", "ag-news", "--data-dir", "nowhere"], "AG News needs"),
-        (["--data", "mnist", "--data-dir", "nowhere"], "MNIST needs"),
-        (["--resume"], "--resume needs --out"),
-        (["--plot", "x.doc"], "--plot must end in"),
-        (["--threads", "0"], "threads must be"),
-    ],
-)
-def test_bad_arguments_leave_with_2(flags, said, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as left:
-        main([*flags, "--quiet"])
-    assert left.value.code == 2
-    assert said in capsys.readouterr().err
-
-
 def test_help_runs_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "fedstat.motivation", "--help"], capture_output=True, text=True, check=True

@@ -30,7 +30,10 @@ from cosmic_ray.operators.operator import Operator
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).parents[2]
-ROUND = "aggregate batches chunks client_rows cohort communication_round evaluate hooks local_training loop optim state"
+ROUND = (
+    "aggregate batches chunks client_rows cohort communication_round evaluate hooks ledger local_training loop optim "
+    "state"
+)
 READERS = "layer_names states weight_files"
 PARTS = {  # names of source files, folders of their tests
     "statistics": ("stats/* labelled/*", "stats labelled results properties"),  # but the readers

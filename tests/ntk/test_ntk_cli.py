@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pytest
 import xarray as xr
 
 import fedstat
@@ -51,28 +50,8 @@ def test_stores_are_read_with_labels_0_and_1_as_signs(capsys, tmp_path):
     data.to_zarr(tmp_path / "c.zarr", consolidated=False)
     assert main([*FAST, "--data", str(tmp_path / "c.zarr"), "--n", "4", "--clients", "2", "--normalize"]) == 0
     assert "2 clients x 4 samples, 6 features" in capsys.readouterr().out
-    back = descent.read(tmp_path / "c.zarr", n=4, n_test=3)
+    back = descent.read_samples(tmp_path / "c.zarr", n=4, n_test=3)
     assert set(np.unique(back.y)) == {-1.0, 1.0}
     assert back["split"].values.tolist() == ["train"] * 4 + ["test"] * 3
     assert main([*FAST, "--data", str(tmp_path / "c.zarr"), "--n", "4", "--clients", "2"]) == 0
     assert "warning: Assumption 1 does not hold: 8 sample(s) are longer than 1" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--clients", "2", "3"], "theorem 1 takes one --clients"),
-        (["--data", "nowhere.zarr"], "'gaussian', 'digits' or an existing zarr store, but got 'nowhere.zarr'"),
-        (["--theorem", "2", "--kappa", "0.5"], "--kappa is for theorem 1 only, but got 0.5. Remove it"),
-        (["--theorem", "2", "--device", "cpu"], "--device is for theorem 1 only"),
-        (["--init-scale", "0.2"], "--init-scale is for theorem 2 only"),
-        (["--data", "digits", "--d", "5"], "--d is for --data gaussian only"),
-        (["--partition", "iid"], "--partition is for --data digits only"),
-        (["--lr", "fast"], "lr must be 'stable', 'theorem' or a number, but got 'fast'"),
-    ],
-)
-def test_mistakes_end_with_advice(arguments, message, capsys):
-    with pytest.raises(SystemExit) as left:
-        main([*FAST, *arguments])
-    assert left.value.code == 2
-    assert message in capsys.readouterr().err

@@ -235,39 +235,10 @@ def test_a_caption_says_nothing_twice() -> None:
         assert len(titles) == len(set(titles))
 
 
-OF_METHODS: dict[str, Callable[[list[str]], Any]] = {
-    "accuracy_curves": lambda names: plot.accuracy_curves(table(names)),
-    "loss_curves": lambda names: plot.loss_curves(table(names)),
-    "client_boxplot": lambda names: plot.client_boxplot(table(names)),
-    "method_courses": lambda names: plot.method_courses(table(names), highlight=names),
-    "trade_off": lambda names: plot.trade_off(table(names), highlight=names),
-    "critical_difference": lambda names: plot.critical_difference(
-        pd.DataFrame(RNG.normal(size=(5, len(names))), columns=names)
-    ),
-    "forest": lambda names: plot.forest(fedstat.compare(noisy(names), reference=names[0])),
-    "differences": lambda names: plot.differences(fedstat.compare(noisy(names), reference=names[0])),
-}  # fmt: skip
-
-
-def noisy(names: list[str]) -> pd.DataFrame:
-    rows = table(names).query("round == 1")
-    return rows.assign(accuracy=RNG.normal(size=len(rows)))
-
-
 def texts(canvas: Any) -> str:
     figure = canvas if isinstance(canvas, Figure) else canvas.figure
     figure.draw_without_rendering()
     return "\n".join(text.get_text() for text in figure.findobj(Text))
-
-
-@pytest.mark.parametrize("figure", OF_METHODS)
-def test_methods_have_the_titles_of_tables(figure: str) -> None:
-    names = ["fedavg", "random-redrawn", "fedfac-static", "fedprox, mu=0.1"]
-    shown = texts(OF_METHODS[figure](names))
-    for name in names:
-        assert title_of(name) in shown
-        assert name not in shown
-    assert title_of("fedprox, mu=0.1") == "FedProx, mu=0.1"
 
 
 def test_splits_of_the_simulation_have_the_titles_of_its_print() -> None:

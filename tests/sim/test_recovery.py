@@ -16,7 +16,6 @@ from fedstat.plot.papers import accuracy, recovery_grid, stability
 from fedstat.plot.papers import recovery as plot_recovery
 from fedstat.sim import generate, recover
 from fedstat.sim.model8 import Model8, replicate_seed
-from fedstat.sim.recovery import __main__ as command
 from fedstat.sim.recovery import correlation, tidy
 from fedstat.sim.recovery.__main__ import main
 from fedstat.sim.recovery.accuracy import report
@@ -212,25 +211,6 @@ def test_report_marks_what_had_not_converged_and_gives_no_error_for_one_draw():
     assert "Order reversed: none." in text
     assert "each other: at no kappa." in text
     assert "* not converged in 9 eigendecompositions" in text
-
-
-@pytest.mark.parametrize(
-    "wrong", ["--p 1", "--kappa 0", "--methods nope", "--replicates x", "--plot a.txt", "--no-such", "--out ."]
-)
-def test_command_leaves_with_2_on_bad_arguments(wrong, capsys):
-    with pytest.raises(SystemExit) as leaving:
-        main([*ARGUMENTS, *wrong.split()])
-    assert leaving.value.code == 2
-    assert wrong.split()[0].lstrip("-") in capsys.readouterr().err
-
-
-def test_command_leaves_with_130_when_interrupted(monkeypatch, capsys):
-    def interrupted(**_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "recover", interrupted)
-    assert main(ARGUMENTS) == 130
-    assert "interrupted" in capsys.readouterr().err
 
 
 def lines(ax):

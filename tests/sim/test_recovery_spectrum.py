@@ -166,12 +166,8 @@ def test_the_grid_has_a_column_for_every_setting_and_says_where_it_comes_from(re
     assert "C = 12, d = 15, m = 24, one draw, seed 5" in figure.get_supxlabel()
 
 
-def test_command_draws_the_spectrum_and_refuses_one_file_for_two_figures(tmp_path, capsys):
+def test_command_draws_the_spectrum(tmp_path):
     size = [text for name, n in SIZE.items() for text in (f"--{name}", str(n))]
     arguments = [*size, "--p", "0.5", "--kappa", "0.6", "--replicates", "1", "--spectrum", str(tmp_path / "s.png")]
     assert main(arguments) == 0
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit) as leaving:
-        main([*arguments, "--plot", str(tmp_path / "s.png")])
-    assert leaving.value.code == 2
-    assert "--plot and --spectrum must be different files" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fl_runs import command
+from small_runs import stopped
 
 from fedstat import store
 from fedstat.fl import loop
@@ -179,27 +180,13 @@ def test_algorithms_of_the_package_have_the_packages_code_alone():
         assert store.code(make(**settings.get(name, {}))) == store.code(), name
 
 
-def cut_off(patch, run, folder, **options):
-    """Interrupt a run of a grid in its second round."""
-    round_of = loop.run_round
-
-    def stop(job, state, cohort):
-        if state.round == 1:
-            raise KeyboardInterrupt
-        return round_of(job, state, cohort)
-
-    with patch.context() as inner:
-        inner.setattr(loop, "run_round", stop)
-        with pytest.raises(KeyboardInterrupt):
-            list(grid.run_all([run], folder, **options))
-
-
 def test_a_repetition_that_was_cut_off_goes_on_beside_the_run_whose_place_it_takes(grid_file, runs_of_one, monkeypatch):
     run = grid.cells(grid_file, scale="one")[0]
     path = runs_of_one / f"{grid.name_of(run)}.zarr"
     first = store.open_run(path).attrs["run"]
     monkeypatch.setattr(store, "code", lambda *_: "other")
-    cut_off(monkeypatch, run, runs_of_one, repeat=True)
+    with stopped(before=1):
+        list(grid.run_all([run], runs_of_one, repeat=True))
     assert store.open_run(path).attrs["run"] == first
     assert [made for *_, made in grid.run_all([run], runs_of_one, repeat=True)] == [True]
     assert store.open_run(path).attrs["run"] != first
@@ -259,9 +246,10 @@ def test_a_layer_that_a_net_lacks_is_named_with_its_run(grid_file, tmp_path):
         list(grid.run_all([run], tmp_path))
 
 
-def test_an_interrupted_run_of_a_grid_goes_on(grid_file, finished, tmp_path, monkeypatch):
+def test_an_interrupted_run_of_a_grid_goes_on(grid_file, finished, tmp_path):
     run = grid.cells(grid_file, scale="one")[0]
-    cut_off(monkeypatch, run, tmp_path)
+    with stopped(before=1):
+        list(grid.run_all([run], tmp_path))
     ((_, path, _),) = grid.run_all([run], tmp_path)
     for name in ("accuracy", "train_loss"):
         without_cut = store.open_run(finished / path.name)[f"metrics/{name}"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from small_runs import NET, SETTINGS, dense
 
-from fedstat.fl import algorithms, chunks, loop, train
+from fedstat.fl import algorithms, chunks, ledger, train
 
 
 def _killed_after(rounds: int) -> Callable[[int], None]:
@@ -26,13 +26,13 @@ def _killed_after(rounds: int) -> Callable[[int], None]:
 def with_rows_on_disk(out: Path) -> None:
     """Keep rows of clients on disk, and save the state after every round."""
     chunks.remaining_bytes = lambda *_: 0
-    loop._SAVE_SECONDS, loop._SAVE_FRACTION = 0.0, 1e9
+    ledger._SAVE_SECONDS, ledger._SAVE_FRACTION = 0.0, 1e9
     options = SETTINGS | {"rounds": 6, "memory_budget": "1GiB", "progress": _killed_after(4)}
     train(dense(), NET, algorithms.fedrep(), out=out, **options)
 
 
 def without_a_state(out: Path) -> None:
     """Commit every round, and save no state."""
-    loop._COMMIT_SECONDS, loop._SAVE_SECONDS = -1.0, 1e9
+    ledger._COMMIT_SECONDS, ledger._SAVE_SECONDS = -1.0, 1e9
     options = SETTINGS | {"rounds": 9, "checkpoints": [2], "progress": _killed_after(5)}
     train(dense(), NET, algorithms.fedavg(), out=out, **options)

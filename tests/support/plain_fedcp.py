@@ -57,12 +57,6 @@ def mmd(h: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     return (kernel(h, h) + kernel(g, g) - 2 * kernel(h, g)).mean()
 
 
-def loss(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if out.shape[1] == 1:
-        return nn.functional.binary_cross_entropy_with_logits(out[:, 0], y.float())
-    return nn.functional.cross_entropy(out, y)
-
-
 def train_client(
     model: Model, x: torch.Tensor, y: torch.Tensor, make_optimizer: Callable, *, lam: float, job: Job, rng
 ) -> float:
@@ -76,10 +70,7 @@ def train_client(
     optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad])
     for rows in plain_loop.shuffled(len(x), job.batch_size, job.local_epochs, rng):
         out, h = model(x[rows])
-        total = loss(out, y[rows]) + lam * mmd(h, frozen[rows])
-        optimizer.zero_grad()
-        total.backward()
-        optimizer.step()
+        plain_loop.descend(optimizer, plain_loop.loss(out, y[rows]) + lam * mmd(h, frozen[rows]))
     return share
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import plain_loop
 import torch
 import trainer
-from plain_fedcp import loss, mmd
-from plain_loop import batches
+from plain_fedcp import mmd
+from plain_loop import batches, descend, loss
 from torch import nn
 from torch.nn.functional import batch_norm, kl_div, layer_norm
 
@@ -53,10 +53,8 @@ def fedrod(job: Job, make_optimizer: Callable, rounds: int, make: Callable = mlp
                 else:
                     first = nn.functional.cross_entropy(out + counts.log(), y[rows])
                 second = loss(out.detach() + head(h.detach()), y[rows])
-                for step, optimizer in ((first, generic), (second, own)):
-                    optimizer.zero_grad()
-                    step.backward()
-                    optimizer.step()
+                descend(generic, first)
+                descend(own, second)
             trained.append(net)
         server.load_state_dict(averaged(job, active, trained))
     own = [{f"personal.{n}": p.detach() for n, p in head.named_parameters()} for head in heads]
@@ -76,9 +74,7 @@ def personal(
             net, (x, y) = copy.deepcopy(server), plain_loop.samples(job.train, c)
             optimizer = make_optimizer(net.parameters())
             for rows in batches(job, c, "batches", number, 0):
-                optimizer.zero_grad()
-                of_batch(net, own[c], x[rows], y[rows], times[c]).backward()
-                optimizer.step()
+                descend(optimizer, of_batch(net, own[c], x[rows], y[rows], times[c]))
             share = past(times[c])
             with torch.no_grad():
                 for old, new in zip(own[c].parameters(), net.parameters(), strict=True):
@@ -158,9 +154,7 @@ def fedbn(job: Job, make_optimizer: Callable, rounds: int, *, batch: bool = Fals
             download(c, mean)
             (x, y), optimizer = plain_loop.samples(job.train, c), make_optimizer(clients[c].parameters())
             for rows in batches(job, c, "batches", number, 0):
-                optimizer.zero_grad()
-                loss(clients[c](x[rows]), y[rows]).backward()
-                optimizer.step()
+                descend(optimizer, loss(clients[c](x[rows]), y[rows]))
         mean = averaged(job, active, [clients[c] for c in active])
     for c in range(job.clients):
         download(c, mean)

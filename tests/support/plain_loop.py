@@ -80,6 +80,19 @@ def accuracies(job: Job, predict: Callable[[int, torch.Tensor], torch.Tensor]) -
     return np.array([accuracy(predict(c, x), y) for c, (x, y) in enumerate(each)])
 
 
+def loss(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if out.shape[1] == 1:
+        return nn.functional.binary_cross_entropy_with_logits(out[:, 0], y.float())
+    return nn.functional.cross_entropy(out, y)
+
+
+def descend(optimizer: torch.optim.Optimizer, value: torch.Tensor) -> None:
+    """Take a step down the gradient of a loss."""
+    optimizer.zero_grad()
+    value.backward()
+    optimizer.step()
+
+
 def train_client(
     net, x, y, make_optimizer, *, epochs, batch_size, rng,
     penalty=None, is_trainable=None, memory=None, held=None, after=None,
@@ -97,16 +110,8 @@ def train_client(
         optimizer.load_state_dict(memory["optimizer"])
     anchor = {name: p.detach().clone() for name, p in named.items()}
     for rows in shuffled(len(x), batch_size, epochs, rng):
-        out = net(x[rows])
-        if out.shape[1] == 1:
-            loss = nn.functional.binary_cross_entropy_with_logits(out[:, 0], y[rows].float())
-        else:
-            loss = nn.functional.cross_entropy(out, y[rows])
-        if penalty is not None:
-            loss = loss + penalty(named, anchor)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        value = loss(net(x[rows]), y[rows])
+        descend(optimizer, value if penalty is None else value + penalty(named, anchor))
         for name, mask in (held or {}).items():
             named[name].data[mask] = anchor[name][mask]
         if after is not None:
@@ -241,10 +246,8 @@ def run_fedem(
             for net, weight in zip(nets, r, strict=True):
                 optimizer = make_optimizer(net.parameters())
                 for rows in batches(job, c, "batches", number, 0):
-                    loss = nn.functional.cross_entropy(net(x[rows]), y[rows], reduction="none")
-                    optimizer.zero_grad()
-                    (weight[rows] * loss).mean().backward()
-                    optimizer.step()
+                    each = nn.functional.cross_entropy(net(x[rows]), y[rows], reduction="none")
+                    descend(optimizer, (weight[rows] * each).mean())
             trained.append(nets)
         server = [mean_by_samples(job, active, [nets[k].state_dict() for nets in trained]) for k in range(components)]
     shared = {name + n: p for name, state in zip(names, server, strict=True) for n, p in state.items()}
@@ -271,7 +274,7 @@ def run_shrunken(
     def between(c: int, tuned: dict[str, torch.Tensor], step: float, x: torch.Tensor) -> torch.Tensor:
         return loaded(module(sizes), {name: p + step * (tuned[name] - p) for name, p in models[c].items()})(x).detach()
 
-    def loss(c: int, step: float) -> float:
+    def held_out_loss(c: int, step: float) -> float:
         x, y = samples(job.train, c)
         if job.validation is not None:
             folds = [((x, y), samples(job.validation, c))]
@@ -284,9 +287,9 @@ def run_shrunken(
 
     voters = [c for c in trainer.active(job, rounds - 1) if job.validation is not None or job.train.sizes[c] > 1]
     if by == "pooled":
-        pooled = [sum(loss(c, step) for c in voters) for step in grid]
+        pooled = [sum(held_out_loss(c, step) for c in voters) for step in grid]
         steps = np.full(job.clients, grid[int(np.argmin(pooled))])
     else:
-        steps = np.array([grid[int(np.argmin([loss(c, step) for step in grid]))] for c in range(job.clients)])
+        steps = np.array([grid[int(np.argmin([held_out_loss(c, step) for step in grid]))] for c in range(job.clients)])
     found = accuracies(job, lambda c, x: between(c, finetuned(c, *samples(job.train, c)), steps[c], x))
     return models, found, steps

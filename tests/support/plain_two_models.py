@@ -10,7 +10,7 @@ import plain_loop
 import torch
 import trainer
 from algorithm_jobs import SETTINGS
-from plain_loop import batches, mean, mean_by_samples
+from plain_loop import batches, descend, mean, mean_by_samples
 from torch import nn
 
 from fedstat._utils import streams
@@ -95,10 +95,8 @@ def moreau(net, w, x, y, make_optimizer, drawn, *, lam, eta, inner_steps):
     optimizer = make_optimizer(net.parameters())
     for rows in drawn:
         for _ in range(inner_steps):
-            optimizer.zero_grad()
             far = sum((p - w[name]).square().sum() for name, p in net.named_parameters())
-            (nn.functional.cross_entropy(net(x[rows]), y[rows]) + lam / 2 * far).backward()
-            optimizer.step()
+            descend(optimizer, nn.functional.cross_entropy(net(x[rows]), y[rows]) + lam / 2 * far)
         w = {name: w[name] - eta * lam * (w[name] - p.detach()) for name, p in net.named_parameters()}
     return w
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
-from fedstat.fl import nets
+from fedstat.fl import loop, nets
 
 NET = nets.mlp([6, 10, 1])
 SETTINGS = {"batch_size": 4, "local_epochs": 2, "participation": 0.6, "seed": 5, "lr": 0.1}
@@ -59,8 +61,24 @@ def near(found, expected, *, rtol=2e-4, atol=2e-5):
                     np.testing.assert_array_equal(other, values, err_msg=where)
 
 
-def interrupted_and_resumed(go, out, *, after):
-    """The run of ``go(out=...)`` that is interrupted after so many rounds, and then resumed."""
+@contextmanager
+def stopped(*, before, error=KeyboardInterrupt):
+    """Runs stop before the round of this number, counted from 0, as if the user had stopped them."""
+    step = loop.run_round
+
+    def stop(job, state, cohort):
+        if state.round == before:
+            raise error
+        return step(job, state, cohort)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "run_round", stop)
+        with pytest.raises(error):
+            yield
+
+
+def interrupt(go, *, after, **options):
+    """Interrupt the run of ``go(**options)`` after so many rounds."""
     rounds = []
 
     def stop(step):
@@ -69,5 +87,10 @@ def interrupted_and_resumed(go, out, *, after):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go(out=out, progress=stop)
+        go(progress=stop, **options)
+
+
+def interrupted_and_resumed(go, out, *, after):
+    """The run of ``go(out=...)`` that is interrupted after so many rounds, and then resumed."""
+    interrupt(go, after=after, out=out)
     return go(out=out, resume=True)

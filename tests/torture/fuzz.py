@@ -207,7 +207,7 @@ TARGETS: dict[str, Target] = {
         [MAT],
     ),
     "LEAF": (
-        file("leaf/train/a.json", lambda path: leaf.load("femnist", path.parents[1], "train")),
+        file("leaf/train/a.json", lambda path: leaf.load_leaf("femnist", path.parents[1], "train")),
         [json.dumps(USERS).encode()],
     ),
     "articles": (

@@ -94,7 +94,7 @@ EDGES: dict[str, Callable[[str], object]] = {
     "own arrays": lambda path: data.load(path + ".npz"),
     "folder of data sets": lambda path: data.load("mnist", path),
     "open_folder": data.open_folder,
-    "zarr store of data": descent.read,
+    "zarr store of data": descent.read_samples,
     "grid": grid.cells,
     "grid to": lambda path: list(grid.run_all([], path)),
     "algorithm": lambda path: custom.constructor(f"{path}.py:mine"),

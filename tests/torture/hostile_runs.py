@@ -231,7 +231,7 @@ def zarr_2_store_that_runs_code(at: Path) -> Read:
     metadata |= {"dtype": "|O", "filters": [{"id": "vlen-utf8"}, {"id": "pickle", "protocol": 5}], "fill_value": 0}
     (at / "a.zarr" / "sample" / ".zarray").write_text(json.dumps(metadata))
     (at / "a.zarr" / "sample" / "0").write_bytes(pickle.dumps([Code()] * 3))
-    return lambda: descent.read(at / "a.zarr")
+    return lambda: descent.read_samples(at / "a.zarr")
 
 
 def logged(at: Path, *lines: bytes) -> Path:

@@ -54,7 +54,7 @@ def store(at: Path, **options: Any) -> Read:
     x = options.pop("x", (("client", "sample", "feature"), np.ones((2, 3, 4))))
     y = options.pop("y", (("client", "sample"), np.ones((2, 3))))
     xr.Dataset({"x": x, "y": y}, **options).to_zarr(at / "a.zarr", consolidated=False)
-    return lambda: descent.read(at / "a.zarr")
+    return lambda: descent.read_samples(at / "a.zarr")
 
 
 def reshaped(at: Path, what: str, old: str, new: str) -> Read:
@@ -69,13 +69,13 @@ def reshaped(at: Path, what: str, old: str, new: str) -> Read:
 @hostile("x.y")
 def zarr_without_labels(at: Path) -> Read:
     xr.Dataset({"x": (("client", "sample", "feature"), np.ones((2, 3, 4)))}).to_zarr(at / "x.y", consolidated=False)
-    return lambda: descent.read(at / "x.y")
+    return lambda: descent.read_samples(at / "x.y")
 
 
 @hostile("zarr store")
 def file_for_a_zarr(at: Path) -> Read:
     (at / "a.zarr").write_text("x")
-    return lambda: descent.read(at / "a.zarr")
+    return lambda: descent.read_samples(at / "a.zarr")
 
 
 HOSTILE |= {

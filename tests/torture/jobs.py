@@ -91,7 +91,7 @@ SLOW = {"sim, longer", "fl, longer"}
 def at_every_turn() -> None:
     """Commit, and save the state, after every round: in these runs time must not decide."""
     import_module("fedstat.sim.experiment").__dict__["_COMMIT_SECONDS"] = -1.0
-    import_module("fedstat.fl.loop").__dict__.update(_COMMIT_SECONDS=-1.0, _SAVE_SECONDS=-1.0, _SAVE_FRACTION=1e9)
+    import_module("fedstat.fl.ledger").__dict__.update(_COMMIT_SECONDS=-1.0, _SAVE_SECONDS=-1.0, _SAVE_FRACTION=1e9)
 
 
 def quietly(job: Callable[[Path], None], out: Path) -> list[str]:

@@ -13,10 +13,10 @@ from pathlib import Path
 import jobs
 import pytest
 import xarray as xr
+from small_runs import stopped
 
 from fedstat import store
 from fedstat.__main__ import main
-from fedstat.fl import loop
 
 # Of every store: one file of each role.
 ROLES = {
@@ -88,17 +88,8 @@ def others(tmp_path_factory):
     folder = tmp_path_factory.mktemp("others")
     attrs = store.provenance("first", {}, command="made up")
     store.save(folder / "result", xr.DataTree.from_dict({"/a": jobs.RESULT}), attrs)
-    run_round = loop.run_round
-
-    def three_rounds(job, state, cohort):
-        if state.round == 3:
-            raise KeyboardInterrupt
-        return run_round(job, state, cohort)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "run_round", three_rounds)
-        with pytest.raises(KeyboardInterrupt):
-            jobs.trained(folder / "unfinished")
+    with stopped(before=3):
+        jobs.trained(folder / "unfinished")
     return {kind: folder / kind for kind in ("result", "unfinished")}
 
 

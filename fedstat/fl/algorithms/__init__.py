@@ -53,6 +53,8 @@ class Setting(NamedTuple):
         True if the setting belongs to the algorithm itself, False if to a wrapper.
     number, several : bool
         True if the value may be a float; True if it may be a sequence.
+    effect : EffectIf, optional
+        Condition without which the setting has no effect.
     """
 
     default: Any
@@ -60,6 +62,7 @@ class Setting(NamedTuple):
     of_method: bool
     number: bool
     several: bool
+    effect: check.EffectIf | None
 
 
 def _wrap(make: Constructor, wrap: Constructor, name: str = "") -> Constructor:
@@ -121,7 +124,7 @@ ALGORITHMS: dict[str, Constructor] = {
     "fedsplit": fedsplit,
     "random": partial(random_split, redrawn=False),
     "random-redrawn": partial(random_split, redrawn=True),
-    "fedfac-static": partial(fedfac, dynamic=False, on="weights", warm_start=False),
+    "fedfac-static": partial(fedfac, dynamic=False, on="weights", warm_start=True),
     "fedfac-dynamic": partial(fedfac, dynamic=True, pretrain_epochs=None),
     "factorized-fl-alpha": partial(factorized_fl, beta=False),
     "factorized-fl-beta": partial(factorized_fl, beta=True),
@@ -195,7 +198,9 @@ def _settings(make: Constructor) -> dict[str, Setting]:
         kind, text = get_args(p.annotation)[:2] if is_annotated else (p.annotation, "")
         kinds = (kind, *get_args(kind))
         several = any(get_origin(kind) is Sequence for kind in kinds)
-        settings[setting] = Setting(p.default, text, setting in inner, float in kinds, several)
+        settings[setting] = Setting(
+            p.default, text, setting in inner, float in kinds, several, check.effect_of(p.annotation)
+        )
     return settings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -43,17 +43,19 @@ BETA = ALPHA._replace(
 )
 
 Matching = Literal["similarity", "random", "worst", "none"]
-_DEFAULTS = {"epsilon": 1.0, "tau": 0.0, "at_least": 1, "sparsity": 5e-4}
+_OF_MATCHING = check.EffectIf("matching", lambda matching: matching != "none")
+_OF_SIMILARITY = check.EffectIf("matching", lambda matching: matching == "similarity")
 _N_PARTNERS = 3  # with matching="random" or "worst"
 
 
+@check.effective
 def factorized_fl(
     *,
     beta: bool,
-    epsilon: Annotated[float, "ε, factor of similarity in the weights of the mean"] = 1.0,
-    tau: Annotated[float, "τ, similarity below which clients are not matched"] = 0.0,
-    at_least: Annotated[int, "clients that are matched for any τ, including the client itself"] = 1,
-    sparsity: Annotated[float, "λ, weight of the L1 norm of μ"] = 5e-4,
+    epsilon: Annotated[float, "ε, factor of similarity in the weights of the mean", _OF_MATCHING] = 1.0,
+    tau: Annotated[float, "τ, similarity below which clients are not matched", _OF_SIMILARITY] = 0.0,
+    at_least: Annotated[int, "clients that are matched for any τ, including the client itself", _OF_SIMILARITY] = 1,
+    sparsity: Annotated[float, "λ, weight of the L1 norm of μ", check.EffectIf("mu", bool)] = 5e-4,
     rank: Annotated[int, "γ, rank of the product in U Vᵀ + μ"] = 1,
     mu: Annotated[bool, "add the part μ to weights"] = True,
     matching: Annotated[Matching, "clients to average with: similarity, random, worst or none"] = "similarity",
@@ -133,7 +135,6 @@ def factorized_fl(
     check.integer("rank", rank)
     check.choice("mu", mu, (True, False))
     numbers = {"epsilon": epsilon, "tau": tau, "at_least": at_least, "sparsity": sparsity}
-    _require_effect(numbers, matching, mu)
     rule = _Rule(matching, epsilon, tau, at_least, in_place=code)
     is_sparse = mu and sparsity > 0
 
@@ -155,7 +156,7 @@ def factorized_fl(
         f"factorized-fl-{'beta' if beta else 'alpha'}",
         init_mask,
         phases=(Phase(post_step=_shrink(sparsity) if is_sparse and not code else None),),
-        finetune=(Phase(0, sample_weights=_prune(sparsity)),) if is_sparse and code else (),
+        finetune=(Phase(0, on_phase_start=_prune(sparsity)),) if is_sparse and code else (),
         settings=numbers | {"rank": rank, "mu": mu, "matching": matching, "kernels": kernels, "variant": variant},
         wrap=lambda net: _with_factors(net, rank, mu, kernels, code),
         mixing_weights=None if matching == "none" else rule.mixing_weights,
@@ -169,15 +170,6 @@ def factorized_fl(
         sparse=(lambda name: name.endswith(".mu")) if beta and mu else None,
         about=BETA if beta else ALPHA,
     )
-
-
-def _require_effect(numbers: dict[str, Any], matching: str, mu: bool) -> None:
-    """Raise NoEffectError if a setting was changed that has no effect."""
-    of_matching = {"similarity": (), "none": ("epsilon", "tau", "at_least")}.get(matching, ("tau", "at_least"))
-    unused = dict.fromkeys(of_matching, f"with matching={matching!r}") | ({} if mu else {"sparsity": "with mu=False"})
-    for name, why in unused.items():
-        if numbers[name] != _DEFAULTS[name]:
-            raise check.NoEffectError(name, f"{why}, but got {name}={numbers[name]!r}")
 
 
 # --- factored weights
@@ -253,16 +245,15 @@ def _shrink(sparsity: float) -> Callable[[Params, Params, float, int], None]:
     return post_step
 
 
-def _prune(sparsity: float) -> Callable[[Net, Params, Samples, AlgorithmState], Tensor]:
-    """Return a ``sample_weights`` hook that sets the small entries of μ to zero."""
+def _prune(sparsity: float) -> Callable[[Net, Params, Samples, AlgorithmState], None]:
+    """Return an ``on_phase_start`` hook that sets the small entries of μ to zero."""
 
-    def sample_weights(_: Net, params: Params, samples: Samples, __: AlgorithmState) -> Tensor:
+    def on_phase_start(_: Net, params: Params, __: Samples, ___: AlgorithmState) -> None:
         for name, p in params.items():
             if name.endswith(".mu"):
                 p.masked_fill_(p.abs() < sparsity, 0)
-        return samples.live
 
-    return sample_weights
+    return on_phase_start
 
 
 # --- matching

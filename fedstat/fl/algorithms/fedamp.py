@@ -22,10 +22,13 @@ ABOUT = About(
     ("finetuned", "ensemble"),
 )
 
-_SELF = 0.1
 _HAS_CLOUD = "has cloud model"
 
 
+_OF_COSINE = check.EffectIf("attention", lambda attention: attention == "cosine")
+
+
+@check.effective
 def fedamp(
     *,
     lam: Annotated[float, "λ, strength of the penalty on distance from the cloud model"] = 1.0,
@@ -34,7 +37,7 @@ def fedamp(
     attention: Annotated[
         Literal["distance", "cosine"], "similarity of models: distance (FedAMP) or cosine (HeurFedAMP)"
     ] = "distance",
-    self_weight: Annotated[float, "ξ_ii, a client's weight in its cloud model, with cosine"] = _SELF,
+    self_weight: Annotated[float, "ξ_ii, a client's weight in its cloud model, with cosine", _OF_COSINE] = 0.1,
 ) -> Algorithm:
     """Add λ/2α ‖w − u_i‖² to each client's loss, u_i a mean in which similar clients have larger weights.
 
@@ -74,8 +77,7 @@ def fedamp(
     check.real("alpha", alpha, low=0, open_low=True)
     check.real("sigma", sigma, low=0, open_low=True)
     check.real("self_weight", self_weight, low=0, high=1)
-    if check.choice("attention", attention, ("distance", "cosine")) == "distance" and self_weight != _SELF:
-        raise check.NoEffectError("self_weight", f"with attention='distance', but got {self_weight:g}")
+    check.choice("attention", attention, ("distance", "cosine"))
     attention_weights = _Attention(alpha, sigma, self_weight if attention == "cosine" else None)
 
     def penalty(params: Params, anchor: Params) -> Params:

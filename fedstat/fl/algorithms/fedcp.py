@@ -27,20 +27,25 @@ ABOUT = About(
     ("local_train",),
 )
 
-_LAM = 5.0
+_OF_POLICY, _OF_ALIGNMENT = (check.EffectIf(other, bool) for other in ("policy", "align"))
 
 
+@check.effective
 def fedcp(
     *,
-    lam: Annotated[float, "λ, weight of the distance from the global features"] = _LAM,
-    context: Annotated[Context, "input of the policy: both, sample, client or random"] = "both",
+    lam: Annotated[float, "λ, weight of the distance from the global features", _OF_ALIGNMENT] = 5.0,
+    context: Annotated[Context, "input of the policy: both, sample, client or random", _OF_POLICY] = "both",
     policy: Annotated[bool, "separate the features by a policy"] = True,
     align: Annotated[bool, "align features with the global ones"] = True,
     global_head: Annotated[bool, "use a global head"] = True,
-    policy_layers: Annotated[int, "dense layers of the policy network"] = 1,
-    policy_norm: Annotated[Norm, "normalization of the policy network: layer, batch, group or none"] = "layer",
-    policy_activation: Annotated[Activation, "activation of the policy network: relu, tanh or sigmoid"] = "relu",
-    variant: Variant = "paper",
+    policy_layers: Annotated[int, "dense layers of the policy network", _OF_POLICY] = 1,
+    policy_norm: Annotated[
+        Norm, "normalization of the policy network: layer, batch, group or none", _OF_POLICY
+    ] = "layer",
+    policy_activation: Annotated[
+        Activation, "activation of the policy network: relu, tanh or sigmoid", _OF_POLICY
+    ] = "relu",
+    variant: Annotated[Variant, _OF_POLICY] = "paper",
 ) -> Algorithm:
     """Separate each sample's features h into r ⊙ h for a frozen global head and s ⊙ h for a personal head.
 
@@ -85,31 +90,31 @@ def fedcp(
     """
     check.choice("variant", variant, ("paper", "code"))
     design = Policy(policy_layers, policy_norm, policy_activation)
-    of_policy = {"context": context, **{f"policy_{name}": value for name, value in design._asdict().items()}}
-    settings = {"lam": check.real("lam", lam, low=0), "policy": policy, "align": align, "global_head": global_head}
-    settings |= of_policy | {"variant": variant}
-    _require(settings, of_policy)
+    check.choice("context", context, ("both", "sample", "client", "random"))
+    settings: dict[str, Any] = {
+        "lam": check.real("lam", lam, low=0), "policy": policy, "align": align, "global_head": global_head,
+        "context": context, **{f"policy_{name}": value for name, value in design._asdict().items()}, "variant": variant,
+    }  # fmt: skip
+    if policy and not global_head:
+        raise ValueError("policy=True needs a global head, but got global_head=False. Set policy=False.")
     parts = Parts(global_head, design.require() if policy else None, context, variant == "code")
     uses_features, uses_vector = align and lam > 0, policy and context in ("both", "client")
 
-    def set_vector(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
+    def set_vector(net: Net, params: Params, _: Samples, __: AlgorithmState) -> None:
         params[CONTEXT].copy_(client_vector(net, params))
-        return samples.y
-
-    def sample_weights(net: Net, params: Params, samples: Samples, state: AlgorithmState) -> Tensor:
-        if uses_vector:
-            set_vector(net, params, samples, state)
-        return _features(net, params, samples)
 
     def personal_layers(net: Net) -> list[str]:
         return [layer for layer in nets.layers(net) if layer in (CLIENT, nets.output_layer(net))]
 
-    hook = sample_weights if policy or uses_features else None
-    phases = (Phase(is_trainable=lambda name: nets.layer_of(name) != GLOBAL, sample_weights=hook),)
+    phase = Phase(
+        is_trainable=lambda name: nets.layer_of(name) != GLOBAL,
+        on_phase_start=set_vector if uses_vector else None,
+        sample_weights=_features if policy or uses_features else None,
+    )
     return Algorithm(
         "fedcp",
         masks.keep_layers(personal_layers),
-        phases=(*phases, Phase(0, sample_weights=set_vector)) if uses_vector and variant == "code" else phases,
+        phases=(phase, Phase(0, on_phase_start=set_vector)) if uses_vector and variant == "code" else (phase,),
         settings=settings,
         wrap=lambda net: separated(net, parts),
         loss=lambda inner, net: separated_loss(inner, net, lam if align else 0),
@@ -119,19 +124,7 @@ def fedcp(
     )
 
 
-def _require(settings: dict[str, Any], of_policy: dict[str, Any]) -> None:
-    """Raise ValueError if a setting is unknown or has no effect."""
-    check.choice("context", settings["context"], ("both", "sample", "client", "random"))
-    if not settings["align"] and settings["lam"] not in (0, _LAM):
-        raise check.NoEffectError("lam", f"with align=False, but got {settings['lam']:g}")
-    if settings["policy"] and not settings["global_head"]:
-        raise ValueError("policy=True needs a global head, but got global_head=False. Set policy=False.")
-    defaults = dict(zip(of_policy, ("both", *Policy()), strict=True)) | {"variant": "paper"}
-    for name, value in () if settings["policy"] else defaults.items():
-        check.require_default(name, settings[name], value, "with policy=False")
-
-
-def _features(net: Net, params: Params, samples: Samples) -> Tensor:
+def _features(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
     """Return the features (client, sample, feature) of all training samples; set ``client.share`` to the mean of s."""
     with torch.no_grad():
         features, total = [], torch.zeros(())

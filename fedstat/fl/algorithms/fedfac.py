@@ -25,20 +25,21 @@ STATIC = About("FedFac static", ("wang2023",), f"{ANY_RULE} in the layers Λ", "
 DYNAMIC = STATIC._replace(title="FedFac dynamic", shared=f"{STATIC.shared}, anew in every round")
 
 Threshold = splitting.Tau | Literal["mean", "test"]
-_KAPPA = 0.85
+_OF_FACTORS = check.EffectIf("estimator", lambda estimator: estimator != "icc")
 _MAX_CHANGE = 0.05  # of the number of factors, relative: above it, last round's communalities are too far to start from
 # Bounds of the entries of a layer's weights that are summed at a time. A block has 8 rows for each unit, so that adding
 # matrices (unit, unit) takes less time than the products do.
 _BLOCK = (200_000, 4_000_000)
 
 
+@check.effective
 def fedfac(
     layers: Split = None,
     *,
     dynamic: bool = True,
     kappa: Annotated[
-        float, "κ, proportion of the eigenvalue sum that factors must reach, which sets their number"
-    ] = _KAPPA,
+        float, "κ, proportion of the eigenvalue sum that factors must reach, which sets their number", _OF_FACTORS
+    ] = 0.85,
     tau: Annotated[
         Threshold | None,
         "τ, quantile of communality or ICC from which units are shared, inf, mean or, as --tau=-inf, -inf (default "
@@ -51,9 +52,13 @@ def fedfac(
     ] = None,
     on: Annotated[Literal["weights", "updates"], "object of the analysis: weights or updates"] = "weights",
     pretrain_epochs: Annotated[int | None, "epochs before the analysis"] = None,
-    warm_start: Annotated[bool, "start each round's analysis from last round's"] = True,
+    warm_start: Annotated[bool, "start each round's analysis from last round's", _OF_FACTORS] = True,
     variant: Variant = "paper",
-    fdr: Annotated[float | None, "false discovery rate of tau=test (default 0.05)"] = None,
+    fdr: Annotated[
+        float | None,
+        "false discovery rate of tau=test (default 0.05)",
+        check.EffectIf("tau", lambda tau: tau == "test"),
+    ] = None,
 ) -> Algorithm:
     """Share units that the other units explain: FedFac, static (Algorithm 1) or dynamic (Algorithm 2).
 
@@ -119,14 +124,7 @@ def fedfac(
     check.choice("on", on, ("weights", "updates"))
     check.real("kappa", kappa, low=0, open_low=True, high=1)
     by_agreement = method == "icc"
-    if by_agreement:
-        why = "with estimator='icc', which uses no factor analysis"
-        hint = ". Remove it, or set estimator to 'pa', 'minres', 'pc' or 'leverage'."
-        check.require_default("kappa", kappa, _KAPPA, why, hint=hint)
-        check.require_default("warm_start", warm_start or not dynamic, True, why, hint=hint)
     _require_threshold(threshold, method, dynamic)
-    if fdr is not None and threshold != "test":
-        raise check.NoEffectError("fdr", f"unless tau='test', but got fdr={fdr!r} and tau={tau!r}")
     rate = check.real("fdr", 0.05 if fdr is None else fdr, low=0, high=1, open_low=True, open_high=True)
     rule = _Rule(masks.given_layers(layers), method, kappa, threshold, rate, warm_start, code)
     settings = {

@@ -43,10 +43,15 @@ def fedsplit(shared: Annotated[Mapping[str | int, Any], "a mapping from layer to
     )
 
 
+@check.effective
 def random_split(
     layers: Split = None,
     *,
-    shared_fraction: Annotated[float | None, "proportion of units that are shared (default 0.5)"] = None,
+    shared_fraction: Annotated[
+        float | None,
+        "proportion of units that are shared (default 0.5)",
+        check.EffectIf("tau", lambda tau: tau is None),
+    ] = None,
     tau: Annotated[splitting.Tau | None, "1 − shared_fraction, instead of it"] = None,
     redrawn: bool = False,
 ) -> Algorithm:
@@ -98,10 +103,6 @@ def _fraction(shared_fraction: float | None, tau: splitting.Tau | None) -> float
     """Return the proportion of units to share, from ``shared_fraction`` or the quantile ``tau``."""
     if tau is None:
         return check.real("shared_fraction", 0.5 if shared_fraction is None else shared_fraction, low=0, high=1)
-    if shared_fraction is not None:
-        raise check.NoEffectError(
-            "shared_fraction", f"with tau, which replaces it, but got {shared_fraction!r} and tau={tau!r}"
-        )
     if isinstance(tau, str | splitting.Absolute):
         raise ValueError(f"tau must be a number to size a random split, but got {tau!r}")
     splitting.threshold(np.array([0.0, 1.0]), tau)  # raises if tau is out of range

@@ -80,15 +80,14 @@ def pfedgate(
         gradients = gradient(params)
         return {name: p.mul_(gate_rate) if nets.layer_of(name) == GATE else p for name, p in gradients.items()}
 
-    def set_gates(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
+    def set_gates(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> None:
         with torch.no_grad():
             params[OPEN].copy_(gates_of_client(net, params, samples.x, samples.live, sparsity, blocks))
-        return samples.y
 
     return Algorithm(
         "pfedgate",
         masks.keep_layers(lambda _: [GATE]),
-        phases=(Phase(gradient=None if gate_rate == 1 else faster), Phase(0, sample_weights=set_gates)),
+        phases=(Phase(gradient=None if gate_rate == 1 else faster), Phase(0, on_phase_start=set_gates)),
         settings={"sparsity": sparsity, "blocks": blocks, "gate_rate": gate_rate},
         wrap=lambda net: gated(net, sparsity, blocks),
         about=ABOUT,

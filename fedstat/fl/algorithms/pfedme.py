@@ -79,7 +79,7 @@ def pfedme(
 
     phase = Phase(
         is_trainable=is_personal,
-        sample_weights=start_from_global,
+        on_phase_start=start_from_global,
         penalty=penalty,
         post_step=post_step,
         repeats=inner_steps,

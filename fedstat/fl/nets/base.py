@@ -346,7 +346,7 @@ def started(net: Net, weights: Mapping[str, Any]) -> Net:
     return net._replace(init=lambda rng: dict(net.init(rng)) | {name: value.clone() for name, value in start.items()})
 
 
-def require(net: Net) -> Net:
+def require_net(net: Net) -> Net:
     """Return the network, or raise ValueError if its description is inconsistent.
 
     Raises

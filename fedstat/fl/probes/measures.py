@@ -35,10 +35,7 @@ def of_round(job: Job, outcome: Outcome) -> tuple[int, int]:
     if not len(cohort.local):
         return 0, 0
 
-    def sent() -> Params:
-        return cohort.local_rows(upload.values) if upload.cohort is cohort else upload.values
-
-    values = sent, lambda: Download(job, state).models(cohort.local)
+    values = lambda: upload.visible.local_rows(upload.values), lambda: Download(job, state).models(cohort.local)
     masks_of = upload.entries, state.mask, outcome.before.mask
     return in_bytes(job.hooks, *masks_of, cohort.local, values, downloads)
 
@@ -316,7 +313,7 @@ def halves_probe(job: Job, rounds: int) -> Observer:
     ValueError
         If a round may select too few clients with two samples or more.
     """
-    split_halves.require(job, "probe='split-half'", split_halves.least_clients(job))
+    split_halves.require_halves(job, "probe='split-half'", split_halves.least_clients(job))
     coords = {"round": range(1, rounds + 1), "client": job.clients, "layer": [*nets.layers(job.net)]}
     sizes = {"n_train": ("client", job.train.sizes), "n_weights": ("layer", split_halves.n_weights(job.net))}
     group = store.group(

@@ -17,8 +17,7 @@ from fedstat.fl.algorithm import Algorithm, InitContext, Mask, Phase
 from fedstat.fl.batches import Rows, pad_rows
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.client_rows import StackedRows
-from fedstat.fl.evaluate import dims, evaluate, scores
-from fedstat.fl.evaluate import require as require_choice
+from fedstat.fl.evaluate import dims, evaluate, require_choice, scores
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import diverged, train_chunk
 from fedstat.fl.nets import Params

@@ -26,12 +26,15 @@ from fedstat.fl.nets import Net, Params
 HeldOutHelp = Annotated[HeldOut | None, "samples of the selection: validation or halves"]
 
 
+@check.effective
 def finetuned(
     algorithm: Algorithm,
     epochs: Annotated[int | Sequence[int] | None, "epochs of fine-tuning, or several to select from"] = None,
     *,
     rate: Annotated[
-        float | Sequence[float], "factor of the learning rate in fine-tuning, or several to select from"
+        float | Sequence[float],
+        "factor of the learning rate in fine-tuning, or several to select from",
+        check.EffectIf("epochs", lambda epochs: epochs not in (0, [0], (0,))),
     ] = 1.0,
     by: Annotated[Literal["pooled", "client"], "loss of the selection: pooled or client"] = "pooled",
     held_out: HeldOutHelp = None,
@@ -75,8 +78,6 @@ def finetuned(
             check.integer("epochs", n, low=0)
     for factor in factors:
         check.real("rate", factor, low=0, open_low=True)
-    if lengths == [0] and factors != [1]:
-        raise check.NoEffectError("rate", f"with epochs=0, no fine-tuning, but got rate={rate!r}")
     settings: dict[str, Any] = {**algorithm.settings, "finetune_epochs": epochs, "rate": rate}
     finetunings = tuple(dict.fromkeys(() if n == 0 else (Phase(n, lr=f),) for n, f in product(lengths, factors)))
     wrapped = algorithm._replace(
@@ -126,14 +127,16 @@ def _as_list(value: Any) -> list[Any]:
 
 
 GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_OF_CANDIDATES = check.EffectIf("by", lambda by: by != "layer")
 
 
+@check.effective
 def shrunken(
     algorithm: Algorithm,
     *,
     by: Annotated[Literal["pooled", "client", "layer"], "rule that selects B: pooled, client or layer"] = "pooled",
-    grid: Annotated[Sequence[float] | None, "values of B to select from"] = None,
-    held_out: HeldOutHelp = None,
+    grid: Annotated[Sequence[float] | None, "values of B to select from", _OF_CANDIDATES] = None,
+    held_out: Annotated[HeldOutHelp, _OF_CANDIDATES] = None,
     epochs: Annotated[int | None, "epochs of fine-tuning"] = None,
 ) -> Algorithm:
     """Predict with W + B (W' − W) for every client: W is its download, W' the fine-tuned copy.
@@ -184,9 +187,6 @@ def shrunken(
     base = finetuned(algorithm, epochs)
     settings: dict[str, Any] = {**base.settings, "by": by}
     if by == "layer":
-        for name, value in (("grid", grid), ("held_out", held_out)):
-            if value is not None:
-                raise check.NoEffectError(name, f"with by='layer', which tries no values, but got {value!r}")
         choice = Choice(by=by)
     else:
         values = GRID if grid is None else grid if isinstance(grid, Sequence) else [grid]

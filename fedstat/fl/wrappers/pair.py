@@ -136,12 +136,11 @@ def model(state: AlgorithmState) -> Params:
     return {name: p for name, p in state.clients.items() if name != TIMES}
 
 
-def _load_model(_: Net, params: Params, samples: Samples, state: AlgorithmState) -> Tensor:
+def _load_model(_: Net, params: Params, __: Samples, state: AlgorithmState) -> None:
     has_trained = state.clients[TIMES] > 0
     for name, p in model(state).items():
         params[name].copy_(torch.where(has_trained.view(-1, *(1,) * (p.ndim - 1)), p, params[name]))
-    return samples.y
 
 
-TO_PREDICT = (Phase(0, sample_weights=_load_model),)
+TO_PREDICT = (Phase(0, on_phase_start=_load_model),)
 """For ``Algorithm.finetune``: a client predicts with the model in its state or, if it never trained, its download."""

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 from fl_runs import command
-from small_runs import NET, SETTINGS, dense, same, three_splits
+from small_runs import NET, SETTINGS, dense, same, stopped, three_splits
 
 from fedstat import sim, store
 from fedstat.fl import algorithms, loop, record, train
@@ -93,20 +93,11 @@ def test_rounds_that_were_done_are_not_done_again_and_the_store_says_so(out, mon
     assert run.attrs["ended"] >= lines[1].partition(" ")[0]
 
 
-def test_an_interrupted_run_is_made_longer_and_an_extension_interrupted_goes_on(tmp_path, monkeypatch):
+def test_an_interrupted_run_is_made_longer_and_an_extension_interrupted_goes_on(tmp_path):
     out, case = tmp_path / "run.zarr", "fedfac-dynamic, Adam"
-    step = loop.run_round
     for rounds, last in ((3, 1), (4, 3)):
-
-        def until(job, state, cohort, last=last):
-            if state.round == last:
-                raise KeyboardInterrupt
-            return step(job, state, cohort)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(loop, "run_round", until)
-            with pytest.raises(KeyboardInterrupt):
-                go(case, out, rounds=rounds, resume=True)
+        with stopped(before=last):
+            go(case, out, rounds=rounds, resume=True)
         assert "ended" not in store.open_run(out, verify=True).attrs
     same(whole(case, 5), go(case, out, rounds=5, resume=True))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
-from small_runs import NET, SETTINGS, dense
+from small_runs import NET, SETTINGS, dense, interrupt
 
 import fedstat
 from fedstat.fl import algorithms
@@ -82,16 +82,8 @@ def test_settings_are_those_of_the_store_for_every_kind_of_run(simulated: xr.Dat
 
 
 def test_a_summary_says_how_far_a_run_is_and_agrees_with_the_store(tmp_path: Path) -> None:
-    rounds: list[int] = []
-
-    def stop(step: int) -> None:
-        rounds.append(step)
-        if sum(rounds) == 2:
-            raise KeyboardInterrupt
-
     out = tmp_path / "run.zarr"
-    with pytest.raises(KeyboardInterrupt):
-        trained(out, rounds=6, progress=stop, checkpoints=[1])
+    interrupt(trained, after=2, out=out, rounds=6, checkpoints=[1])
     unfinished = fedstat.summary(out)
     assert (unfinished["rounds"], unfinished["weights"]) == ("2 of 6, not finished", "after round 1")
     run = fedstat.fl.finish(out)

@@ -245,11 +245,6 @@ def test_only_the_global_copy_is_sent_and_only_the_own_one_kept(name):
     state = run(j, 2)
     assert {n for n, p in state.mask.shared.items() if bool(p.all())} == {n for n in j.net.shapes if not is_personal(n)}
     assert set(state.client_params.saved()) == {n for n in j.net.shapes if is_personal(n)}
-    both = [
-        trainer.measured(k, run(k, 1), evaluated=False)[1] for k in (replace(j, track=True), job(fedavg(), track=True))
-    ]
-    for way in ("bytes_up", "bytes_down"):
-        assert both[0][way] == both[1][way] > 0
 
 
 @pytest.mark.parametrize("end", ["+", "-low-rank", "-personal-head", "-shrunken"])

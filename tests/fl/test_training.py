@@ -11,7 +11,7 @@ import torch
 import trainer
 import xarray as xr
 from algorithm_jobs import job
-from small_runs import NET, SETTINGS, dense, same, three_splits
+from small_runs import NET, SETTINGS, dense, same, stopped, three_splits
 
 from fedstat import store
 from fedstat.fl import algorithms, checkpoints, loop, nets, optim, train
@@ -46,39 +46,28 @@ def whole():
     return train(dense(), NET, algorithms.fedavg(), **FOUR)
 
 
-def _failing_after(step, rounds):
-    def stop(job, state, cohort):
-        if state.round == rounds:
-            raise FloatingPointError("diverged")
-        return step(job, state, cohort)
-
-    return stop
-
-
-def interrupted(out, monkeypatch, algorithm=algorithms.fedavg, **options):
+def interrupted(out, algorithm=algorithms.fedavg, **options):
     """Two rounds of four."""
-    monkeypatch.setattr(loop, "run_round", _failing_after(loop.run_round, 2))
-    with pytest.raises(FloatingPointError, match="diverged"):
+    with stopped(before=2, error=FloatingPointError):
         train(dense(), NET, algorithm(), out=out, **FOUR | options)
-    monkeypatch.undo()
 
 
 def resumed(out, algorithm=algorithms.fedavg, data=None, **options):
     return train(dense() if data is None else data, NET, algorithm(), out=out, resume=True, **FOUR | options)
 
 
-def test_a_run_with_kept_optimizer_states_goes_on_bit_by_bit(tmp_path, monkeypatch):
+def test_a_run_with_kept_optimizer_states_goes_on_bit_by_bit(tmp_path):
     """That every method goes on with "reset", test_algorithms shows."""
     method, options = ALGORITHMS["fedfac-dynamic"], {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
-    interrupted(tmp_path / "run.zarr", monkeypatch, method, **options)
+    interrupted(tmp_path / "run.zarr", method, **options)
     rest = resumed(tmp_path / "run.zarr", method, **options)
     same(train(dense(), NET, method(), **FOUR | options), rest)
     assert "ended" in rest.attrs
     assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
 
 
-def test_rounds_before_an_interrupt_are_on_disk(whole, tmp_path, monkeypatch):
-    interrupted(tmp_path / "run.zarr", monkeypatch)
+def test_rounds_before_an_interrupt_are_on_disk(whole, tmp_path):
+    interrupted(tmp_path / "run.zarr")
     accuracy = xr.open_datatree(tmp_path / "run.zarr", engine="zarr", consolidated=False)["metrics/accuracy"]
     np.testing.assert_array_equal(accuracy[:2], whole["metrics/accuracy"][:2])
     assert np.isnan(accuracy[2:]).all()
@@ -117,7 +106,7 @@ def test_a_disk_that_is_full_while_weights_are_written_loses_none(checkpoint, wh
 
 def test_a_run_that_other_code_goes_on_with_names_both_and_a_finished_one_is_only_read(tmp_path, monkeypatch):
     out = tmp_path / "run.zarr"
-    interrupted(out, monkeypatch)
+    interrupted(out)
     first = store.code()
     monkeypatch.setattr(write, "code", lambda *_: "other")
     run = resumed(out).load()
@@ -271,18 +260,18 @@ def test_cuda_agrees_with_cpu_to_rounding(name):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-3)
 
 
-def test_a_damaged_state_means_starting_again_with_a_warning(whole, tmp_path, monkeypatch):
+def test_a_damaged_state_means_starting_again_with_a_warning(whole, tmp_path):
     out = tmp_path / "run.zarr"
-    interrupted(out, monkeypatch)
+    interrupted(out)
     (out / "journal" / "state").write_bytes(b"damaged")
     with pytest.warns(UserWarning, match="journal/state has 7 bytes in place of .*computed again"):
         again = resumed(out)
     same(whole, again)
 
 
-def test_resuming_with_other_data_or_another_optimizer_is_refused(tmp_path, monkeypatch):
+def test_resuming_with_other_data_or_another_optimizer_is_refused(tmp_path):
     out = tmp_path / "run.zarr"
-    interrupted(out, monkeypatch, optimizer=optim.sgd(0.1))
+    interrupted(out, optimizer=optim.sgd(0.1))
     with pytest.raises(ValueError, match=r"other settings \(data_digest: "):
         resumed(out, data=dense(seed=1), optimizer=optim.sgd(0.1))
     with pytest.raises(ValueError, match=r"other settings \(optimizer: 'sgd"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from children import together
-from small_runs import NET, SETTINGS, dense, same
+from small_runs import NET, SETTINGS, dense, interrupt, same
 
 import fedstat
 from fedstat import fl, store
@@ -34,22 +34,10 @@ def whole() -> xr.DataTree:
     return go(None, **EVERY_TWO)
 
 
-def interrupt(out: Path, after: int, **options: object) -> None:
-    rounds: list[int] = []
-
-    def stop(step: int) -> None:
-        rounds.append(step)
-        if sum(rounds) == after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        go(out, progress=stop, **options)
-
-
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the path of a run of FedAvg that was interrupted after three of its rounds, to copy."""
-    interrupt(out := tmp_path_factory.mktemp("interrupted") / "run.zarr", 3, **EVERY_TWO)
+    interrupt(go, after=3, out=(out := tmp_path_factory.mktemp("interrupted") / "run.zarr"), **EVERY_TWO)
     return out
 
 
@@ -62,7 +50,7 @@ def out(interrupted: Path, tmp_path: Path) -> Path:
 def test_a_finished_run_equals_one_of_as_many_rounds(tmp_path: Path) -> None:
     out, method = tmp_path / "run.zarr", algorithms.fedfac(["fc1"], kappa=0.7)
     options = {"algorithm": method, "checkpoints": [2]}
-    interrupt(out, 3, rounds=4, **options)
+    interrupt(go, after=3, out=out, rounds=4, **options)
     run, planned = fl.finish(out), go(None, rounds=3, **options)
     same(planned, run)
     for node in planned.subtree:

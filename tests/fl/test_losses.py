@@ -12,7 +12,7 @@ import plain_loop
 import pytest
 import torch
 import trainer
-from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, make, models, rows, run
+from algorithm_jobs import SAMPLES, SIZES, assert_equal, job, make, models, rows, run
 from small_runs import dense
 from torch import nn
 
@@ -212,18 +212,6 @@ def test_texts_and_users_modules(name, kind):
     before, shared = run(j, 0).global_params, state.mask.shared
     assert all(not torch.equal(p, before[n]) for n, p in state.global_params.items() if shared[n].any())
     assert all(bool(p.isfinite().all()) for p in trainer.models(j, state).values())
-
-
-@pytest.mark.parametrize("name", ["fedrod", "fedphp", "pfedsd", "fedbn"])
-def test_a_labelled_run_with_everything(name):
-    net = jobs.NORMALISED if name == "fedbn" else nets.mlp(SIZES)
-    found = train(
-        dataset(SAMPLES), net, make(name), rounds=2, participation=0.5, batch_size=5, lr=0.1, seed=4,
-        new=dataset([9, 12], seed=3), probe=["drift", "trained-weights"],
-    )  # fmt: skip
-    assert np.isfinite(found["metrics/accuracy"]).all()
-    (rule,) = algorithms.about(name).new_clients
-    assert np.isfinite(found["new/accuracy"].sel(rule=rule)).all()
 
 
 @pytest.mark.parametrize("name", ["fedphp", "pfedsd"])

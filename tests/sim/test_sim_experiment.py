@@ -277,32 +277,6 @@ def test_settings_come_from_a_file_and_the_command_line_wins(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-BAD = {
-    "p": (["--p", "1.5"], "p must be a finite number in [0, 1], but got 1.5"),
-    "twice": (["--p", "0.5", "0.5"], "p must hold at least one value and none twice"),
-    "rounds": (["--rounds", "0"], "rounds must be an integer >= 1, but got 0"),
-    "kappa": (["--kappa", "0"], "kappa must be a finite number in (0, 1], but got 0.0"),
-    "tau": (["--tau", "1.2"], "tau must be"),
-    "method": (["--methods", "best"], "methods must be one of 'true', 'oracle'"),
-    "device": (["--device", "gpu"], "device must be a name like"),
-    "resume": (["--resume"], "--resume needs --out"),
-    "scale": (["--scale", "quick"], "--scale needs --config"),
-    "config": (["--config", "nowhere.toml"], "nowhere.toml cannot be read"),
-    "plot": (["--plot", "figure.doc"], "--plot must end in .png, .pdf or .svg"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_arguments_leave_with_2_and_name_what_was_wrong(case, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    flags, message = BAD[case]
-    with pytest.raises(SystemExit) as stop:
-        main(flags)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.rglob("*.zarr"))
-
-
 def test_an_existing_store_is_not_overwritten(tmp_path, capsys):
     sim.study(**SMALL | {"rounds": 1, "replicates": 1, "methods": ["true"]}, out=tmp_path / "run.zarr")
     (tmp_path / "folder").mkdir()

@@ -182,22 +182,6 @@ def test_a_grid_takes_a_method_from_a_file_beside_it_and_compares_two_of_its_set
     assert set(found.table["method"]) == {"fedprox", "pulled, lam=0.25", "pulled, lam=0.5"}
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("[[method]]\n", r"has an empty \[\[method\]\]"),
-    ("[[method]]\nalgoritm = 'fedavg'", r"\[\[method\]\] cannot hold the key 'algoritm'. Did you mean 'algorithm'"),
-    ("[[dataset]]\nmetods = ['fedavg']", r"\[\[dataset\]\] cannot hold the key 'metods'. Did you mean 'methods'"),
-    ("[scale.quick]\nround = 3", r"\[scale.quick\] cannot hold the key 'round'. Did you mean 'rounds'"),
-    ("sweep = {mu = [0.1]}", r"cannot hold the key 'sweep'. It belongs in \[\[method\]\]"),
-    ("[[method]]\nalgorithm = 'fedprox'\nsweep = {muu = [0.1]}", "sweep cannot hold the key 'muu'. Did you mean 'mu'"),
-    ("[tune]\ntaau = [0.1]", r"\[tune\] cannot hold the key 'taau'. Did you mean 'tau'"),
-])  # fmt: skip
-def test_keys_that_a_grid_cannot_have_are_named_with_the_nearest(tmp_path, text, says):
-    path = tmp_path / "grid.toml"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=says):
-        grid.cells(path)
-
-
 def test_every_key_of_a_grid_has_a_meaning(file):
     found = keys([f"{file}:pulled"])
     assert {one.name for one in found} >= {*Settings.__dataclass_fields__, "seeds", "method", "mu", "kappa", "lam"}

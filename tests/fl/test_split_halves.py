@@ -122,6 +122,6 @@ def test_the_probe_of_halves_measures_clients_of_two_samples_and_leaves_out_thos
 
 
 def test_two_samples_of_a_client_suffice_for_halves():
-    split_halves.require(job(make("fedavg"), sizes=[2, 2, 3]), "a test", 3)
+    split_halves.require_halves(job(make("fedavg"), sizes=[2, 2, 3]), "a test", 3)
     with pytest.raises(ValueError, match="1 of the 3 clients have only one training sample"):
-        split_halves.require(job(make("fedavg"), sizes=[1, 2, 3]), "a test", 3)
+        split_halves.require_halves(job(make("fedavg"), sizes=[1, 2, 3]), "a test", 3)
