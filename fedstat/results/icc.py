@@ -14,7 +14,6 @@ from fedstat._utils import check
 from fedstat._utils.check import few
 from fedstat._utils.lazy import pd
 from fedstat.results.base import (
-    TERMINAL,
     Caution,
     Result,
     aligned,
@@ -514,7 +513,7 @@ class IccResult(Result):
         lines += constant
         if (unclear := np.isnan(icc) & ~self.constant).any():
             head = "  undefined (clients differ in means only):"
-            lines.append(listing(head, map(str, self.units[unclear]), TERMINAL))
+            lines.append(listing(head, map(str, self.units[unclear])))
         return lines
 
     def _describe_wide(self) -> Iterator[str]:

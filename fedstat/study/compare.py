@@ -15,7 +15,7 @@ from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled import compare
 from fedstat.results import ComparisonResult
-from fedstat.results.base import Caution, aligned, few, line, wrapped
+from fedstat.results.base import Caution, aligned, caution_of_few, wrapped
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import difference
 from fedstat.results.tables import NONE, count, megabytes, number, plus_minus
@@ -97,19 +97,19 @@ class RunsResult(ComparisonResult):
     def __repr__(self) -> str:
         noun = "accuracy" if self.measure == "accuracy" else "value"
         head = (
-            f"{self._title}, {self.accuracy}: mean ± standard error over seeds;\n"
-            f"difference from {self.reference} within seeds [{100 * self.level:g} %, all rows of a block together];\n"
-            f"10 % below: {noun} that a tenth of the clients stay below; sent: up and down, in all rounds"
+            f"{self._title}, {self.accuracy}: mean ± standard error over seeds;",
+            f"difference from {self.reference} within seeds [{100 * self.level:g} %, all rows of a block together];",
+            f"10 % below: {noun} that a tenth of the clients stay below; sent: up and down, in all rounds",
         )
-        parts = [head, *(self._block(name) for name in self.scenarios)]
+        parts = ["\n".join(map(wrapped, head)), *(self._block(name) for name in self.scenarios)]
         if len(self.scenarios) > 1 and self.table["difference"].notna().any():
             rows = [
                 {"": x["method"], "difference": _difference(x, self.reference), "seeds": str(x["n"] or "")}
                 for x in self.table.to_dict("records")
             ]
             parts.append(f"all scenarios (means within each seed)\n{aligned(pd.DataFrame(rows))}")
-        cautions = "\n".join(map(str, self.cautions()))
-        return "\n".join(map(line, "\n\n".join(filter(None, [*parts, cautions])).split("\n")))
+        cautions = "\n".join(wrapped(str(caution)) for caution in self.cautions())
+        return "\n\n".join(filter(None, [*parts, cautions]))
 
     @property
     def _title(self) -> str:
@@ -125,7 +125,7 @@ class RunsResult(ComparisonResult):
         seeds = [int(comparison.table["n_values"].max()) for comparison in self.scenarios.values()]
         if max(seeds) == 1:
             return [Caution("One seed", "differences between methods of one seed have no interval, and may be chance")]
-        return few(min(seeds), "seed")
+        return caution_of_few(min(seeds), "seed")
 
     def _caption(self) -> list[str]:
         seeds = sorted({int(n) for comparison in self.scenarios.values() for n in comparison.table["n_values"]})

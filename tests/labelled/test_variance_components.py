@@ -97,7 +97,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (weights()[:, 0], {}, "must have a dim replicate, of several models of every client"),
     (weights()[:1], {}, "at least 3 clients, but got 1"),
     (weights()[:, :1], {}, "at least 2 per client, but got 1"),
-    (weights()[:, :, :0], {}, "at least one of each dim"),
+    (weights()[:, :, :0], {}, "at least one of each"),
     (weights().values[..., 0, 0], {}, r"Pass biases as one weight per unit: w\[\.\.\., None\]"),
     (weights(), {"method": "moment"}, "Did you mean 'moments'"),
     (weights(), {"sizes": SIZES}, "sizes has no effect with method='moments'"),

@@ -279,7 +279,7 @@ def test_wrong_shapes_say_what_was_seen() -> None:
         fs.split(xr.DataArray(np.ones((2, 3, 4)), dims=("k", "unit", "weight")))
     with pytest.raises(ValueError, match=r"at least one of each, but got shape \(0, 3, 4\)"):
         fs.split(np.ones((0, 3, 4)))
-    with pytest.raises(ValueError, match=r"at least one client, unit and weight, but got .*'client': 0"):
+    with pytest.raises(ValueError, match=r"at least one of each, but got .*'client': 0"):
         fs.split(xr.DataArray(np.ones((0, 3, 4)), dims=("client", "unit", "weight")))
 
 
