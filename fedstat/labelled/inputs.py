@@ -6,7 +6,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from os import PathLike, fspath
 from pathlib import Path
 from types import MappingProxyType
@@ -156,7 +156,7 @@ def by_layer(
                 if held is not None:
                     origin = origin_of(verb, arguments, None)
                     read = {
-                        name: partial(_with_origin, origin, partial(stored, held.run, name, **settings))
+                        name: lambda name=name: with_origin(stored(held.run, name, **settings), origin)
                         for name in held.names
                     }
                     return _collect(read, held.skipped_layers, several=_is_several(weights, layer), progress=False)
@@ -175,11 +175,6 @@ def by_layer(
         return cast("_Verb[P, R]", over)
 
     return over_layers
-
-
-def _with_origin(origin: dict[str, Any], analyze: Callable[[], Any]) -> Any:
-    """Return the result of an analysis with its origin."""
-    return with_origin(analyze(), origin)
 
 
 def _collect(

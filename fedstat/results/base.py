@@ -216,6 +216,11 @@ class Result(Tables):
         """Heading of intervals, with their level."""
         return f"{100 * getattr(self, 'level', 0.95):g}% CI"
 
+    def _list_units(self, head: str, values: NDArray[np.float64], rows: int, by: str = "") -> str:
+        """Return the table of the units with the highest values, for a summary."""
+        cut = "" if rows >= len(values) else f" (the {rows} highest of {len(values)}{by})"
+        return f"{head}{cut}\n{aligned(self._printed().iloc[np.argsort(-values, kind='stable')[:rows]])}"
+
     def _caption(self) -> list[str]:
         lines = self._lines()
         return [lines[i] for i in self._captioned]
