@@ -206,8 +206,8 @@ def test_kinds_of_arrays_and_orders_of_dims_give_one_answer(verb: str) -> None:
     sizes = {"client": 6, "replicate": 2, "unit": 8}
     w = np.random.default_rng(0).normal(size=(*(sizes[dim] for dim in dims), 3, 4))
     expected = OF_KINDS[verb](w)
-    labelled = xr.DataArray(w, dims=(*dims, "row", "column"))
-    for other in (labelled, labelled.transpose("column", *dims[::-1], "row"), torch.tensor(w, requires_grad=True)):
+    labelled = xr.DataArray(w, dims=(*dims, "height", "width"))
+    for other in (labelled, labelled.transpose("width", *dims[::-1], "height"), torch.tensor(w, requires_grad=True)):
         np.testing.assert_allclose(OF_KINDS[verb](other), expected, rtol=1e-6, atol=1e-9)
 
 
