@@ -162,9 +162,9 @@ def read_layer(data: Any, baseline: Any = None, form: Form = "weights") -> Layer
         rest = "..." if form == "vectors" else "weight..."
         raise ValueError(f"{name} must be ({', '.join(dims)}, {rest}) with at least one of each, but got {got}.{hint}")
     layer = Layer(values, {dim: labels(values, dim, axis) for axis, dim in enumerate(dims)})
-    if form in ("replicates", "vectors") or baseline is None:
+    if form == "replicates" or baseline is None or (form == "vectors" and isinstance(baseline, str)):
         return replace(layer, baseline=baseline)
-    is_given = not getattr(baseline, "attrs", {}).get(KNOWN)
+    is_given = form != "vectors" and not getattr(baseline, "attrs", {}).get(KNOWN)
     return replace(layer, baseline=baseline_of(baseline, layer), is_given=is_given)
 
 
@@ -556,7 +556,7 @@ _RELATED = 3.0  # standard errors of a correlation above 0
 def baseline_of(baseline: Any, layer: Layer) -> Any:
     """Return a baseline as an array (unit, weight) or (client, unit, weight) in the library of the weights.
 
-    The layer's own baseline, which is checked, is returned as it is.
+    A baseline of vectors has no dim unit. The layer's own baseline, which is checked, is returned as it is.
 
     Raises
     ------
@@ -565,34 +565,37 @@ def baseline_of(baseline: Any, layer: Layer) -> Any:
     """
     if baseline is layer.baseline:
         return baseline
+    dims, clients, of_units = [*layer.labels], layer.data, "unit" in layer.labels
     if isinstance(baseline, xr.DataArray) and baseline.attrs.get(KNOWN):
-        lead = [dim for dim in ("client", "unit") if dim in baseline.dims]
-        values = baseline.transpose(*lead, ...).to_numpy()
-        return values.reshape(*values.shape[: len(lead)], -1)
-    baseline, clients = check.numbers("baseline", baseline), layer.data[:_N_COMPARED]
+        order = [dim for dim in dict.fromkeys([*dims, *clients.dims]) if dim in baseline.dims]
+        values = baseline.transpose(*order).to_numpy()
+        return values.reshape(*values.shape[: len({*order} & {*dims})], -1)
+    baseline = check.numbers("baseline", baseline)
     baseline = baseline.detach() if is_torch_array(baseline) else baseline
-    if isinstance(layer.data, xr.DataArray):
-        clients = layer.data.isel(client=slice(_N_COMPARED)).transpose("client", "unit", ...)
+    if isinstance(clients, xr.DataArray):
+        clients = clients.isel(client=slice(_N_COMPARED)).transpose(*dims, ...)
         if isinstance(baseline, xr.DataArray):
             baseline = align(baseline, clients.isel(client=0, drop=True))
         clients = clients.to_numpy()
-    if isinstance(baseline, xr.DataArray):
+    if isinstance(baseline, xr.DataArray) and of_units:
         need_dims(baseline, "unit")
-        baseline = baseline.transpose("unit", ...).to_numpy()
-    shape = tuple(clients.shape[1:])
+        baseline = baseline.transpose("unit", ...)
+    baseline, shape = baseline if is_torch_array(baseline) else numpy_of(baseline), tuple(clients.shape[1:])
     if tuple(baseline.shape) != shape:
         raise ValueError(
             f"baseline must have the shape of one client's weights, {shape}, but got {tuple(baseline.shape)}. "
             "Pass parameters common to all clients; subtract client-specific baselines from the weights."
         )
-    baseline, clients = baseline.reshape(shape[0], -1), clients.reshape(*clients.shape[:2], -1)
+    baseline = baseline.reshape(*shape[: len(dims) - 1], -1)
     if is_torch_array(clients):
         baseline = array_namespace(clients).asarray(baseline, device=device_of(clients))
     else:
         baseline = numpy_of(baseline)
-    if not (finite := np.isfinite(numpy_of(baseline)).all(axis=1)).all():
-        raise ValueError(f"baseline holds NaN or infinite values, first in unit(s) {few(layer.units[~finite])}")
-    require_related(baseline, clients)
+    if not (finite := np.isfinite(numpy_of(baseline))).all():
+        units = f", first in unit(s) {few(layer.units[~finite.all(axis=1)])}" if of_units else ""
+        raise ValueError(f"baseline holds NaN or infinite values{units}")
+    if of_units:
+        require_related(baseline, clients[:_N_COMPARED].reshape(-1, *baseline.shape))
     return baseline
 
 

@@ -15,7 +15,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import progress_bar
-from fedstat.labelled.arrays import KNOWN, Layer, align, less_mean, need_dims, numpy_of, precision
+from fedstat.labelled.arrays import Layer, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions, show_options
 from fedstat.labelled.groups import require_several
 from fedstat.labelled.inputs import by_layer
@@ -316,30 +316,13 @@ def _matrix(vectors: Layer) -> NDArray[np.float64]:
     if isinstance(baseline, str):
         x = less_mean(x, precision(vectors.data))
     elif baseline is not None:
-        x = x - _vector(baseline, vectors.data)
+        x = x - numpy_of(baseline)
     if (zero := ~x.any(1)).any():
         raise ValueError(
             f"the vectors of client(s) {few(clients[zero])} are zero, so their cosine similarity is undefined. Drop "
             "these clients: their values were not trained, or are shared by all clients."
         )
     return x
-
-
-def _vector(baseline: Any, vectors: Any) -> NDArray[np.float64]:
-    """Return the baseline in the order of the vectors' numbers, (value,) or (client, value)."""
-    vectors = vectors.transpose("client", ...) if isinstance(vectors, xr.DataArray) else vectors
-    if isinstance(baseline, xr.DataArray) and baseline.attrs.get(KNOWN):
-        dims = [dim for dim in vectors.dims if dim in baseline.dims]
-        values, lead = baseline.transpose(*dims).to_numpy().astype(float), int("client" in dims)
-        return values.reshape(*values.shape[:lead], -1)
-    baseline = check.numbers("baseline", baseline)
-    if isinstance(baseline, xr.DataArray) and isinstance(vectors, xr.DataArray):
-        baseline = align(baseline, vectors.isel(client=0, drop=True))
-    values, shape = numpy_of(baseline).astype(float), np.shape(vectors)[1:]
-    if values.shape != shape or not np.isfinite(values).all():
-        seen = f"shape {values.shape}" if values.shape != shape else "NaN or infinite values"
-        raise ValueError(f"baseline must be finite, with the shape of one client's vector, {shape}, but got {seen}.")
-    return values.ravel()
 
 
 def _require_directions(merges: NDArray[np.float64], n_clusters: int) -> None:

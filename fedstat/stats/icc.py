@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
+from fedstat._utils.check import numpy_of
 from fedstat.stats import moments
 
 Array = Any
@@ -247,7 +248,7 @@ def agreement(s: Sums) -> NDArray[np.float64]:
     array([1.  , 0.02])
     """
     ms = mean_squares(s)
-    b, j, e = (np.asarray(x.cpu() if is_torch_array(x) else x) for x in ms[:3])
+    b, j, e = map(numpy_of, ms[:3])
     with np.errstate(divide="ignore", invalid="ignore"):
         return point_estimates(b, j, e, ms.n_weights, ms.n_clients)[..., TYPES.index("ICC2")]
 

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import scipy
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
 from fedstat._utils import check
+from fedstat._utils.check import numpy_of
 from fedstat._utils.streams import generator
 from fedstat.stats import LEAST_VARYING, moments
 from fedstat.stats.icc import (
@@ -154,7 +155,7 @@ def over_clients(
     """
     t, contributions, rows = client_rows(blocks, total, baseline)
     result, k = test(rows(None)), int(t.n)
-    units, layer = (MeanSquares(*map(_on_host, ms)) for ms in (mean_squares(total), layer_mean_squares(total)))
+    units, layer = (MeanSquares(*map(numpy_of, ms)) for ms in (mean_squares(total), layer_mean_squares(total)))
     ms_loo = _leave_out_clients(t, contributions) if k > 2 else (None, None)
     n_varies = contributions.varies.sum(axis=0)
     sparse = (n_varies < min(k, LEAST_VARYING)) & (n_varies > 0)
@@ -184,7 +185,7 @@ def client_rows(
         Makes rows that are means over groups of clients, of which the array has the members; without it, rows of
         clients, or of up to 128 groups of consecutive clients.
     """
-    t = TwoWay(*map(_on_host, total.units))
+    t = TwoWay(*map(numpy_of, total.units))
     (d, n), k = t.profile.shape, int(t.n)
     in_memory, by_block, all_rows = k * d * n <= _MEMORY, [], []
     for w in blocks():
@@ -231,7 +232,7 @@ def _of_clients(
             () if vectors is None else (xp.permute_dims(xp.permute_dims(x, (1, 0, 2)) @ vectors[index], (1, 0, 2)),)
         )
         of_span = (xp.vecdot(x, x), along, mean - t.mean[index], squares, varies, *products)
-        fields.append([_on_host(a) for a in of_span])
+        fields.append([numpy_of(a) for a in of_span])
     return [np.concatenate(field, axis=1) for field in zip(*fields, strict=True)], xp.concat(rows)
 
 
@@ -383,10 +384,6 @@ def _point_estimates(ms: MeanSquares) -> Floats:
         return point_estimates(b, j, e, ms.n_weights, ms.n_clients)
 
 
-def _on_host(a: Array) -> Any:
-    return np.asarray(a.cpu() if is_torch_array(a) else a)
-
-
 def bootstrap(
     w: Array, baseline: Array | None = None, *, replicates: int = 200, seed: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -495,7 +492,7 @@ def _resample(p: _Pairs, counts: Array, n: int) -> NDArray[np.float64]:
     b = k * mean(p.cross) / (n - 1) + e
     squares = ((n - 1) * b, (k - 1) * j, (n - 1) * (k - 1) * e)
     ms = mean_squares_of(*squares, p.offset[:, None], p.exponent, k, n)
-    b, j, e = (np.asarray(x.detach().cpu() if is_torch_array(x) else x).T for x in ms[:3])
+    b, j, e = (numpy_of(x).T for x in ms[:3])
     with np.errstate(divide="ignore", invalid="ignore"):
         return point_estimates(b, j, e, n, k)
 
