@@ -35,7 +35,7 @@ Weights = Any
 
 
 Form = Literal["weights", "replicates", "vectors", "rows", "correlation"]
-"""What a verb takes of a layer: weights, replicates of them, vectors of clients, or a matrix (row, unit)."""
+"""Form of a layer: weights, replicates of weights, vectors of clients, or a matrix (row, unit)."""
 _DIMS: dict[str, tuple[str, ...]] = {
     "weights": ("client", "unit"), "replicates": ("client", "replicate", "unit"), "vectors": ("client",),
 }  # fmt: skip
@@ -43,7 +43,7 @@ _DIMS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Checked weights of one layer, from :func:`read_layer`: what the verbs pass on.
+    """Checked weights of one layer, from :func:`read_layer`, which the verbs pass on.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Layer:
     labels : dict from dim to array
         Labels of clients, replicates and units; a matrix (row, unit) has no clients.
     baseline : array or tensor (unit, weight) or (client, unit, weight), or None
-        Values to subtract from weights; other forms have the baseline as it was passed.
+        Values to subtract; of vectors without units, or "mean". Of replicates and matrices, as it was passed.
     is_given : bool
         True if a user passed the baseline of weights, False if a run holds it.
     """
@@ -74,7 +74,7 @@ class Layer:
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """What a run tells of its weights."""
+        """Attributes that a run gives its weights."""
         return self.data.attrs if isinstance(self.data, xr.DataArray) else {}
 
     @property

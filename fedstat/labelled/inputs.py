@@ -133,7 +133,7 @@ def by_layer(
             (weights,), settings = call.args, call.kwargs
             if checks is not None:
                 checks(**settings)
-            arguments, taken = dict(call.arguments), form(**settings)
+            arguments, form_of_layer = dict(call.arguments), form(**settings)
 
             def analyze(layer: Layer) -> R:
                 result = one_layer(layer, **settings)
@@ -141,7 +141,7 @@ def by_layer(
                 if source := layer.attrs.get(runs.SOURCE):
                     origin |= {"weights": source}
                 has_groups = arguments.get("groups") is not None
-                groups = (over_clients or taken == "replicates") and not has_groups
+                groups = (over_clients or form_of_layer == "replicates") and not has_groups
                 if texts := describe_dependence(layer, groups=groups):
                     origin |= {DEPENDENCE: texts}
                 return cast("R", with_origin(cast("Result", result), origin))
@@ -161,12 +161,12 @@ def by_layer(
                     }
                     return _collect(read, held.skipped_layers, several=_is_several(weights, layer), progress=False)
             selected = layers_of(
-                weights, layer, settings["checkpoint"], stage, replicates=taken == "replicates",
-                frame=("client", "value") if taken == "vectors" else ("row", "unit"), progress=progress,
+                weights, layer, settings["checkpoint"], stage, replicates=form_of_layer == "replicates",
+                frame=("client", "value") if form_of_layer == "vectors" else ("row", "unit"), progress=progress,
             )  # fmt: skip
             of_layers = parts(selected, settings.get("baseline"), apart=apart(**settings))
             analyses = {
-                name: lambda part=part: analyze(read_layer(load_small(part.weights), part.baseline, taken))
+                name: lambda part=part: analyze(read_layer(load_small(part.weights), part.baseline, form_of_layer))
                 for name, part in of_layers.items()
             }
             several, modules = selected.several or len(of_layers) > 1, _modules(selected.layers)
