@@ -14,7 +14,7 @@ import xarray as xr
 
 from fedstat.fl import nets
 from fedstat.labelled import bootstrap, fa, permutation_test
-from fedstat.labelled.arrays import sums
+from fedstat.labelled.arrays import read_layer, sums
 from fedstat.results import ConvergenceWarning
 from fedstat.stats import factor
 from fedstat.stats.moments import correlation
@@ -56,7 +56,7 @@ def variants(weights: xr.DataArray, *, kappas: Sequence[float] = KAPPAS, taus: S
         ``n_factors``; ``converged``; ``heywood``, the number of communalities above 1. Non-convergence, and as many
         factors as units (every communality is then 1 and uninformative), show in the columns, without warnings.
     """
-    r = correlation(sums(weights).moments)
+    r = correlation(sums(read_layer(weights)).moments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = {

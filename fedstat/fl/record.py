@@ -71,7 +71,7 @@ def layout(
     coords = {**lead, "round": range(1, n_rounds + 1)}
     by_round, chunk = tuple(coords), dict.fromkeys(lead, 1)
     by_client, by_unit = (*by_round, "client"), (*by_round, "unit")
-    few = {"round": max(1, _CHUNK // n_clients)} if n_rounds * n_clients > _CHUNK else {}
+    chunks = {"round": max(1, _CHUNK // n_clients)} if n_rounds * n_clients > _CHUNK else {}
     of_clients = {"accuracy": "test accuracy", "loss": "mean test loss", **also}
     decided = {"decided": (by_unit, "bool", "unit is shown to be shared or personal")} if tested else {}
     groups = {
@@ -79,7 +79,7 @@ def layout(
             coords | {"client": n_clients},
             chunk,
             seconds=(by_round, "float64", {"long_name": "wall time of the round", "units": "s"}),
-            **{name: (by_client, "float32", text, few) for name, text in of_clients.items()},
+            **{name: (by_client, "float32", text, chunks) for name, text in of_clients.items()},
         )
     }
     for layer, n in units.items():

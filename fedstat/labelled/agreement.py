@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
-from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
 from fedstat._utils import check, memory
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
-from fedstat._utils.lazy import xr
 from fedstat._utils.loops import progress_bar
-from fedstat.labelled.arrays import (
-    Weights,
-    bad_weights,
-    baseline_of,
-    group_blocks,
-    labels,
-    need_dims,
-    numpy_of,
-    refuse_replicates,
-)
+from fedstat.labelled.arrays import Layer, Weights, numpy_of, sum_groups
 from fedstat.labelled.groups import ClientGroups, client_groups, require_effect_of_claim
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import AUTO, CLASSES, COMMON_START, REASONS, Stage
@@ -38,9 +27,6 @@ from fedstat.stats import Claim, icc_resampling, icc_tests, nested, reml
 from fedstat.stats import icc as _icc
 from fedstat.stats import variance_components as by_moments
 from fedstat.stats.group_icc import over_groups
-from fedstat.stats.icc import agreement
-from fedstat.stats.icc import sums as sum_clients
-from fedstat.stats.icc_resampling import over_clients
 from fedstat.stats.variance_components import BadWeightsError, Components, NoNoiseError
 
 _TESTS = {"sign-flip": icc_tests.sign_flips, "permutation": icc_tests.permutations}
@@ -133,59 +119,41 @@ def icc(
       2 of 4: most clients deviate in one direction; 2: no evidence
       ...
     """
-    refuse_replicates(weights)
-    units, total, origin = labels(weights, "unit", 1), None, baseline_of(baseline, weights)
-    common, by_client = (origin, None) if origin is None or origin.ndim == 2 else (None, origin)
-    boot_samples: tuple[Any, Any] = (None, None)
-    names: list[NDArray[Any]] = []
-    grouping = None if groups is None else client_groups(groups, labels(weights, "client", 0), claim)
-    group_sums: dict[int, _icc.Sums] = {}
-    blocks: Callable[[], Iterable[Any]] = list
-    if (n_boot or inference == "permutation") and isinstance(weights, xr.DataArray):
+    if n_boot or inference == "permutation":
         _require_memory(weights)
+        weights = weights.load()
+    common, units, attrs = weights.common_baseline, weights.units, weights.attrs
+    grouping = None if groups is None else client_groups(groups, weights.clients, claim)
     n_passes = 1 if inference == "F" else 2
-    with progress_bar(n_passes * len(labels(weights, "client", 0)), "client", progress) as bar:
-        for clients, w in group_blocks(weights, by_client, at_once=n_boot > 0):
-            w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
-            again: tuple[Any, Any] = (w, None) if total is None else (weights, by_client)
-            blocks = partial(_client_blocks, *again, tick=bar.update)
-            if grouping is None:
-                block_sums = _icc.sums(w, common)
-            else:
-                codes = grouping.codes[sum(map(len, names)) :][: len(clients)]
-                of_block = {code: _icc.sums(w[codes == code], common) for code in np.unique(codes).tolist()}
-                group_sums |= {code: group_sums[code] + s if code in group_sums else s for code, s in of_block.items()}
-                block_sums = reduce(add, of_block.values())
-            names.append(clients)
-            _require_finite(block_sums, w, units, clients)
-            total = block_sums if total is None else total + block_sums
-            if n_boot and len(clients) > 1:  # icc_sums raises for a single client
-                boot_samples = icc_resampling.bootstrap(w, common, replicates=n_boot, seed=seed)
-            bar.update(len(clients))
-        sums = cast(_icc.Sums, total)
-        attrs = weights.attrs if isinstance(weights, xr.DataArray) else {}
-        reasons = _reasons(attrs.get(REASONS), sums, baseline)
-        result = icc_sums(sums, units, level=level)
+    with progress_bar(n_passes * len(weights.clients), "client", progress) as bar:
+        group_sums = sum_groups(weights, None if grouping is None else grouping.codes, bar.update)
+        sums = reduce(add, group_sums)
+        result = replace(
+            icc_sums(sums, units, level=level), baseline_subtracted=weights.baseline is not None,
+            reasons=_reasons(attrs.get(REASONS), sums, weights.baseline), common_start=attrs.get(COMMON_START),
+            skewed_classes=attrs.get(CLASSES, False),
+        )  # fmt: skip
+        read_again = partial(weights.unlabeled_blocks, bar.update)
         if grouping is not None:
+            agreement = over_groups(
+                read_again, group_sums, grouping.codes, common,
+                new_groups=grouping.claim == "new groups", level=level, seed=seed,
+            )  # fmt: skip
             return GroupIccResult(
-                over_groups(
-                    blocks, [group_sums[code] for code in sorted(group_sums)], grouping.codes, common,
-                    new_groups=grouping.claim == "new groups", level=level, seed=seed,
-                ),
-                units, result.constant, replace(result, reasons=reasons).untrained, np.concatenate(names), *grouping,
-                result.n_weights, level, baseline is not None,
+                agreement, units, result.constant, result.untrained, weights.clients, *grouping, result.n_weights,
+                level, result.baseline_subtracted,
             )  # fmt: skip
-        if inference != "F":
-            test = partial(_TESTS[inference], seed=seed)
-            by_clients = over_clients(blocks, sums, test, common, level=level)
-            result = replace(
-                result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
-                test=by_clients.test, influence=by_clients.influence, clients=np.concatenate(names),
-                errors=by_clients.errors,
-            )  # fmt: skip
+        if n_boot:
+            (w,) = weights.unlabeled_blocks()
+            units_boot, layer_boot = icc_resampling.bootstrap(w, common, replicates=n_boot, seed=seed)
+            result = replace(result, replicates=units_boot, layer_replicates=layer_boot)
+        if inference == "F":
+            return result
+        test = partial(_TESTS[inference], seed=seed)
+        by_clients = icc_resampling.over_clients(read_again, sums, test, common, level=level)
     return replace(
-        result, baseline_subtracted=baseline is not None, replicates=boot_samples[0], layer_replicates=boot_samples[1],
-        reasons=reasons, common_start=attrs.get(COMMON_START), skewed_classes=attrs.get(CLASSES, False),
+        result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
+        test=by_clients.test, influence=by_clients.influence, errors=by_clients.errors, clients=weights.clients,
     )  # fmt: skip
 
 
@@ -196,13 +164,6 @@ def _reasons(reasons: NDArray[np.str_] | None, sums: _icc.Sums, baseline: Any) -
     values = (sums.units.mean[:, None], sums.units.profile, sums.units.clients[:, None], sums.units.residual[:, None])
     is_trained = np.any([numpy_of((part != 0).any(axis=1)) for part in values], axis=0)
     return np.where(is_trained, "" if reasons is None else reasons, NOT_TRAINED)
-
-
-def _client_blocks(weights: Weights, by_client: Any, *, tick: Callable[[int], object]) -> Iterator[Any]:
-    """Iterate over blocks of clients again."""
-    for clients, w in group_blocks(weights, by_client):
-        yield w
-        tick(len(clients))
 
 
 def icc_sums(total: _icc.Sums, units: NDArray[Any], *, level: float = 0.95) -> IccResult:
@@ -222,29 +183,25 @@ def _on_host(ms: _icc.MeanSquares) -> _icc.MeanSquares:
     return _icc.MeanSquares(b, j, e, ms.n_weights, ms.n_clients, exponent)
 
 
-def _require_finite(s: _icc.Sums, w: Any, units: NDArray[Any], clients: NDArray[Any]) -> None:
-    if np.isfinite(numpy_of(s.units.residual)).all():
-        return
-    for client, client_weights in zip(clients, w, strict=True):
-        finite = np.isfinite(numpy_of(client_weights)).all(axis=1)
-        if not finite.all():
-            raise bad_weights(units[~finite], client)
-    raise bad_weights(units[~np.isfinite(numpy_of(s.units.residual))])
-
-
-def _require_memory(weights: xr.DataArray) -> None:
-    if not weights.variable._in_memory and weights.nbytes > (free := memory.available()):
+def _require_memory(weights: Layer) -> None:
+    if weights.is_lazy and weights.data.nbytes > (free := memory.available()):
         raise ValueError(
-            f"Bootstrap and permutations need all weights in memory, {weights.nbytes / 2**30:.1f} GiB, but only "
+            f"Bootstrap and permutations need all weights in memory, {weights.data.nbytes / 2**30:.1f} GiB, but only "
             f"{free / 2**30:.1f} GiB are available. Select units, or use n_boot=0 and inference='sign-flip'."
         )
 
 
 _BLOCK = 2**26  # bytes read at once
-_DIMS = ("client", "replicate", "unit")
 
 
-@by_layer(initial=False, replicates=lambda **_: True)
+def _check_components(*, method: str, level: float, sizes: Any, **_: object) -> None:
+    check.choice("method", method, ("moments", "reml"))
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    if sizes is not None and method == "moments":
+        raise ValueError("sizes has no effect with method='moments'. Leave it out, or use method='reml'.")
+
+
+@by_layer(checks=_check_components, form=lambda **_: "replicates")
 def variance_components(
     weights: Weights,
     *,
@@ -320,13 +277,8 @@ def variance_components(
     >>> result.reliability.round(2).tolist()  # true values 0, 0, 2/3 and 18/19
     [0.04, 0.02, 0.62, 0.95]
     """
-    check.choice("method", method, ("moments", "reml"))
-    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    if sizes is not None and method == "moments":
-        raise ValueError("sizes has no effect with method='moments'. Leave it out, or use method='reml'.")
-    weights = _dense(_labels.labelled(weights, stack=("client", "replicate")))
-    units, clients = labels(weights, "unit", 2), labels(weights, "client", 0)
-    models = {"client": clients, "replicate": labels(weights, "replicate", 1)}
+    units, clients = weights.units, weights.clients
+    models = {dim: weights.labels[dim] for dim in ("client", "replicate")}
     x = None if covariate is None else _labels.matched("covariate", covariate, {"client": clients})
     n = None if sizes is None else _labels.matched("sizes", sizes, models)
     of_groups = _groups(groups, clients, claim, seed, covariate=covariate, sizes=sizes)
@@ -346,7 +298,7 @@ def variance_components(
             estimates.append(_rescaled(estimate(sums, level=level), exponent))
         pooled.append((sums.rescaled(exponent - exponent.max()).pooled(), float(exponent.max())))
         equal = equal & numpy_of((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
-        agreements.append(agreement(sum_clients(w.mean(1))))
+        agreements.append(_icc.agreement(_icc.sums(w.mean(1))))
         ratios.append(by_moments.noise_ratios(w, n))
         n_replicates, n_weights = w.shape[1], w.shape[3]
     if equal.any() and not equal.all():
@@ -405,58 +357,16 @@ def _name_units(units: NDArray[Any], clients: NDArray[Any]) -> Iterator[None]:
         raise NoNoiseError(units[error.units]) from None
 
 
-def _unit_blocks(weights: Weights, n_sums: int) -> Iterator[tuple[slice, Any]]:
-    """Yield (slice of units, (client, replicate, unit, weight)): all units if they and their sums fit into memory."""
-    if not isinstance(weights, xr.DataArray):
-        w = check.numbers("weights", weights)
-        w = w.detach() if is_torch_array(w) else w  # sums need no autograd graph
-        if w.ndim < 4 or 0 in w.shape:
-            raise ValueError(
-                "weights must be (client, replicate, unit, weight...) with at least one of each, but got shape "
-                f"{tuple(w.shape)}. Pass biases as one weight per unit: w[..., None]."
-            )
-        w, step = w.reshape(*w.shape[:3], -1), _step(w.shape[2], n_sums)
-        for start in range(0, w.shape[2], step):
-            yield slice(start, start + step), w[:, :, start : start + step]
-        return
-    if "replicate" not in weights.dims:
-        raise ValueError(
-            "weights must have a dim replicate, of several models of every client, but got the dims "
-            f"{', '.join(map(str, weights.dims))}. Train every client twice, on halves of its data, and join the "
-            "weights by xarray.concat([a, b], 'replicate')."
-        )
-    need_dims(weights, *_DIMS)
-    check.numbers("weights", weights)
-    if 0 in weights.shape:
-        raise ValueError(f"weights must hold at least one of each dim, but got {dict(weights.sizes)}")
-    d = weights.sizes["unit"]
-    step = _step(d, n_sums) if weights.variable._in_memory else max(1, _BLOCK * d // weights.nbytes)
+def _unit_blocks(weights: Layer, n_sums: int) -> Iterator[tuple[slice, Any]]:
+    """Yield (slice of units, (client, replicate, unit, weight)): all units if they and their sums fit into memory.
+
+    A unit has ``n_sums`` numbers of sums in memory.
+    """
+    d = len(weights.units)
+    step = max(1, _BLOCK * d // weights.data.nbytes) if weights.is_lazy else max(1, _BLOCK // n_sums) if n_sums else d
     for start in range(0, d, step):
         block = slice(start, start + step)
-        w = weights.isel(unit=block).load().transpose(*_DIMS, ...).to_numpy()
-        yield block, w.reshape(*w.shape[:3], -1)
-
-
-def _step(n_units: int, n_sums: int) -> int:
-    """Return the number of units in a block, each with ``n_sums`` numbers in memory."""
-    return min(n_units, max(1, _BLOCK // n_sums)) if n_sums else n_units
-
-
-def _dense(weights: Any) -> Any:
-    """Return nested lists as an array; raise ValueError that names a client whose replicates have another shape."""
-    if not isinstance(weights, list | tuple):
-        return weights
-    check.refuse_sources("weights", weights)
-    check.unmasked("weights", weights)
-    shapes = [[np.shape(w) for w in client] for client in weights]
-    for c, client_shapes in enumerate(shapes):
-        for r, shape in enumerate(client_shapes):
-            if shape != shapes[0][0] or len(client_shapes) != len(shapes[0]):
-                raise ValueError(
-                    f"clients must have equally many replicates, all of one shape: client 0 has {len(shapes[0])} of "
-                    f"shape {shapes[0][0]}, but client {c} has {len(client_shapes)}, and replicate {r} has {shape}"
-                )
-    return np.array([[np.asarray(w) for w in client] for client in weights])
+        yield block, weights.of_units(block)
 
 
 def _rescaled(estimates: Any, exponent: NDArray[np.float64]) -> tuple[Any, ...]:

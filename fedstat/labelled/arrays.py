@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 from operator import add
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
@@ -25,8 +26,200 @@ from fedstat.stats.moments import Moments, broken_units, power, require_memory, 
 _BLOCK = 2**26  # bytes read at once
 _ROW = 2**30  # bytes of adjacent chunks; larger rows of chunks are read again for some clients at a time
 
+KNOWN, UNLIKE = "known", "unlike_rounds"
+"""Attribute of a baseline that a run holds, with the dims and clients of the weights; and of weights, True if shared
+and personal units changed over unlike numbers of rounds."""
+
 Weights = Any
 """(client, unit, weight...): NumPy array, torch tensor, or DataArray with dims ``client`` and ``unit``."""
+
+
+Form = Literal["weights", "replicates", "vectors", "rows", "correlation"]
+"""Form of a layer: weights, replicates of weights, vectors of clients, or a matrix (row, unit)."""
+_DIMS: dict[str, tuple[str, ...]] = {
+    "weights": ("client", "unit"), "replicates": ("client", "replicate", "unit"), "vectors": ("client",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Checked weights of one layer, from :func:`read_layer`, which the verbs pass on.
+
+    Attributes
+    ----------
+    data : array, tensor or DataArray
+        Real numbers with at least one of each dim; or a matrix (row, unit).
+    labels : dict from dim to array
+        Labels of clients, replicates and units; a matrix (row, unit) has no clients.
+    baseline : array or tensor (unit, weight) or (client, unit, weight), or None
+        Values to subtract; of vectors without units, or "mean". Of replicates and matrices, as it was passed.
+    is_given : bool
+        True if a user passed the baseline of weights, False if a run holds it.
+    """
+
+    data: Any
+    labels: Mapping[str, NDArray[Any]]
+    baseline: Any = None
+    is_given: bool = False
+
+    @property
+    def clients(self) -> NDArray[Any]:
+        """Labels of the clients."""
+        return self.labels["client"]
+
+    @property
+    def units(self) -> NDArray[Any]:
+        """Labels of the units."""
+        return self.labels["unit"]
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """Attributes that a run gives its weights."""
+        return self.data.attrs if isinstance(self.data, xr.DataArray) else {}
+
+    @property
+    def is_lazy(self) -> bool:
+        """True if the weights are not in memory."""
+        return isinstance(self.data, xr.DataArray) and not self.data.variable._in_memory
+
+    @cached_property
+    def weights(self) -> Any:
+        """Weights in memory as an array or tensor: dims of the labels, then one dim of all others."""
+        return self._flat(self.data)
+
+    @cached_property
+    def _changes(self) -> Any:
+        return _as_double(self.weights) - _as_double(self.baseline)
+
+    @property
+    def common_baseline(self) -> Any:
+        """Baseline of all clients, (unit, weight); None if there is none, or one for each client."""
+        return None if self.baseline is None or self.baseline.ndim == 3 else self.baseline
+
+    def load(self) -> Layer:
+        """Return the layer with its weights in memory."""
+        return replace(self, data=self.data.compute()) if self.is_lazy else self
+
+    def blocks(self, *, subtract_common: bool = True) -> Iterator[tuple[slice, Any]]:
+        """Yield (clients, weights minus the baseline (client, unit, weight)) per block; one block if in memory.
+
+        Without ``subtract_common``, :attr:`common_baseline` is not subtracted.
+        """
+        is_common = self.common_baseline is not None
+        if not self.is_lazy and self.baseline is not None and not is_common:
+            yield slice(None), self._changes
+            return
+        for clients in _row_slices(self.data, "client") if self.is_lazy else [slice(None)]:
+            block = self._flat(self.data.isel(client=clients).load()) if self.is_lazy else self.weights
+            if self.baseline is not None and (subtract_common or not is_common):
+                block = _as_double(block) - _as_double(self.baseline if is_common else self.baseline[clients])
+            yield clients, block
+
+    def unlabeled_blocks(self, tick: Callable[[int], object] = int) -> Iterator[Any]:
+        """Yield the blocks without their clients, and without subtracting :attr:`common_baseline`."""
+        for _, block in self.blocks(subtract_common=False):
+            yield block
+            tick(len(block))
+
+    def of_units(self, units: slice) -> Any:
+        """Return the weights of some units as an array or tensor (client, replicate, unit, weight)."""
+        return self._flat(self.data.isel(unit=units).load()) if self.is_lazy else self.weights[:, :, units]
+
+    def _flat(self, data: Any) -> Any:
+        values = data.transpose(*self.labels, ...).values if isinstance(data, xr.DataArray) else data
+        return values.reshape(*values.shape[: len(self.labels)], -1)
+
+
+def read_layer(data: Any, baseline: Any = None, form: Form = "weights") -> Layer:
+    """Check the weights of a layer, and the baseline of weights, and find the labels of clients and units.
+
+    Raises
+    ------
+    ValueError
+        If the weights are no real numbers, dims are missing or empty, or there are several models of a client in a form
+        other than "replicates". If the baseline has another shape, is not finite, or is not correlated with the
+        weights.
+    """
+    if form == "correlation" or (form == "rows" and not _is_weights(data)):
+        return _read_rows(data, baseline, is_correlation=form == "correlation")
+    if form == "replicates":
+        data = _dense(_labels.labelled(data, stack=("client", "replicate")))
+    name = "vectors" if form == "vectors" else "weights"
+    values = check.numbers(name, data)
+    values = values.detach() if is_torch_array(values) else values  # no verb needs an autograd graph
+    dims = _DIMS.get(form, _DIMS["weights"])
+    if isinstance(values, xr.DataArray):
+        if form == "replicates":
+            _require_replicates(values)
+        elif form != "vectors":
+            refuse_replicates(values)
+        need_dims(values, *dims)
+    is_array = form == "vectors" or not isinstance(values, xr.DataArray)  # a DataArray may have one weight per unit
+    if 0 in values.shape or (is_array and values.ndim <= len(dims)):
+        hint = " A matrix (row, unit) goes to fedstat.fa." if form == "weights" and values.ndim == 2 else ""
+        hint = " Pass biases as one weight per unit: w[..., None]." if form == "replicates" else hint
+        got = dict(values.sizes) if isinstance(values, xr.DataArray) else f"shape {tuple(values.shape)}"
+        rest = "..." if form == "vectors" else "weight..."
+        raise ValueError(f"{name} must be ({', '.join(dims)}, {rest}) with at least one of each, but got {got}.{hint}")
+    layer = Layer(values, {dim: labels(values, dim, axis) for axis, dim in enumerate(dims)})
+    if form == "replicates" or baseline is None or (form == "vectors" and isinstance(baseline, str)):
+        return replace(layer, baseline=baseline)
+    is_given = form != "vectors" and not getattr(baseline, "attrs", {}).get(KNOWN)
+    return replace(layer, baseline=baseline_of(baseline, layer), is_given=is_given)
+
+
+def _is_weights(z: Any) -> bool:
+    if isinstance(z, xr.DataArray):
+        return z.ndim > 2 and {"client", "unit"} <= {*z.dims}
+    return np.ndim(z) > 2
+
+
+def _read_rows(z: Any, baseline: Any, *, is_correlation: bool) -> Layer:
+    """Check a matrix (row, unit); a Dask array stays lazy, unless it is a correlation matrix."""
+    z = check.numbers("z", z)
+    if isinstance(z, xr.DataArray):
+        need_dims(z, "unit")
+    units = labels(z, "unit", -1)
+    if isinstance(z, xr.DataArray):
+        z = (_rows_as_columns(z) if is_correlation else z).transpose(..., "unit")
+        z = z if not is_correlation and z.chunks is not None and z.size else z.to_numpy()
+    if z.ndim != 2:
+        raise ValueError(
+            f"z must have two dims (row, unit), but got shape {tuple(z.shape)}. "
+            "Use fedstat.layer_matrix(weights), or select one round or layer first."
+        )
+    return Layer(z, {"unit": units}, baseline)
+
+
+def _rows_as_columns(r: xr.DataArray) -> xr.DataArray:
+    """Put the rows of a correlation matrix in the order of its columns, if both have labels."""
+    rows = next((d for d in r.dims if d != "unit" and d in r.coords), None)
+    row_labels = [] if rows is None else r[rows].to_numpy().tolist()
+    if "unit" not in r.coords or row_labels == [*range(len(row_labels))]:
+        return r
+    units = r["unit"].to_numpy().tolist()
+    return r.isel({rows: _labels.order("each row of the correlation matrix", "unit", row_labels, units)})
+
+
+def _dense(weights: Any) -> Any:
+    """Return nested lists as an array; raise ValueError that names a client whose replicates have another shape."""
+    if not isinstance(weights, list | tuple):
+        return weights
+    check.refuse_sources("weights", weights)
+    check.unmasked("weights", weights)
+    shapes = [[np.shape(w) for w in client] for client in weights]
+    for c, client_shapes in enumerate(shapes):
+        for r, shape in enumerate(client_shapes):
+            if shape != shapes[0][0] or len(client_shapes) != len(shapes[0]):
+                raise ValueError(
+                    f"clients must have equally many replicates, all of one shape: client 0 has {len(shapes[0])} of "
+                    f"shape {shapes[0][0]}, but client {c} has {len(client_shapes)}, and replicate {r} has {shape}"
+                )
+    return np.array([[np.asarray(w) for w in client] for client in weights])
+
+
+def _as_double(values: Any) -> Any:
+    return values.double() if is_torch_array(values) else values.astype(float, copy=False)
 
 
 def layer_matrix(weights: Weights) -> Any:
@@ -57,15 +250,13 @@ def layer_matrix(weights: Weights) -> Any:
     (750, 8)
     """
     weights = weights["w"] if isinstance(weights, xr.Dataset) and "w" in weights else _labels.labelled(weights)
-    if isinstance(weights, xr.DataArray):
-        need_dims(weights, "client", "unit")
-        refuse_replicates(weights)
-        check.numbers("weights", weights)
-        weight_dims = [d for d in weights.dims if d not in ("client", "unit")]
-        return weights.stack(row=["client", *weight_dims]).transpose("row", "unit")
-    flat = _flat(weights)
-    swapped = flat.transpose(1, 2) if is_torch_array(flat) else flat.swapaxes(1, 2)
-    return swapped.reshape(-1, flat.shape[1])
+    layer = read_layer(weights)
+    if isinstance(layer.data, xr.DataArray):
+        weight_dims = [d for d in layer.data.dims if d not in ("client", "unit")]
+        return layer.data.stack(row=["client", *weight_dims]).transpose("row", "unit")
+    w = layer.weights
+    swapped = w.transpose(1, 2) if is_torch_array(w) else w.swapaxes(1, 2)
+    return swapped.reshape(-1, w.shape[1])
 
 
 class LayerSums(NamedTuple):
@@ -106,15 +297,32 @@ def standard(m: Moments, exponent: Any) -> dict[str, Any]:
     return {"center": numpy_of(m.mean) * factor, "scale": deviation * factor}
 
 
-def sums(weights: Weights, baseline: Any = None) -> LayerSums:
-    """Sum a layer's weights minus a baseline over clients, with one block of clients in memory at a time."""
-    units, total, icc_total, n = labels(weights, "unit", 1), None, None, 0
-    for names, block in group_blocks(weights, baseline_of(baseline, weights)):
-        for name, client_weights in zip(names, block, strict=True):
-            moments = _client_moments(client_weights, units, name)
+def sums(layer: Layer) -> LayerSums:
+    """Sum a layer's weights minus the baseline over clients, with one block of clients in memory at a time."""
+    total, icc_total = None, None
+    for clients, block in layer.blocks():
+        for name, client_weights in zip(layer.clients[clients], block, strict=True):
+            moments = _client_moments(client_weights, layer.units, name)
             total = moments if total is None else _add(total, moments)
-        icc_total, n = _add_icc_sums(icc_total, block), n + len(names)
-    return LayerSums(*cast(_Scaled, total), units, n, _agreement(icc_total))
+        icc_total = _add_icc_sums(icc_total, block)
+    return LayerSums(*cast(_Scaled, total), layer.units, len(layer.clients), _agreement(icc_total))
+
+
+def sum_groups(layer: Layer, codes: NDArray[Any] | None, tick: Callable[[int], object]) -> list[_icc.Sums]:
+    """Return the sums of agreement over the clients of each group, or of all clients, minus the baseline."""
+    totals: dict[int, _icc.Sums] = {}
+    for clients, block in layer.blocks(subtract_common=False):
+        block_codes = np.zeros(1, int) if codes is None else codes[clients]
+        for code in np.unique(block_codes).tolist():
+            group_sums = _icc.sums(block if codes is None else block[block_codes == code], layer.common_baseline)
+            if not group_sums.units.is_finite:
+                for name, client_weights in zip(layer.clients[clients], block, strict=True):
+                    if (broken := ~np.isfinite(numpy_of(client_weights)).all(axis=1)).any():
+                        raise bad_weights(layer.units[broken], name)
+                raise bad_weights(layer.units[~np.isfinite(numpy_of(group_sums.units.residual))])
+            totals[code] = totals[code] + group_sums if code in totals else group_sums
+        tick(len(block))
+    return [totals[code] for code in sorted(totals)]
 
 
 def row_sums(z: Any, units: NDArray[Any]) -> _Scaled:
@@ -130,14 +338,14 @@ def row_sums(z: Any, units: NDArray[Any]) -> _Scaled:
     return cast(_Scaled, total)
 
 
-def client_sums(weights: Weights, baseline: Any = None) -> LayerSums:
-    """Sum a layer's weights minus a baseline within each client; the moments are stacked along a first dim client."""
-    units, n_clients, icc_total = labels(weights, "unit", 1), len(labels(weights, "client", 0)), None
+def client_sums(layer: Layer) -> LayerSums:
+    """Sum a layer's weights minus the baseline within each client; the moments are stacked along a first dim client."""
+    units, n_clients, icc_total = layer.units, len(layer.clients), None
     require_memory(len(units), all_pairs=False, clients=n_clients)
     stacked: Moments | None = None
     exponents: list[Any] = []
-    for names, block in group_blocks(weights, baseline_of(baseline, weights)):
-        for name, client_weights in zip(names, block, strict=True):
+    for clients, block in layer.blocks():
+        for name, client_weights in zip(layer.clients[clients], block, strict=True):
             moments, exponent = _client_moments(client_weights, units, name)
             if stacked is None:  # filled in place: a list that is stacked later takes the memory twice
                 xp, device = array_namespace(exponent), device_of(exponent)
@@ -169,7 +377,7 @@ def _client_moments(w: Any, units: NDArray[Any], client: Any) -> _Scaled:
 
 
 def _add_icc_sums(total: _icc.Sums | None, block: Any) -> _icc.Sums:
-    block_sums = _icc.sums(block.detach() if is_torch_array(block) else block)
+    block_sums = _icc.sums(block)
     return block_sums if total is None else total + block_sums
 
 
@@ -185,50 +393,15 @@ def _add(a: _Scaled, b: _Scaled) -> _Scaled:
 
 
 def load_small(weights: Any) -> Any:
-    """Load a lazy array that :func:`group_blocks` reads in one block, so that it is read once; return others as is."""
+    """Load a lazy array that :meth:`Layer.blocks` reads in one block, so that it is read once; return others as is."""
     is_lazy = isinstance(weights, xr.DataArray) and not weights.variable._in_memory
     return weights.compute() if is_lazy and weights.nbytes <= _BLOCK else weights
 
 
-def group_blocks(
-    weights: Weights, baseline: Any = None, *, at_once: bool = False
-) -> Iterator[tuple[NDArray[Any], Any]]:
-    """Yield (labels, (client, unit, weight)) per block of clients; one block if in memory, or if ``at_once``.
-
-    ``baseline`` (unit, weight) or (client, unit, weight), from :func:`baseline_of`, is subtracted.
-    """
-    start = 0
-    for names, block in _blocks(weights, at_once=at_once):
-        of_block = baseline if baseline is None or baseline.ndim == 2 else baseline[start : start + len(names)]
-        yield names, block if of_block is None else _as_double(block) - _as_double(of_block)
-        start += len(names)
-
-
-def _as_double(values: Any) -> Any:
-    return values.double() if is_torch_array(values) else values.astype(float, copy=False)
-
-
-def _blocks(weights: Weights, *, at_once: bool) -> Iterator[tuple[NDArray[Any], Any]]:
-    names = labels(weights, "client", 0)
-    if isinstance(weights, xr.DataArray):
-        need_dims(weights, "client", "unit")
-        refuse_replicates(weights)
-        check.numbers("weights", weights)
-        if 0 in weights.shape:
-            raise ValueError(f"weights must hold at least one client, unit and weight, but got {dict(weights.sizes)}")
-        for clients in [slice(None)] if at_once else _row_slices(weights, "client"):
-            block = weights.isel(client=clients).load().transpose("client", "unit", ...).values
-            yield names[clients], block.reshape(*block.shape[:2], -1)
-    else:
-        yield names, _flat(weights)
-
-
 def _row_slices(data: xr.DataArray, dim: str) -> Iterator[slice]:
-    """Yield slices of a dim to read: all if in memory, else complete chunks of up to 64 MB, or one larger chunk."""
-    start, n = 0, data.sizes[dim]
-    row_bytes = max(1, data.nbytes // n)
-    ends = [n] if data.variable._in_memory else _chunk_ends(data, dim, max(1, _ROW // row_bytes))
-    for end, following in pairwise([*ends, math.inf]):
+    """Yield slices of a dim of lazy data to read: complete chunks of up to 64 MB, or one larger chunk."""
+    start, row_bytes = 0, max(1, data.nbytes // data.sizes[dim])
+    for end, following in pairwise([*_chunk_ends(data, dim, max(1, _ROW // row_bytes)), math.inf]):
         if following - start > _BLOCK // row_bytes:
             yield slice(start, int(end))
             start = int(end)
@@ -246,35 +419,12 @@ def _chunk_ends(data: xr.DataArray, dim: str, most: int) -> list[int]:
     return [cut for start, end in borders for cut in (*range(start + most, end, most), end)]
 
 
-def _flat(weights: Any) -> Any:
-    weights = check.numbers("weights", weights)
-    if weights.ndim < 3 or 0 in weights.shape:
-        raise ValueError(
-            f"weights must be (client, unit, weight...) with at least one of each, but got shape {tuple(weights.shape)}"
-            + (". A matrix (row, unit) goes to fedstat.fa." if weights.ndim == 2 else "")
-        )
-    return weights.reshape(weights.shape[0], weights.shape[1], -1)
-
-
-def values_of(z: Any, *, last: str, lazy: bool = False) -> Any:
-    """Return the array or tensor behind ``z`` with the dim ``last`` last; if ``lazy``, a Dask array stays lazy."""
-    z = check.numbers("z", z)
-    if isinstance(z, xr.DataArray):
-        need_dims(z, last)
-        z = z.transpose(..., last)
-        return z if lazy and z.chunks is not None and z.size else z.to_numpy()
-    return z
-
-
 def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
-    """Return the labels of a dim: its coordinate, else positions."""
-    check.one_array("weights", values)
+    """Return the labels of a dim of an array, tensor or DataArray: its coordinate, else positions."""
     if isinstance(values, xr.DataArray) and dim in values.coords:
         return _labels.require_known(dim, _labels.complete(f"the coordinate {dim} of weights", values[dim], dim))
-    if isinstance(values, xr.DataArray):
-        return np.arange(values.sizes.get(dim, 0))
-    shape = values.shape if hasattr(values, "shape") else check.array("weights", values).shape
-    return np.arange(shape[axis] if len(shape) > abs(axis) - (axis < 0) else 0)
+    n = values.sizes.get(dim, 0) if isinstance(values, xr.DataArray) else values.shape[axis] if values.ndim else 0
+    return np.arange(n)
 
 
 def need_dims(values: xr.DataArray, *dims: str) -> None:
@@ -292,6 +442,15 @@ def refuse_replicates(weights: Any) -> None:
             "there must be one model per client, but the weights have a dim replicate. To separate client differences "
             "from training noise, use fedstat.variance_components(weights); to split by this, use "
             "fedstat.split(weights, method='icc', tau='test'). Otherwise select one replicate, or average over them."
+        )
+
+
+def _require_replicates(weights: xr.DataArray) -> None:
+    if "replicate" not in weights.dims:
+        raise ValueError(
+            "weights must have a dim replicate, of several models of every client, but got the dims "
+            f"{', '.join(map(str, weights.dims))}. Train every client twice, on halves of its data, and join the "
+            "weights by xarray.concat([a, b], 'replicate')."
         )
 
 
@@ -394,54 +553,49 @@ _N_COMPARED = 8  # clients whose mean is compared with the baseline
 _RELATED = 3.0  # standard errors of a correlation above 0
 
 
-KNOWN, UNLIKE = "known", "unlike_rounds"
-"""Attribute of a baseline that a run holds, with the dims and clients of the weights; and of weights, True if shared
-and personal units changed over unlike numbers of rounds."""
+def baseline_of(baseline: Any, layer: Layer) -> Any:
+    """Return a baseline as an array (unit, weight) or (client, unit, weight) in the library of the weights.
 
-
-def baseline_of(baseline: Any, weights: Weights) -> Any:
-    """Return the baseline as an array (unit, weight) or (client, unit, weight) in the library of the weights, or None.
+    A baseline of vectors has no dim unit. The layer's own baseline, which is checked, is returned as it is.
 
     Raises
     ------
     ValueError
         If the baseline has another shape, is not finite, or is not correlated with the weights.
     """
-    if baseline is None:
-        return None
+    if baseline is layer.baseline:
+        return baseline
+    dims, clients, of_units = [*layer.labels], layer.data, "unit" in layer.labels
     if isinstance(baseline, xr.DataArray) and baseline.attrs.get(KNOWN):
-        lead = [dim for dim in ("client", "unit") if dim in baseline.dims]
-        values = baseline.transpose(*lead, ...).to_numpy()
-        return values.reshape(*values.shape[: len(lead)], -1)
+        order = [dim for dim in dict.fromkeys([*dims, *clients.dims]) if dim in baseline.dims]
+        values = baseline.transpose(*order).to_numpy()
+        return values.reshape(*values.shape[: len({*order} & {*dims})], -1)
     baseline = check.numbers("baseline", baseline)
     baseline = baseline.detach() if is_torch_array(baseline) else baseline
-    if isinstance(weights, xr.DataArray):
-        need_dims(weights, "client", "unit")
-        first = weights.isel(client=slice(_N_COMPARED)).transpose("client", "unit", ...)
+    if isinstance(clients, xr.DataArray):
+        clients = clients.isel(client=slice(_N_COMPARED)).transpose(*dims, ...)
         if isinstance(baseline, xr.DataArray):
-            baseline = align(baseline, first.isel(client=0, drop=True))
-        clients = first.to_numpy()
-    else:
-        clients = check.numbers("weights", weights)
-    if isinstance(baseline, xr.DataArray):
+            baseline = align(baseline, clients.isel(client=0, drop=True))
+        clients = clients.to_numpy()
+    if isinstance(baseline, xr.DataArray) and of_units:
         need_dims(baseline, "unit")
-        baseline = baseline.transpose("unit", ...).to_numpy()
-    shape = tuple(clients.shape[1:])
+        baseline = baseline.transpose("unit", ...)
+    baseline, shape = baseline if is_torch_array(baseline) else numpy_of(baseline), tuple(clients.shape[1:])
     if tuple(baseline.shape) != shape:
         raise ValueError(
             f"baseline must have the shape of one client's weights, {shape}, but got {tuple(baseline.shape)}. "
             "Pass parameters common to all clients; subtract client-specific baselines from the weights."
         )
-    baseline, clients = baseline.reshape(shape[0], -1), clients.reshape(*clients.shape[:2], -1)
+    baseline = baseline.reshape(*shape[: len(dims) - 1], -1)
     if is_torch_array(clients):
         baseline = array_namespace(clients).asarray(baseline, device=device_of(clients))
     else:
         baseline = numpy_of(baseline)
-    if not (finite := np.isfinite(numpy_of(baseline)).all(axis=1)).all():
-        raise ValueError(
-            f"baseline holds NaN or infinite values, first in unit(s) {few(labels(weights, 'unit', 1)[~finite])}"
-        )
-    require_related(baseline, clients)
+    if not (finite := np.isfinite(numpy_of(baseline))).all():
+        units = f", first in unit(s) {few(layer.units[~finite.all(axis=1)])}" if of_units else ""
+        raise ValueError(f"baseline holds NaN or infinite values{units}")
+    if of_units:
+        require_related(baseline, clients[:_N_COMPARED].reshape(-1, *baseline.shape))
     return baseline
 
 

@@ -15,7 +15,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import progress_bar
-from fedstat.labelled.arrays import KNOWN, align, labels, less_mean, need_dims, numpy_of, precision
+from fedstat.labelled.arrays import Layer, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions, show_options
 from fedstat.labelled.groups import require_several
 from fedstat.labelled.inputs import by_layer
@@ -149,7 +149,7 @@ _FRACTION_OMITTED = 0.5  # of the clients, in every subsample
 _EXTRA_DIMS = ("checkpoint", "round", "stage", "replicate", "other", "layer")
 
 
-@by_layer(frame=("client", "value"))
+@by_layer(form=lambda **_: "vectors")
 def client_clusters(
     vectors: Any,
     *,
@@ -225,7 +225,7 @@ def client_clusters(
     >>> client_clusters(v, n_clusters=3, groups=np.repeat(["a", "b", "c"], 4)).ari
     1.0
     """
-    x, clients, eps = _matrix(vectors, baseline)
+    x, clients = _matrix(vectors), vectors.clients
     n = len(clients)
     if check.integer("n_clusters", n_clusters) > n:
         raise ValueError(f"n_clusters must be at most the number of clients, {n}, but got {n_clusters}")
@@ -235,7 +235,7 @@ def client_clusters(
     group_names = None if groups is None else _labels.matched("groups", groups, {"client": clients})
     if group_names is not None:
         require_several(len(np.unique(group_names)), n)
-    similarity = clustering.cosine(x, eps=eps)
+    similarity = clustering.cosine(x, eps=precision(vectors.data))
     merges, order = clustering.tree(similarity)
     _require_directions(merges, n_clusters)
     cluster = clustering.cut(merges, n_clusters)
@@ -258,7 +258,7 @@ def client_clusters(
         order,
         *about,
         level=level,
-        baseline=baseline if isinstance(baseline, str) else None,
+        baseline=vectors.baseline if isinstance(vectors.baseline, str) else None,
         **tests,
     )
 
@@ -292,22 +292,17 @@ def _agreement(
     }
 
 
-def _matrix(vectors: Any, baseline: Any) -> tuple[NDArray[np.float64], NDArray[Any], float]:
-    """Return vectors (client, value), the clients' labels, and the relative rounding error of the numbers."""
-    vectors = check.numbers("vectors", _labels.labelled(vectors, ("client", "value")))
-    clients, eps = labels(vectors, "client", 0), precision(vectors)
-    if isinstance(vectors, xr.DataArray):
-        need_dims(vectors, "client")
-        if extra := [str(d) for d in vectors.dims if d in _EXTRA_DIMS]:
-            raise ValueError(
-                f"there must be one vector per client, but the dims are {vectors.dims}. Select one {extra[0]}, as in "
-                f".isel({extra[0]}=-1)."
-            )
-        vectors = vectors.transpose("client", ...)
-    x = numpy_of(vectors).astype(float)
-    if x.ndim < 2 or 0 in x.shape or len(x) < 2:
-        raise ValueError(f"vectors must be (client, ...) of at least 2 clients, but got shape {x.shape}")
-    x = x.reshape(len(x), -1)
+def _matrix(vectors: Layer) -> NDArray[np.float64]:
+    """Return vectors minus the baseline, (client, value)."""
+    clients, baseline = vectors.clients, vectors.baseline
+    if extra := [d for d in getattr(vectors.data, "dims", ()) if d in _EXTRA_DIMS]:
+        raise ValueError(
+            f"there must be one vector per client, but the dims are {vectors.data.dims}. Select one {extra[0]}, as in "
+            f".isel({extra[0]}=-1)."
+        )
+    x = numpy_of(vectors.weights).astype(float)
+    if len(x) < 2:
+        raise ValueError(f"vectors must be (client, ...) of at least 2 clients, but got shape {vectors.data.shape}")
     if (bad := ~np.isfinite(x).all(1)).any():
         raise ValueError(
             f"the vectors of client(s) {few(clients[bad])} hold NaN or infinite values. Clients that were not selected "
@@ -319,31 +314,15 @@ def _matrix(vectors: Any, baseline: Any) -> tuple[NDArray[np.float64], NDArray[A
             "stage='trained')."
         )
     if isinstance(baseline, str):
-        x = less_mean(x, eps)
+        x = less_mean(x, precision(vectors.data))
     elif baseline is not None:
-        x = x - _vector(baseline, vectors)
+        x = x - numpy_of(baseline)
     if (zero := ~x.any(1)).any():
         raise ValueError(
             f"the vectors of client(s) {few(clients[zero])} are zero, so their cosine similarity is undefined. Drop "
             "these clients: their values were not trained, or are shared by all clients."
         )
-    return x, clients, eps
-
-
-def _vector(baseline: Any, vectors: Any) -> NDArray[np.float64]:
-    """Return the baseline in the order of the vectors' numbers, (value,) or (client, value)."""
-    if isinstance(baseline, xr.DataArray) and baseline.attrs.get(KNOWN):
-        dims = [dim for dim in vectors.dims if dim in baseline.dims]
-        values, lead = baseline.transpose(*dims).to_numpy().astype(float), int("client" in dims)
-        return values.reshape(*values.shape[:lead], -1)
-    baseline = check.numbers("baseline", baseline)
-    if isinstance(baseline, xr.DataArray) and isinstance(vectors, xr.DataArray):
-        baseline = align(baseline, vectors.isel(client=0, drop=True))
-    values, shape = numpy_of(baseline).astype(float), np.shape(vectors)[1:]
-    if values.shape != shape or not np.isfinite(values).all():
-        seen = f"shape {values.shape}" if values.shape != shape else "NaN or infinite values"
-        raise ValueError(f"baseline must be finite, with the shape of one client's vector, {shape}, but got {seen}.")
-    return values.ravel()
+    return x
 
 
 def _require_directions(merges: NDArray[np.float64], n_clusters: int) -> None:

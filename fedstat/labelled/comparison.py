@@ -16,7 +16,7 @@ from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import pd, xr
-from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision, refuse_replicates
+from fedstat.labelled.arrays import labels, less_mean, numpy_of, precision, read_layer
 from fedstat.labelled.inputs import holds_layers, layers_of
 from fedstat.labelled.runs import layers_of_run, require_done
 from fedstat.results.origin import recorded
@@ -404,15 +404,10 @@ def _labelled_layer(weights: Any) -> xr.DataArray:
     """Return a layer's weights as a DataArray."""
     if isinstance(weights, xr.Dataset | xr.DataTree) and "w" in weights.data_vars:
         weights = weights["w"]
-    weights = check.numbers("weights", _labels.labelled(weights))
-    if isinstance(weights, xr.DataArray):
-        need_dims(weights, "client", "unit")
-        refuse_replicates(weights)
-        return weights
-    values = numpy_of(weights)
-    if values.ndim < 3:
-        raise ValueError(f"weights must be (client, unit, weight...), but got shape {values.shape}")
-    return xr.DataArray(values.reshape(*values.shape[:2], -1), dims=("client", "unit", "weight"))
+    layer = read_layer(_labels.labelled(weights))
+    if isinstance(layer.data, xr.DataArray):
+        return layer.data
+    return xr.DataArray(numpy_of(layer.weights), dims=("client", "unit", "weight"))
 
 
 def _ranks(weights: xr.DataArray, layer: str, *, mean: bool) -> tuple[xr.DataArray, int]:

@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
-from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import (
     UNLIKE,
+    Form,
+    Layer,
     LayerSums,
     correlation_matrix,
-    labels,
     numpy_of,
     row_sums,
     standard,
     sums,
-    values_of,
 )
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import AUTO, Stage
@@ -192,11 +191,18 @@ _ITERATION_OPTIONS = ("init", "n_starts", "heywood", "max_iter", "tol")
 KAPPA = 0.85
 
 
-def _check(*, method: str, n_factors: int | None, kappa: float, **options: Any) -> None:
+def _check(*, method: str, n_factors: int | None, kappa: float, corr: bool, n_obs: int | None, **options: Any) -> None:
     require_effect(method, n_factors, kappa, options)
+    if n_obs is not None and not corr:
+        raise ValueError(f"n_obs has no effect on raw rows, which are counted, but got {n_obs!r}. Remove it.")
 
 
-@by_layer(checks=_check)
+def matrix_form(*, corr: bool, **_: object) -> Form:
+    """Return the form of weights of the verbs that also take a matrix."""
+    return "correlation" if corr else "rows"
+
+
+@by_layer(checks=_check, form=matrix_form)
 def fa(
     z: Any,
     *,
@@ -282,61 +288,32 @@ def fa(
     fitting: dict[str, Any] = {
         "kappa": kappa, "n_factors": n_factors, "method": method, "rotation": rotation, "options": options
     }  # fmt: skip
-    if n_obs is not None and not corr:
-        raise ValueError(f"n_obs has no effect on raw rows, which are counted, but got {n_obs!r}. Remove it.")
-    if not corr and _is_weights(z):
-        return analyze_weights(z, baseline, **fitting)
-    if baseline is not None:
+    if "client" in z.labels:
+        return analyze_weights(z, **fitting)
+    if z.baseline is not None:
         raise ValueError(
             "baseline is subtracted from weights (client, unit, ...), but z is a matrix. Pass weights, or subtract it."
         )
-    units = labels(z, "unit", -1)
-    if corr and isinstance(z, xr.DataArray):
-        z = _rows_as_columns(z)
-    z = values_of(z, last="unit", lazy=not corr)
-    if z.ndim != 2:
-        raise ValueError(
-            f"z must have two dims (row, unit), but got shape {tuple(z.shape)}. "
-            "Use fedstat.layer_matrix(weights), or select one round or layer first."
-        )
-    require_fit_in_memory(z, len(units), method, n_factors, init)
+    require_fit_in_memory(z.data, len(z.units), method, n_factors, init)
     if corr:
-        return analyze_correlation(correlation_matrix(z, units), units, n_obs, None, **fitting)
-    m, exponent = row_sums(z, units)
-    result = analyze_correlation(correlation(m), units, int(m.n), None, **fitting)
+        return analyze_correlation(correlation_matrix(z.data, z.units), z.units, n_obs, None, **fitting)
+    m, exponent = row_sums(z.data, z.units)
+    result = analyze_correlation(correlation(m), z.units, int(m.n), None, **fitting)
     return replace(result, **standard(m, exponent))
 
 
-def _rows_as_columns(r: xr.DataArray) -> xr.DataArray:
-    """Put the rows of a correlation matrix in the order of its columns, if both have labels."""
-    rows = next((d for d in r.dims if d != "unit" and d in r.coords), None)
-    row_labels = [] if rows is None else r[rows].to_numpy().tolist()
-    if "unit" not in r.coords or row_labels == [*range(len(row_labels))]:
-        return r
-    units = r["unit"].to_numpy().tolist()
-    return r.isel({rows: _labels.order("each row of the correlation matrix", "unit", row_labels, units)})
-
-
-def _is_weights(z: Any) -> bool:
-    if isinstance(z, xr.DataArray):
-        return z.ndim > 2 and {"client", "unit"} <= {*z.dims}
-    return np.ndim(z) > 2
-
-
-def analyze_weights(weights: Any, baseline: Any, **fitting: Any) -> FactorResult:
-    """Fit a factor analysis to clients' weights (client, unit, weight...) minus a baseline; add their agreement."""
-    n_units = len(labels(weights, "unit", 1))
-    require_fit_in_memory(weights, n_units, fitting["method"], fitting["n_factors"], fitting["options"]["init"])
-    layer_sums = compared(weights, sums(weights, baseline))
+def analyze_weights(weights: Layer, **fitting: Any) -> FactorResult:
+    """Fit a factor analysis to clients' weights minus their baseline; add their agreement."""
+    n_factors, init = fitting["n_factors"], fitting["options"]["init"]
+    require_fit_in_memory(weights.data, len(weights.units), fitting["method"], n_factors, init)
+    layer_sums = compared(weights, sums(weights))
     warn_if_single_client(layer_sums.n_clients)
-    return analyze_sums(layer_sums, baseline_subtracted=baseline is not None, **fitting)
+    return analyze_sums(layer_sums, baseline_subtracted=weights.baseline is not None, **fitting)
 
 
-def compared(weights: Any, layer_sums: LayerSums) -> LayerSums:
+def compared(weights: Layer, layer_sums: LayerSums) -> LayerSums:
     """Return the sums without agreement, if units changed over unlike numbers of rounds: splits would compare them."""
-    if not getattr(weights, "attrs", {}).get(UNLIKE):
-        return layer_sums
-    return layer_sums._replace(agreement=None)
+    return layer_sums._replace(agreement=None) if weights.attrs.get(UNLIKE) else layer_sums
 
 
 def analyze_sums(layer_sums: LayerSums, *, baseline_subtracted: bool, **fitting: Any) -> FactorResult:

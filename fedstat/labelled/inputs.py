@@ -6,7 +6,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from os import PathLike, fspath
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import track
 from fedstat.labelled import runs
-from fedstat.labelled.arrays import load_small
+from fedstat.labelled.arrays import Form, Layer, load_small, read_layer
 from fedstat.labelled.dependent_clients import describe_dependence
 from fedstat.labelled.layer_names import is_pattern, require_names
 from fedstat.labelled.runs import Stage
@@ -78,42 +78,41 @@ def _never(**_: object) -> bool:
     return False
 
 
+def _weights(**_: object) -> Form:
+    return "weights"
+
+
 def by_layer(
     *,
     checks: Callable[..., object] | None = None,
     stored: Callable[..., Any] | None = None,
     analyzes: Callable[..., bool] = _never,
-    initial: bool = True,
-    replicates: Callable[..., bool] = _never,
     apart: Callable[..., bool] = _never,
-    frame: tuple[str, str] = ("row", "unit"),
+    form: Callable[..., Form] = _weights,
     over_clients: bool = False,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], _Verb[P, R]]:
     """Extend a verb that is written for one layer to weights in any form that :func:`fedstat.split` takes.
 
-    The verb's body gets the weights of one layer, (client, unit, weight...), and the baseline of this layer, or None.
-    It declares ``layer``, ``checkpoint`` and ``stage`` for its signature only: the decorator uses them. For several
-    layers the result is a :class:`LayerResults`, and ``progress`` shows how many layers are done; the body shows its
-    loops. Warnings name the layer, and so do errors if there are several layers. Weights that a run averaged over
-    clients need a ``stage``, see :func:`layers_of`.
+    The verb's body gets a :class:`~fedstat.labelled.arrays.Layer`: the checked weights of one layer, and the baseline
+    of this layer, or None. It passes the record on to other verbs. It declares ``layer``, ``checkpoint``, ``stage`` and
+    ``baseline`` for its signature, and for other verbs: the decorator uses them. For several layers the result is a
+    :class:`LayerResults`, and ``progress`` shows how many layers are done; the body shows its loops. Warnings name the
+    layer, and so do errors if there are several layers. Weights that a run averaged over clients need a ``stage``, see
+    :func:`layers_of`.
 
     Parameters
     ----------
     checks : callable (**arguments), optional
-        Checks the verb's other arguments, defaults included; called once, before weights are read.
+        Checks the verb's other arguments, defaults included, before weights are read.
     stored : callable (run, layer, **arguments), optional
         Returns the result of a layer that a run holds, in place of an analysis, if there is no ``stage``.
     analyzes : callable (**arguments) -> bool
         Returns True if the arguments ask for an analysis in place of the stored result.
-    initial : bool
-        True if the verb has an argument ``baseline``.
-    replicates : callable (**arguments) -> bool
-        Returns True if the verb takes the replicates of a run.
     apart : callable (**arguments) -> bool
         Returns True if the verb compares units, so that shared and personal units of a run that changed over unlike
         numbers of rounds have separate results.
-    frame : (str, str)
-        Dims of the rows and columns of a DataFrame.
+    form : callable (**arguments) -> Form
+        Returns the form of the weights. "replicates" takes the replicates of a run.
     over_clients : bool
         True if intervals assume independent clients, and the result does not look for groups of clients, as
         :class:`fedstat.results.IccResult` does. Verbs that take replicates need no True.
@@ -131,55 +130,51 @@ def by_layer(
                     raise check.unknown_option(verb.__name__, settings, signature.parameters) from None
                 return one_layer(*args, **settings)  # raises the TypeError of the verb's signature
             call.apply_defaults()
-            if checks is not None:
-                _, *names = call.arguments
-                checks(**{name: call.arguments[name] for name in names})
             (weights,), settings = call.args, call.kwargs
-            arguments = dict(call.arguments)
-            weights, layer, stage = open_if_run(weights), settings.pop("layer"), settings.pop("stage")
+            if checks is not None:
+                checks(**settings)
+            arguments, form_of_layer = dict(call.arguments), form(**settings)
+
+            def analyze(layer: Layer) -> R:
+                result = one_layer(layer, **settings)
+                origin = origin_of(verb, arguments, layer.data)
+                if source := layer.attrs.get(runs.SOURCE):
+                    origin |= {"weights": source}
+                has_groups = arguments.get("groups") is not None
+                groups = (over_clients or form_of_layer == "replicates") and not has_groups
+                if texts := describe_dependence(layer, groups=groups):
+                    origin |= {DEPENDENCE: texts}
+                return cast("R", with_origin(cast("Result", result), origin))
+
+            if isinstance(weights, Layer):  # of another verb
+                arguments |= {next(iter(arguments)): weights.data}
+                return analyze(weights)
+            weights, layer, stage = open_if_run(weights), settings["layer"], settings["stage"]
             progress = settings["progress"]
             if stored is not None and stage is None and not analyzes(**settings):
                 held = runs.split_layers(weights, _parse_layer(layer))
                 if held is not None:
                     origin = origin_of(verb, arguments, None)
                     read = {
-                        name: partial(_with_origin, origin, partial(stored, held.run, name, **settings))
+                        name: lambda name=name: with_origin(stored(held.run, name, **settings), origin)
                         for name in held.names
                     }
                     return _collect(read, held.skipped_layers, several=_is_several(weights, layer), progress=False)
             selected = layers_of(
-                weights, layer, settings.pop("checkpoint"), stage, replicates=replicates(**settings), frame=frame,
-                progress=progress,
+                weights, layer, settings["checkpoint"], stage, replicates=form_of_layer == "replicates",
+                frame=("client", "value") if form_of_layer == "vectors" else ("row", "unit"), progress=progress,
             )  # fmt: skip
-            is_apart = apart(**settings)
-            of_layers = parts(selected, settings.pop("baseline") if initial else None, apart=is_apart)
-
-            def analyze(part: Part) -> R:
-                w = load_small(part.weights)
-                by_name = {"baseline": part.baseline} if initial else {}
-                source = getattr(w, "attrs", {}).get(runs.SOURCE)
-                origin = origin_of(verb, arguments, w) | ({"weights": source} if source else {})
-                result = one_layer(w, **settings, **by_name)
-                is_matrix, has_replicates = frame[0] == "client", replicates(**settings)
-                no_groups = arguments.get("groups") is None
-                texts = describe_dependence(
-                    w, part.baseline, is_matrix=is_matrix, replicates=has_replicates,
-                    groups=no_groups and (over_clients or has_replicates),
-                )  # fmt: skip
-                return cast("R", with_origin(cast("Result", result), origin | ({DEPENDENCE: texts} if texts else {})))
-
-            analyses = {name: partial(analyze, part) for name, part in of_layers.items()}
+            of_layers = parts(selected, settings.get("baseline"), apart=apart(**settings))
+            analyses = {
+                name: lambda part=part: analyze(read_layer(load_small(part.weights), part.baseline, form_of_layer))
+                for name, part in of_layers.items()
+            }
             several, modules = selected.several or len(of_layers) > 1, _modules(selected.layers)
             return _collect(analyses, selected.skipped_layers, modules, several=several, progress=progress)
 
         return cast("_Verb[P, R]", over)
 
     return over_layers
-
-
-def _with_origin(origin: dict[str, Any], analyze: Callable[[], Any]) -> Any:
-    """Return the result of an analysis with its origin."""
-    return with_origin(analyze(), origin)
 
 
 def _collect(

@@ -15,7 +15,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd, xr
 from fedstat._utils.loops import track
 from fedstat.labelled.agreement import icc, variance_components
-from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, sums
+from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, read_layer, sums
 from fedstat.labelled.factor import (
     CHOICES,
     DEFAULTS,
@@ -58,22 +58,22 @@ _TAU_OPTIONS = {"test": ("fdr", "margin", "inconclusive", *_COMPONENT_OPTIONS), 
 def _analysis(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of :func:`split` that ask for an analysis in place of the split that a run stored."""
     defaults = {"kappa": KAPPA, "tau": 0.5, "checkpoint": None, "baseline": AUTO} | CHOICES | DEFAULTS
-    arguments = {name: value for name, value in settings.items() if name not in ("round", "progress")}
+    arguments = {name: x for name, x in settings.items() if name not in ("round", "progress", "layer", "stage")}
     return {name: x for name, x in arguments.items() if name not in defaults or is_changed(x, defaults[name])}
 
 
-def _stored_split(run: xr.DataTree, layer: str, *, round: int | None, **_: Any) -> StoredSplitResult:  # noqa: A002
+def _stored_split(run: xr.DataTree, name: str, *, round: int | None, **_: Any) -> StoredSplitResult:  # noqa: A002
     """Return the split of a layer that a run stored."""
-    data, settings = split_at(run, layer, round), settings_of(run)
+    data, settings = split_at(run, name, round), settings_of(run)
     statistics = {
-        name: data[name].to_numpy() if name in data else np.full(data.sizes["unit"], np.nan)
-        for name in ("communality", "icc")
+        field: data[field].to_numpy() if field in data else np.full(data.sizes["unit"], np.nan)
+        for field in ("communality", "icc")
     }
     return StoredSplitResult(
         shared=data["shared"].to_numpy().astype(bool),
         **statistics,
         units=labels(data["shared"], "unit", 0),
-        layer=layer,
+        layer=name,
         round=int(data["round"]),
         algorithm=algorithm_of(str(settings.get("algorithm", "another program"))),
         settings=settings.get("algorithm_settings", {}),
@@ -88,7 +88,7 @@ def _stored_split(run: xr.DataTree, layer: str, *, round: int | None, **_: Any) 
 @by_layer(
     stored=_stored_split,
     analyzes=lambda **settings: bool(_analysis(settings)),
-    replicates=lambda tau, **_: tau == "test",
+    form=lambda tau, **_: "replicates" if tau == "test" else "weights",
     apart=lambda method=None, **_: method == "icc",
 )
 def split(
@@ -181,7 +181,7 @@ def split(
     if method == "icc":
         _require_no_factor_options(kappa, factor_options)
         if tau == "test":
-            if baseline is not None:
+            if weights.baseline is not None:
                 raise ValueError(
                     "baseline has no effect with tau='test', which compares replicates with common initial parameters. "
                     "Remove it."
@@ -204,7 +204,7 @@ def split(
             f"method={method!r}. Use method='icc'."
         )
     fitting = _fitting(kappa, factor_options)
-    result = analyze_weights(weights, baseline, **fitting).split(tau=tau)
+    result = analyze_weights(weights, **fitting).split(tau=tau)
     warn_if_contradicted(result)
     return result
 
@@ -282,13 +282,13 @@ def _updated(previous: Any, layers: LayerWeights, layer: str) -> Any:
     """Repeat the analysis of a layer on its next weights."""
     fit = previous.fit if isinstance(previous, SplitResult) else previous
     baseline = AUTO if isinstance(fit, FactorResult) and fit.baseline_subtracted else None
-    weights, baseline = parts(layers._replace(layers={layer: layers.layers[layer]}), baseline)[layer]
-    units = labels(weights, "unit", 1)
+    weights = read_layer(*parts(layers._replace(layers={layer: layers.layers[layer]}), baseline)[layer])
+    units = weights.units
     if len(units) != len(fit.units):
         raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {len(units)}")
     if not isinstance(fit, FactorResult):
         return _updated_agreement(previous, fit, weights)
-    layer_sums = compared(weights, sums(weights, baseline))
+    layer_sums = compared(weights, sums(weights))
     warn_if_single_client(layer_sums.n_clients)
     fitting: dict[str, Any] = {
         "kappa": KAPPA if fit.kappa is None else fit.kappa,
@@ -309,7 +309,7 @@ def _updated(previous: Any, layers: LayerWeights, layer: str) -> Any:
     return updated
 
 
-def _updated_agreement(previous: Any, fit: object, weights: Weights) -> SplitResult:
+def _updated_agreement(previous: Any, fit: object, weights: Any) -> SplitResult:
     if not isinstance(fit, IccResult) or fit.baseline_subtracted or not isinstance(previous, SplitResult):
         raise ValueError(
             "update needs a factor analysis or a split without a test; agreement must be split, and without baseline. "
@@ -409,7 +409,7 @@ def split_map(
     4 units shared in all, 4 personal in all, 0 vary, 0 constant
     ARI between two specifications: median 1.00, minimum 1.00
     """
-    m, _, units, n_clients, agreement = sums(weights, baseline)
+    m, _, units, n_clients, agreement = sums(weights)
     agreement = cast(NDArray[np.float64], agreement)
     warn_if_single_client(n_clients)
     if "icc" in methods and np.isnan(agreement).all():
@@ -431,5 +431,5 @@ def split_map(
                     "n_shared": int(shared[-1].sum()),
                 }
             )
-    dead = np.isnan(np.diagonal(numpy_of(r)))
-    return SplitMapResult(pd.DataFrame(rows), np.stack(shared), dead, units, str(tau))
+    constant = np.isnan(np.diagonal(numpy_of(r)))
+    return SplitMapResult(pd.DataFrame(rows), np.stack(shared), constant, units, str(tau))

@@ -15,8 +15,16 @@ from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat._utils.loops import progress_bar, track
 from fedstat._utils.streams import generator
-from fedstat.labelled.arrays import LayerSums, Weights, client_sums, labels, numpy_of
-from fedstat.labelled.factor import ReplicateOptions, align_init, compared, fa, show_options, warn_if_single_client
+from fedstat.labelled.arrays import Layer, LayerSums, Weights, client_sums, numpy_of
+from fedstat.labelled.factor import (
+    ReplicateOptions,
+    align_init,
+    compared,
+    fa,
+    matrix_form,
+    show_options,
+    warn_if_single_client,
+)
 from fedstat.labelled.groups import client_groups, require_effect_of_claim
 from fedstat.labelled.inputs import by_layer
 from fedstat.labelled.runs import AUTO, Stage
@@ -40,7 +48,7 @@ _MOST_BLOCKS = 50  # of clients, by default: more make a standard error hardly m
 
 def _check_repeats(verb: str, **arguments: Any) -> None:
     """Check the arguments of repeated fits that differ between verbs."""
-    _refuse_agreement(verb, arguments["options"].get("method"))
+    _refuse_agreement(verb, arguments.get("method"))
     require_effect_of_claim(arguments["groups"], arguments.get("claim"))
     check.real("level", arguments.get("level", 0.5), low=0, high=1, open_low=True, open_high=True)
     for name in {"n_boot", "n_permutations"} & arguments.keys():
@@ -136,8 +144,8 @@ def bootstrap(
     >>> result.prop_shared.tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
-    grouping = None if groups is None else client_groups(groups, labels(weights, "client", 0), claim)
-    layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
+    grouping = None if groups is None else client_groups(groups, weights.clients, claim)
+    layer_sums, observed, fitting = _observed_split(weights, tau=tau, kappa=kappa, **options)
     warn_if_contradicted(observed)
     m, fitting = layer_sums.moments, {"seed": seed, "executor": executor, **fitting}
     with progress_bar(n_boot, "sample", progress) as bar:
@@ -229,10 +237,9 @@ def jackknife(
     >>> result.std_error.round(3)
     array([0.037, 0.031, 0.029, 0.024, 0.009, 0.003, 0.006, 0.008])
     """
-    clients = labels(weights, "client", 0)
-    blocks, fields = _client_blocks(clients, n_blocks, groups, claim, seed)
+    blocks, fields = _client_blocks(weights.clients, n_blocks, groups, claim, seed)
     fixed = fields["block_groups"][blocks] if "block_groups" in fields else None
-    layer_sums, observed, fitting = _observed_split(weights, baseline, tau=tau, kappa=kappa, **options)
+    layer_sums, observed, fitting = _observed_split(weights, tau=tau, kappa=kappa, **options)
     warn_if_contradicted(observed)
     with progress_bar(int(blocks.max()) + 1, "block", progress) as bar:
         replicates = resampling.delete_blocks(
@@ -328,8 +335,8 @@ def permutation_test(
     >>> permutation_test(weights, n_factors=1, n_permutations=99).p_value > 0.05
     True
     """
-    grouping = None if groups is None else client_groups(groups, labels(weights, "client", 0), any_size=True)
-    layer_sums, observed, fitting = _observed_split(weights, baseline, tau=0.5, kappa=kappa, **options)
+    grouping = None if groups is None else client_groups(groups, weights.clients, any_size=True)
+    layer_sums, observed, fitting = _observed_split(weights, tau=0.5, kappa=kappa, **options)
     fitting |= {"seed": seed, "executor": executor, "groups": None if grouping is None else grouping.codes}
     with progress_bar(n_permutations, "permutation", progress) as bar:
         permuted = resampling.permutation(layer_sums.moments, replicates=n_permutations, tick=bar.update, **fitting)
@@ -338,14 +345,12 @@ def permutation_test(
     )
 
 
-def _observed_split(
-    weights: Weights, baseline: Any, *, tau: Tau, **fitting: Any
-) -> tuple[LayerSums, SplitResult, dict[str, Any]]:
+def _observed_split(weights: Layer, *, tau: Tau, **fitting: Any) -> tuple[LayerSums, SplitResult, dict[str, Any]]:
     """Return the sums of each client, the split of all clients, and the arguments of repeated fits."""
-    layer_sums = compared(weights, client_sums(weights, baseline))
+    layer_sums, is_change = compared(weights, client_sums(weights)), weights.baseline is not None
     if "init" in fitting:
         fitting["init"] = align_init(fitting["init"], layer_sums.units)
-    return layer_sums, split_sums(layer_sums, tau=tau, baseline_subtracted=baseline is not None, **fitting), fitting
+    return layer_sums, split_sums(layer_sums, tau=tau, baseline_subtracted=is_change, **fitting), fitting
 
 
 @by_layer(checks=partial(_refuse_agreement, "sensitivity"))
@@ -410,7 +415,7 @@ def sensitivity(
     >>> table[["varied", "value", "ari"]].round(2).head(4).values.tolist()
     [['method', 'minres', 1.0], ['method', 'pc', 1.0], ['method', 'leverage', 0.0], ['kappa', '0.5', 1.0]]
     """
-    layer_sums = compared(weights, client_sums(weights, baseline))
+    layer_sums = compared(weights, client_sums(weights))
     warn_if_single_client(layer_sums.n_clients)
     r = correlation(layer_sums.total)
     n_starts = check.integer("n_starts", n_starts, low=0)
@@ -432,7 +437,7 @@ def sensitivity(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         reference = split_sums(
-            layer_sums, tau=tau, kappa=kappa, baseline_subtracted=baseline is not None, method=method
+            layer_sums, tau=tau, kappa=kappa, baseline_subtracted=weights.baseline is not None, method=method
         )
         rows = []
         warnings.simplefilter("ignore", UserWarning)  # columns report Heywood cases and convergence
@@ -445,7 +450,7 @@ def sensitivity(
     return SensitivityResult(reference, pd.DataFrame(rows))
 
 
-@by_layer()
+@by_layer(form=matrix_form)
 def n_factors(
     z: Any,
     *,

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedstat._utils.lazy import pd, xr
 from fedstat.ntk.gram import largest_informative_clients, least_width, theorem_lr
-from fedstat.results.base import TERMINAL, Caution, Result, few, wrapped
+from fedstat.results.base import TERMINAL, Caution, Result, caution_of_few, wrapped
 from fedstat.results.exports import Headings, columns_of
 from fedstat.results.tables import cell, count, print_html
 from fedstat.stats import resampling
@@ -117,7 +117,7 @@ class _Result(Result):
         x = self.glance().iloc[0]
         text = f"{x['n_diverged']:.0f} of {x['n_runs']:.0f} {self._diverged}"
         diverged = [Caution("Diverged", text, severe=True)] if x["n_diverged"] else []
-        return [*diverged, *few(self.data.sizes.get("replicate", 1), "replicate")]
+        return [*diverged, *caution_of_few(self.data.sizes.get("replicate", 1), "replicate")]
 
     @abstractmethod
     def by_setting(self) -> pd.DataFrame:

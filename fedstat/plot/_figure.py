@@ -35,7 +35,7 @@ from fedstat.stats import resampling
 from fedstat.store import is_store, open_run, results
 from fedstat.study import run_table
 
-SHARED, PERSONAL, DEAD = "#1f4e8c", "#f0a43a", "#d9d9d9"
+SHARED, PERSONAL, CONSTANT = "#1f4e8c", "#f0a43a", "#d9d9d9"
 """Dark and light, so that they differ in grayscale, too."""
 
 RunOrPath = xr.DataTree | str | PathLike[str]

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedstat import fl
 from fedstat._utils import check
 from fedstat._utils.labels import classes as classes_of
-from fedstat.labelled.arrays import group_blocks, labels, numpy_of
+from fedstat.labelled.arrays import numpy_of, read_layer
 from fedstat.labelled.inputs import layers_of, open_if_run
 from fedstat.plot._figure import (
     fill,
@@ -283,14 +283,14 @@ def weights(
     layers = layers_of(weights, layer, checkpoint, "aggregated" if is_run else None).layers
     if len(layers) != 1:
         raise ValueError(f"layer must be one of {', '.join(layers)}, but got {layer!r}. Pass one as layer=.")
-    (w,) = layers.values()
-    clients, units = labels(w, "client", 0), labels(w, "unit", 1)
+    w = read_layer(next(iter(layers.values())))
+    clients, units = w.clients, w.units
     mean: Any = 0.0
     if baseline is not None:
-        sums = [np.nansum(numpy_of(block), axis=0, dtype=float) for _, block in group_blocks(w)]
-        counts = [np.isfinite(numpy_of(block)).sum(axis=0) for _, block in group_blocks(w)]
+        sums = [np.nansum(numpy_of(block), axis=0, dtype=float) for _, block in w.blocks()]
+        counts = [np.isfinite(numpy_of(block)).sum(axis=0) for _, block in w.blocks()]
         mean = np.sum(sums, axis=0) / np.maximum(np.sum(counts, axis=0), 1)
-    size = np.concatenate([np.sqrt(np.square(numpy_of(block) - mean).mean(axis=2)) for _, block in group_blocks(w)])
+    size = np.concatenate([np.sqrt(np.square(numpy_of(block) - mean).mean(axis=2)) for _, block in w.blocks()])
     width, height = (float(np.clip(1.6 + 0.16 * n, 3.2, 13.0)) for n in (len(units) + 8, len(clients)))
     ax = get_axes(ax, (width, height))
     picture = ax.imshow(size, cmap=_SEQUENTIAL, vmin=0, aspect="auto", interpolation="nearest")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedstat.labelled import split_map as _split_map
 from fedstat.plot._figure import (
-    DEAD,
+    CONSTANT,
     PERSONAL,
     SHARED,
     draw_layers,
@@ -379,7 +379,7 @@ def split_map(result: Any, *, ax: Axes | None = None, **options: Any) -> Axes:
     order = np.lexsort((*~result.shared[::-1], -result.prop_shared, result.constant))  # equal rows together
     n_units, n = len(order), len(group)
     ax = get_axes(ax, (min(2.6 + 0.36 * n, 14.0), float(np.clip(1.9 + 0.17 * n_units, 3.2, 13.0))))
-    colours = [DEAD, PERSONAL, SHARED]
+    colours = [CONSTANT, PERSONAL, SHARED]
     ax.imshow(group[:, order].T, cmap=ListedColormap(colours), vmin=0, vmax=2, aspect="auto", interpolation="nearest")
     table = result.analyses
     star = np.where(table["converged"], "", "*")

@@ -24,10 +24,10 @@ import fedstat
 from fedstat import _cli, data
 from fedstat._utils import memory as machine
 from fedstat.data._files import folder, locate
+from fedstat.results.base import TERMINAL
 
 _EXTRAS = ("flower", "privacy", "sweep")  # the others serve the development of fedstat
 _BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512-BF16"}
-_WIDTH = 80
 
 
 class Package(NamedTuple):
@@ -279,11 +279,11 @@ def _read(name: str, data_dir: Path | None) -> str:
 
 def _row(name: str, text: str) -> str:
     return textwrap.fill(
-        f"  {name:<11}{text}", _WIDTH, subsequent_indent=" " * 13, break_long_words=False, break_on_hyphens=False
+        f"  {name:<11}{text}", TERMINAL, subsequent_indent=" " * 13, break_long_words=False, break_on_hyphens=False
     )
 
 
 def _wrapped(name: str, items: Sequence[str]) -> list[str]:
     if not items:
         return []
-    return textwrap.wrap(f"{name}: {', '.join(items)}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return textwrap.wrap(f"{name}: {', '.join(items)}", TERMINAL, subsequent_indent="  ", break_on_hyphens=False)

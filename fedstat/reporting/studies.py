@@ -21,7 +21,7 @@ from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, REFERENCES, Block, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble
 from fedstat.results import LayerResults, SplitResult
-from fedstat.results.base import Caution, Result, few
+from fedstat.results.base import Caution, Result, caution_of_few
 from fedstat.results.tables import count
 from fedstat.sim import experiment as printing
 from fedstat.sim import recovery as sim_recovery
@@ -163,8 +163,8 @@ def _methods_split(stored: Stored, n_clients: int | None) -> tuple[str, list[str
         keys.append("harman1976")
     tau = str(c.get("tau"))
     threshold = f"τ, its {tau} quantile," if tau.replace(".", "", 1).isdigit() else f"τ = {shown(tau)}"
-    few = {None: "the clients' networks", 1: "one client's network"}
-    whose = few.get(n_clients, f"{n_clients} clients' networks")
+    networks = {None: "the clients' networks", 1: "one client's network"}
+    whose = networks.get(n_clients, f"{n_clients} clients' networks")
     start = " The common initial parameters of the clients were subtracted first." if c.get("baseline") else ""
     start = f" The weights were those {shown(c['weights'])}." if c.get("weights") else start
     text = (
@@ -297,7 +297,7 @@ def of_recovery(stored: Stored) -> Part:
             share = 100 * (1 - float(data["converged"].astype(float).mean()))
             text = f"{share:.0f}% of the analyses, marked * in the table; their last iterate is used"
             yield Caution("Factor analysis not converged", text)
-        yield from few(data.sizes["replicate"], "replicate")
+        yield from caution_of_few(data.sizes["replicate"], "replicate")
 
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         data = result(run)
@@ -377,7 +377,7 @@ def _cautions(stored: Stored, run: xr.DataTree) -> Iterator[Caution]:
             "not done. Continue with --resume"
         )
         yield Caution("Not finished", text, severe=True)
-    yield from few(done.sizes["replicate"], "replicate")
+    yield from caution_of_few(done.sizes["replicate"], "replicate")
     split = run[f"split/{LAYER}"].to_dataset()
     if "communality" in split:
         nu = split["communality"].stack(analysis=[d for d in split["communality"].dims if d != "unit"])

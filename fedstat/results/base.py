@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-WIDTH = 100
 DEPENDENCE = "dependence"
 """Entry of a result's origin: sentences on clients that are not independent."""
 _FOUND = (
@@ -35,7 +34,7 @@ _FOUND = (
 NOT_INDEPENDENT = "Clients not independent"
 """Title of cautions on copies, means, and groups of clients."""
 TERMINAL = 80
-"""Columns of a print that is wrapped, not cut."""
+"""Columns of a print, which is wrapped."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +64,12 @@ class Caution:
         return self.text if self.text.endswith((".", "!", "?")) else f"{self.text}."
 
 
-def few(n: int, noun: str) -> list[Caution]:
+def caution_of_few(n: int, noun: str) -> list[Caution]:
     r"""Return a caution if intervals rest on fewer than 5 replicates, seeds or clients.
 
     Examples
     --------
-    >>> print(*few(3, "replicate"), *few(1, "client"), *few(5, "client"), sep="\n")
+    >>> print(*caution_of_few(3, "replicate"), *caution_of_few(1, "client"), *caution_of_few(5, "client"), sep="\n")
     Caution: 3 replicates: standard errors and intervals rest on 2 degrees of freedom
     Caution: 1 client: there is no standard error and no interval
     """
@@ -217,6 +216,11 @@ class Result(Tables):
         """Heading of intervals, with their level."""
         return f"{100 * getattr(self, 'level', 0.95):g}% CI"
 
+    def _list_units(self, head: str, values: NDArray[np.float64], rows: int, by: str = "") -> str:
+        """Return the table of the units with the highest values, for a summary."""
+        cut = "" if rows >= len(values) else f" (the {rows} highest of {len(values)}{by})"
+        return f"{head}{cut}\n{aligned(self._printed().iloc[np.argsort(-values, kind='stable')[:rows]])}"
+
     def _caption(self) -> list[str]:
         lines = self._lines()
         return [lines[i] for i in self._captioned]
@@ -282,11 +286,6 @@ class UnitStatistics(Protocol):
         """Return the sentences of a caption."""
 
 
-def line(text: str) -> str:
-    """Cut a line of print to 100 columns, visibly."""
-    return text if len(text) <= WIDTH else text[: WIDTH - 4] + " ..."
-
-
 def wrapped(text: str) -> str:
     """Wrap a line of print to 80 columns; continuation lines are indented by two more.
 
@@ -300,11 +299,11 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, TERMINAL, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def listing(head: str, items: Iterable[str], width: int = WIDTH) -> str:
-    """Return ``head`` and as many items as fit the width."""
+def listing(head: str, items: Iterable[str]) -> str:
+    """Return ``head`` and as many items as fit one line of a print."""
     text = head
     for item in items:
-        if len(text) + len(item) + 6 > width:
+        if len(text) + len(item) + 6 > TERMINAL:
             return text + " ..."
         text += (" " if text == head else ", ") + item
     return text
@@ -340,10 +339,7 @@ def extremes(values: NDArray[np.float64], names: Sequence[Any] | NDArray[Any], m
     """
     order = np.argsort(-values, kind="stable")[: int((~np.isnan(values)).sum())]
     named = [f"{names[j]} ({tables.coefficient(values[j])})" for j in order]
-    return [
-        listing("  highest:", named[:most], TERMINAL),
-        listing("  lowest: ", named[: -most - 1 : -1], TERMINAL),
-    ]
+    return [listing("  highest:", named[:most]), listing("  lowest: ", named[: -most - 1 : -1])]
 
 
 def count_constant(constant: NDArray[np.bool_], untrained: NDArray[np.bool_]) -> str:
@@ -366,7 +362,7 @@ def describe_constant(
     """Return the lines of a print that name the units without variance, and those that no client changed."""
     untrained = np.zeros(len(units), bool) if untrained is None else untrained
     kinds = {"constant": constant & ~untrained, "not trained": untrained}
-    return [listing(f"  {name}:", map(str, units[of]), TERMINAL) for name, of in kinds.items() if of.any()]
+    return [listing(f"  {name}:", map(str, units[of])) for name, of in kinds.items() if of.any()]
 
 
 def _plain(value: Any) -> Any:

@@ -14,10 +14,8 @@ from fedstat._utils import check
 from fedstat._utils.check import few
 from fedstat._utils.lazy import pd
 from fedstat.results.base import (
-    TERMINAL,
     Caution,
     Result,
-    aligned,
     count_constant,
     describe_constant,
     extremes,
@@ -410,16 +408,9 @@ class IccResult(Result):
 
     def _details(self, rows: int = 12) -> str:
         n = len(self.units) * self.n_weights
-        cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)} by {HEADLINE})"
-        units = self._printed().iloc[np.argsort(-self.agreement, kind="stable")[:rows]]
-        return "\n".join(
-            [
-                f"Layer: targets are its {n} weights, raters {self.n_clients} clients",
-                self.layer.to_string(index=False, float_format="%.3g"), "",
-                f"Units{cut}",
-                aligned(units),
-            ]
-        )  # fmt: skip
+        layer = self.layer.to_string(index=False, float_format="%.3g")
+        units = self._list_units("Units", self.agreement, rows, f" by {HEADLINE}")
+        return f"Layer: targets are its {n} weights, raters {self.n_clients} clients\n{layer}\n\n{units}"
 
     @property
     def n_one_direction(self) -> int:
@@ -514,7 +505,7 @@ class IccResult(Result):
         lines += constant
         if (unclear := np.isnan(icc) & ~self.constant).any():
             head = "  undefined (clients differ in means only):"
-            lines.append(listing(head, map(str, self.units[unclear]), TERMINAL))
+            lines.append(listing(head, map(str, self.units[unclear])))
         return lines
 
     def _describe_wide(self) -> Iterator[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import TERMINAL, Caution, Result, columns, few, wrapped
+from fedstat.results.base import TERMINAL, Caution, Result, caution_of_few, columns, wrapped
 from fedstat.results.exports import Headings
 from fedstat.results.tables import NONE, count, number
 from fedstat.stats import resampling
@@ -254,7 +254,7 @@ class LeakageResult(Result):
 
     def cautions(self) -> list[Caution]:
         """Return a caution if intervals rest on few clients."""
-        return few(self.data.sizes["client"], "client")
+        return caution_of_few(self.data.sizes["client"], "client")
 
     def summary(self) -> str:
         """Return the print, and the PSNR of every round."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.results.base import Caution, Result, UnitStatistics, aligned, describe_constant
+from fedstat.results.base import Caution, Result, UnitStatistics, describe_constant
 from fedstat.results.exports import Headings
 from fedstat.results.split import POSTERIOR, SplitResult
 from fedstat.results.tables import coefficient, count, join_columns, median_and_ends
@@ -209,9 +209,7 @@ class ShrunkenResult(Result):
         return f"{self!r}\n\n{self._details(rows)}"
 
     def _details(self, rows: int = 12) -> str:
-        cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)})"
-        units = self._printed().iloc[np.argsort(-self.estimate, kind="stable")[:rows]]
-        return f"Units by estimate{cut}\n{aligned(units)}"
+        return self._list_units("Units by estimate", self.estimate, rows)
 
     @property
     def _headings(self) -> Headings:  # type: ignore[override]

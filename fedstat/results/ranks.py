@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import Result, aligned, columns, line, wrapped
+from fedstat.results.base import Result, aligned, columns, wrapped
 from fedstat.results.exports import Headings
 from fedstat.results.tables import NONE, count, decimals, interval, number, p_cell
 from fedstat.stats.ranking import LEAST_PAIRS
@@ -251,7 +251,7 @@ class ComparisonResult(Result):
 
     def summary(self) -> str:
         """Return the comparison, then notes on values that were left out and on missing tests."""
-        return "\n".join([repr(self), *(line(f"  {note}") for note in self.notes)])
+        return "\n".join([repr(self), *(wrapped(f"  {note}") for note in self.notes)])
 
 
 def difference(row: Mapping[Any, Any], pairs: str = "seeds", digits: int = 4) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Caution, Result, UnitStatistics, count_constant, listing
+from fedstat.results.base import Caution, Result, UnitStatistics, count_constant, listing
 from fedstat.results.exports import Headings, columns_of
 from fedstat.results.tables import coefficient, count, join_columns
 from fedstat.stats import split as _split
@@ -276,7 +276,7 @@ class SplitResult(Result):
         if np.isfinite(self.threshold) and self.conclusion is None:
             by_margin = np.argsort(np.where(np.isnan(self.margin), np.inf, np.abs(self.margin)))
             close = [f"{self.fit.units[j]} ({self.margin[j]:+.3f})" for j in by_margin[:6] if not self.fit.constant[j]]
-            lines.append(listing("Nearest to the threshold:", close, TERMINAL))
+            lines.append(listing("Nearest to the threshold:", close))
         median = {name: self.median_icc(name) for name in ("shared", "personal", "inconclusive")}
         if medians := [f"{coefficient(x)} on {k}" for k, x in median.items() if np.isfinite(x)]:
             lines.append(f"Agreement (median ICC2): {', '.join(medians)} units")
@@ -430,7 +430,7 @@ class SplitMapResult(Result):
                 f"{x['n_depends']} vary, {x['n_constant']} constant"
             ),
             f"ARI between two specifications: median {median}, minimum {least}",
-            *[listing(f"Most variable (shared in x of {n}):", varying, TERMINAL)] * bool(varying),
+            *[listing(f"Most variable (shared in x of {n}):", varying)] * bool(varying),
         ]
 
     def cautions(self) -> list[Caution]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import NOT_INDEPENDENT, TERMINAL, Caution, Result, aligned, listing
+from fedstat.results.base import NOT_INDEPENDENT, Caution, Result, aligned, listing
 from fedstat.results.exports import Headings
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import count, join_columns, p_equals
@@ -219,7 +219,7 @@ class BootstrapResult(Result):
             f"Bootstrap ({samples} of {self._n_sampled} {SAMPLED[self.claim]}) of a split: {sizes}",
             f"ARI with the observed split: mean {x['ari']:.2f}, 5% quantile {x['ari_low']:.2f}",
             changes,
-            *[listing(" ", doubtful, TERMINAL)] * bool(doubtful),
+            *[listing(" ", doubtful)] * bool(doubtful),
             f"Factors: {x['n_factors_low']:.0f} to {x['n_factors_high']:.0f}; converged: {100 * x['converged']:.0f}%",
             *[f"Mean communality (in random halves): {', '.join(means)}"] * bool(means),
             self.interval_label[:1].upper() + self.interval_label[1:],

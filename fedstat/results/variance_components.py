@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.results.base import Caution, Result, aligned, describe_constant, extremes, wrapped
+from fedstat.results.base import Caution, Result, describe_constant, extremes, wrapped
 from fedstat.results.exports import Headings
 from fedstat.results.pooling import ShrunkenResult
 from fedstat.results.split import SplitResult
@@ -476,16 +476,8 @@ class ComponentsResult(Result):
         return f"{self!r}\n\n{self._details(rows)}"
 
     def _details(self, rows: int = 12) -> str:
-        cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)})"
-        units = self._printed().iloc[np.argsort(-self.reliability, kind="stable")[:rows]]
-        return "\n".join(
-            [
-                "Layer",
-                self.layer.to_string(index=False, float_format="%.3g"), "",
-                f"Units by reliability{cut}",
-                aligned(units),
-            ]
-        )  # fmt: skip
+        layer = self.layer.to_string(index=False, float_format="%.3g")
+        return f"Layer\n{layer}\n\n{self._list_units('Units by reliability', self.reliability, rows)}"
 
     @property
     def _n_beyond_noise(self) -> int:

@@ -88,7 +88,7 @@ def over_groups(
     blocks: Callable[[], Iterable[Array]],
     group_sums: list[Sums],
     groups: Ints,
-    start: Array | None = None,
+    baseline: Array | None = None,
     *,
     new_groups: bool,
     level: float = 0.95,
@@ -101,10 +101,10 @@ def over_groups(
     blocks : callable () -> iterable of array (client, unit, weight)
         Returns the weights of all clients, in blocks of clients.
     group_sums : list of Sums
-        Sums over the clients of each group, minus ``start``.
+        Sums over the clients of each group, minus ``baseline``.
     groups : int array (client,)
         Number of each client's group: 0, 1, ...
-    start : array (unit, weight), optional
+    baseline : array (unit, weight), optional
         Baseline that is subtracted from every client's weights.
     new_groups : bool
         True if conclusions refer to further groups, of which these are a sample; False for further clients of these
@@ -126,13 +126,13 @@ def over_groups(
     total = reduce(add, group_sums)
     xp, n_groups, k = array_namespace(total.units.profile), len(group_sums), len(groups)
     profiles = [rescaled(s.units, total.units.exponent).profile - total.units.profile for s in group_sums]
-    t, part, rows = client_rows(blocks, total, start, xp.stack(profiles, axis=-1))
-    of_clients, targets = _of_clients(t, part, groups, n_groups)
+    t, contributions, rows = client_rows(blocks, total, baseline, xp.stack(profiles, axis=-1))
+    of_clients, targets = _of_clients(t, contributions, groups, n_groups)
     of_groups = _of_groups(of_clients, groups)
     full = _quantities(_total(of_groups), targets)
     without = _without_groups(of_groups) if new_groups else _without_clients(of_groups, of_clients, groups)
     left_out = _quantities(without, targets)
-    n_varies = part.varies.sum(axis=0)
+    n_varies = contributions.varies.sum(axis=0)
     interval = partial(
         _interval,
         strata=None if new_groups else groups,
@@ -208,21 +208,21 @@ class _Quantities(NamedTuple):
     variances: Floats
 
 
-def _of_clients(t: TwoWay, part: Contributions, groups: Ints, n_groups: int) -> tuple[_Clients, _Targets]:
+def _of_clients(t: TwoWay, contributions: Contributions, groups: Ints, n_groups: int) -> tuple[_Clients, _Targets]:
     """Return the sums of units and of the layer, whose targets are the weights of all units.
 
     As in :mod:`fedstat.stats.icc_resampling`, a sum over the layer is the sum over units, plus n times the sum over the
     units' means.
     """
     (d, n), scale = t.profile.shape, moments.power(t.exponent - t.exponent.max())
-    products = np.asarray(part.products)
+    products = np.asarray(contributions.products)
     group_products = products[np.arange(len(groups)), :, groups]
-    deviations, unit_means = scale * part.mean, scale * t.mean
+    deviations, unit_means = scale * contributions.mean, scale * t.mean
     means = deviations.mean(axis=1)
     deviations, unit_means = deviations - means[:, None], unit_means - unit_means.mean()
     member = _averaging(groups, n_groups)
     group_deviations = member @ deviations
-    of_units = (part.residuals, part.along, group_products, products.sum(axis=2))
+    of_units = (contributions.residuals, contributions.along, group_products, products.sum(axis=2))
     of_means = (
         np.vecdot(deviations, deviations),
         deviations @ unit_means,
@@ -232,7 +232,7 @@ def _of_clients(t: TwoWay, part: Contributions, groups: Ints, n_groups: int) -> 
     squares, along, group, all_groups = (
         np.column_stack([x, x @ scale**2 + n * of_mean]) for x, of_mean in zip(of_units, of_means, strict=True)
     )
-    offsets = np.column_stack([part.mean, means])
+    offsets = np.column_stack([contributions.mean, means])
     profile = np.vecdot(t.profile, t.profile)
     targets = _Targets(
         np.append(profile, profile @ scale**2 + n * unit_means @ unit_means),
@@ -318,7 +318,7 @@ def _quantities(s: _Sums, t: _Targets) -> _Quantities:
 def _interval(
     distance: Floats, without: Floats, *, strata: Ints | None, most: int, level: float, is_sparse: NDArray[np.bool_]
 ) -> Agreement:
-    """Return agreement with jackknife intervals and t tests, from one minus agreement, of all and without each part."""
+    """Return agreement with jackknife intervals and t tests, from 1 − agreement, with and without each client."""
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate, estimates_without = -np.log(distance), -np.log(without)
         std_error, df = jackknife(estimates_without, most, strata, None if strata is None else estimate)
@@ -348,7 +348,7 @@ def _members(groups: Ints, n_groups: int) -> NDArray[np.bool_]:
     for group in range(n_groups):
         clients = np.flatnonzero(groups == group)
         n_rows = min(len(clients), max(2, MOST_CLIENTS * len(clients) // k))
-        rows += [np.isin(np.arange(k), part) for part in np.array_split(clients, n_rows)]
+        rows += [np.isin(np.arange(k), row) for row in np.array_split(clients, n_rows)]
     return np.array(rows)
 
 

@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
+from fedstat._utils.check import numpy_of
 from fedstat.stats import moments
 
 Array = Any
@@ -62,6 +63,12 @@ class TwoWay(NamedTuple):
     profile: Array
     clients: Array
     residual: Array
+
+    @property
+    def is_finite(self) -> bool:
+        """True if all weights are finite."""
+        xp = array_namespace(self.residual)
+        return bool(xp.all(xp.isfinite(self.residual)))
 
     def __add__(self, other: TwoWay) -> TwoWay:  # type: ignore[override]
         xp = array_namespace(self.mean)
@@ -140,15 +147,15 @@ class Coefficients(NamedTuple):
     conf_high: NDArray[np.float64]
 
 
-def sums(w: Array, start: Array | None = None) -> Sums:
+def sums(w: Array, baseline: Array | None = None) -> Sums:
     """Compute the sums over a block of clients.
 
     Parameters
     ----------
     w : array (client, unit, weight)
         Any real type.
-    start : array (unit, weight), optional
-        Baseline that is subtracted from every client's weights.
+    baseline : array (unit, weight), optional
+        Values that are subtracted from every client's weights.
 
     Examples
     --------
@@ -162,8 +169,8 @@ def sums(w: Array, start: Array | None = None) -> Sums:
     clients = min(k, max(1, at_once(w) // n))
     totals, means = [], []
     with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite show in the sums
-        for part in slices(d, max(1, at_once(w) // (n * clients))):
-            blocks = [_two_way(*block(w, start, c, part)) for c in slices(k, clients)]
+        for units in slices(d, max(1, at_once(w) // (n * clients))):
+            blocks = [_two_way(*block(w, baseline, c, units)) for c in slices(k, clients)]
             totals.append(reduce(add, (t for t, _ in blocks)))
             means.append(xp.concat([client_means for _, client_means in blocks]))
         units_total = TwoWay(totals[0].n, *(xp.concat(field) for field in list(zip(*totals, strict=True))[1:]))
@@ -219,12 +226,12 @@ def coefficients(ms: MeanSquares, *, level: float = 0.95) -> Coefficients:
         w = (j + (n - 1) * e) / n
         df1, df2 = float(n - 1), np.array([n * (k - 1), (n - 1) * (k - 1), (n - 1) * (k - 1)], dtype=float)
         statistic = np.stack([b / w, b / e, b / e], axis=-1)
-        icc = six(b, j, e, n, k)
+        icc = point_estimates(b, j, e, n, k)
         low, high = _limits(statistic, df1, df2, 0.5 + level / 2)
         single = [_of_ratio(low, k), _of_ratio(high, k)]
         for bound, value in zip(single, _limits_agreement(b, j, e, icc[..., 1], n, k, 0.5 + level / 2), strict=True):
             bound[..., 1] = value
-        limits = [np.concatenate([bound, stepped_up(bound, k)], axis=-1) for bound in single]
+        limits = [np.concatenate([bound, spearman_brown(bound, k)], axis=-1) for bound in single]
         statistic, df2 = np.concatenate([statistic, statistic], axis=-1), np.tile(df2, 2)
         p_value = scipy.special.fdtrc(df1, df2, statistic)
     return Coefficients(icc, statistic, np.full(6, df1), df2, p_value, *limits)
@@ -241,9 +248,9 @@ def agreement(s: Sums) -> NDArray[np.float64]:
     array([1.  , 0.02])
     """
     ms = mean_squares(s)
-    b, j, e = (np.asarray(x.cpu() if is_torch_array(x) else x) for x in ms[:3])
+    b, j, e = map(numpy_of, ms[:3])
     with np.errstate(divide="ignore", invalid="ignore"):
-        return six(b, j, e, ms.n_weights, ms.n_clients)[..., TYPES.index("ICC2")]
+        return point_estimates(b, j, e, ms.n_weights, ms.n_clients)[..., TYPES.index("ICC2")]
 
 
 def fdr(p_value: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -258,24 +265,24 @@ def fdr(p_value: NDArray[np.float64]) -> NDArray[np.float64]:
     return adjusted
 
 
-def block(w: Array, start: Array | None = None, clients: slice = _ALL, units: slice = _ALL) -> tuple[Array, Array]:
+def block(w: Array, baseline: Array | None = None, clients: slice = _ALL, units: slice = _ALL) -> tuple[Array, Array]:
     """Return exponents (unit,) and weights (client, unit, weight) divided by the powers of 2.
 
-    Weights are a copy, minus ``start``, of the clients and units in the slices.
+    Weights are a copy, minus ``baseline``, of the clients and units in the slices.
     """
     xp = array_namespace(w)
     x = xp.astype(w[clients, units], xp.float64, copy=True)
-    if start is not None:
-        x -= start[units][None]
+    if baseline is not None:
+        x -= baseline[units][None]
     e = xp.zeros(x.shape[1], dtype=xp.float64, device=device_of(x))
-    if w.dtype != xp.float64 and (start is None or start.dtype != xp.float64):
+    if w.dtype != xp.float64 and (baseline is None or baseline.dtype != xp.float64):
         return e, x  # squares of other types do not overflow float64
     with np.errstate(over="ignore", invalid="ignore"):
         squares = xp.sum(xp.vecdot(x, x), axis=0)
     if bool(xp.all((squares > 1 / _ORDINARY) & (squares < _ORDINARY))):
         return e, x
     e = moments.exponent(moments.largest(x, (0, 2)))
-    x *= moments.power(-e)[:, None]
+    x *= (2.0**-e)[:, None]
     return e, x
 
 
@@ -299,7 +306,7 @@ def _two_way(e: Array, x: Array) -> tuple[TwoWay, Array]:
     clients = xp.sum((client_mean - mean) ** 2, axis=0)
     profile = shift + (weight_mean - mean[:, None])
     n_clients = xp.asarray(float(k), dtype=xp.float64, device=device_of(x))
-    return TwoWay(n_clients, e, low + mean, profile, clients, residual), (low + client_mean) * moments.power(e)
+    return TwoWay(n_clients, e, low + mean, profile, clients, residual), (low + client_mean) * 2.0**e
 
 
 def _over_clients(x: Array) -> Array:
@@ -331,15 +338,15 @@ def mean_squares_of(b: Array, j: Array, e: Array, offset: Array, exponent: Array
     return MeanSquares(b / (n - 1), j / (k - 1), e / ((n - 1) * (k - 1)), n, k, exponent)
 
 
-def six(b: Any, j: Any, e: Any, n: int, k: int) -> NDArray[np.float64]:
+def point_estimates(b: Any, j: Any, e: Any, n: int, k: int) -> NDArray[np.float64]:
     """Return the coefficients (..., type) from mean squares."""
     w = (j + (n - 1) * e) / n
     agreement = (b - e) / (b + (k - 1) * e + k * (j - e) / n)
     single = np.stack([(b - w) / (b + (k - 1) * w), agreement, (b - e) / (b + (k - 1) * e)], axis=-1)
-    return np.concatenate([single, stepped_up(single, k)], axis=-1)
+    return np.concatenate([single, spearman_brown(single, k)], axis=-1)
 
 
-def stepped_up(single: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+def spearman_brown(single: NDArray[np.float64], k: int) -> NDArray[np.float64]:
     """Return the coefficients of means over k clients (Spearman-Brown); minus infinity up to -1 / (k - 1)."""
     denominator = 1 + (k - 1) * single
     with np.errstate(divide="ignore"):
@@ -371,7 +378,7 @@ def rescaled(t: TwoWay, top: Array) -> TwoWay:
     xp = array_namespace(t.mean)
     if not bool(xp.any(t.exponent != top)):
         return t
-    f = moments.power(t.exponent - top)
+    f = 2.0 ** (t.exponent - top)
     return TwoWay(
         t.n, xp.maximum(t.exponent, top), f * t.mean, f[:, None] * t.profile, f**2 * t.clients, f**2 * t.residual
     )

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import scipy
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
 from fedstat._utils import check
+from fedstat._utils.check import numpy_of
 from fedstat._utils.streams import generator
 from fedstat.stats import LEAST_VARYING, moments
 from fedstat.stats.icc import (
@@ -32,9 +33,9 @@ from fedstat.stats.icc import (
     layer_mean_squares,
     mean_squares,
     mean_squares_of,
-    six,
+    point_estimates,
     slices,
-    stepped_up,
+    spearman_brown,
 )
 from fedstat.stats.icc_tests import AgreementTest, Bools, Rows, Test
 from fedstat.stats.resampling import jackknife
@@ -123,7 +124,7 @@ def over_clients(
     blocks: Callable[[], Iterable[Array]],
     total: Sums,
     test: Test,
-    start: Array | None = None,
+    baseline: Array | None = None,
     *,
     level: float = 0.95,
 ) -> OverClients:
@@ -134,11 +135,11 @@ def over_clients(
     blocks : callable () -> iterable of array (client, unit, weight)
         Returns the weights of all clients, in blocks of clients.
     total : Sums
-        Sums of these weights, minus ``start``.
+        Sums of these weights, minus ``baseline``.
     test : callable (Rows) -> AgreementTest
         Such as :func:`fedstat.stats.icc_tests.sign_flips`. With more than 128 clients, rows are means over groups of
         clients.
-    start : array (unit, weight), optional
+    baseline : array (unit, weight), optional
         Baseline that is subtracted from every client's weights.
     level : float in (0, 1)
         Confidence level of the intervals.
@@ -152,21 +153,21 @@ def over_clients(
     Intervals are jackknife intervals on the scale of −log(1 − ICC), with the degrees of freedom of
     :func:`fedstat.stats.resampling.jackknife`. They refer to the population from which the clients were drawn.
     """
-    t, part, rows = client_rows(blocks, total, start)
+    t, contributions, rows = client_rows(blocks, total, baseline)
     result, k = test(rows(None)), int(t.n)
-    units, layer = (MeanSquares(*map(_on_host, ms)) for ms in (mean_squares(total), layer_mean_squares(total)))
-    ms_loo = _leave_out_clients(t, part) if k > 2 else (None, None)
-    n_varies = part.varies.sum(axis=0)
+    units, layer = (MeanSquares(*map(numpy_of, ms)) for ms in (mean_squares(total), layer_mean_squares(total)))
+    ms_loo = _leave_out_clients(t, contributions) if k > 2 else (None, None)
+    n_varies = contributions.varies.sum(axis=0)
     sparse = (n_varies < min(k, LEAST_VARYING)) & (n_varies > 0)
     of_units = jackknife_coefficients(units, ms_loo[0], result.statistic, result.p_value, level, sparse)
     of_layer = jackknife_coefficients(layer, ms_loo[1], result.layer_statistic, result.layer_p_value, level)
-    scale = moments.power(t.exponent - t.exponent.max())
-    influence = _influence(part.residuals @ scale**2, ms_loo[1])
+    scale = 2.0 ** (t.exponent - t.exponent.max())
+    influence = _influence(contributions.residuals @ scale**2, ms_loo[1])
     return OverClients(of_units, of_layer, result, influence, None if ms_loo[0] is None else _errors(ms_loo[0], sparse))
 
 
 def client_rows(
-    blocks: Callable[[], Iterable[Array]], total: Sums, start: Array | None = None, vectors: Array | None = None
+    blocks: Callable[[], Iterable[Array]], total: Sums, baseline: Array | None = None, vectors: Array | None = None
 ) -> tuple[TwoWay, Contributions, Callable[[Bools | None], Rows]]:
     """Read the weights once; return sums on the host, contributions of clients, and their rows for tests.
 
@@ -184,41 +185,41 @@ def client_rows(
         Makes rows that are means over groups of clients, of which the array has the members; without it, rows of
         clients, or of up to 128 groups of consecutive clients.
     """
-    t = TwoWay(*map(_on_host, total.units))
+    t = TwoWay(*map(numpy_of, total.units))
     (d, n), k = t.profile.shape, int(t.n)
-    in_memory, parts, all_rows = k * d * n <= _MEMORY, [], []
+    in_memory, by_block, all_rows = k * d * n <= _MEMORY, [], []
     for w in blocks():
-        part, rows = _of_clients(w, start, total.units, vectors=vectors)
-        parts.append(part)
+        of_block, rows = _of_clients(w, baseline, total.units, vectors=vectors)
+        by_block.append(of_block)
         all_rows += [rows] * in_memory
-    joined = [np.concatenate(field) for field in zip(*parts, strict=True)]
-    part = Contributions(*joined)
+    joined = [np.concatenate(field) for field in zip(*by_block, strict=True)]
+    contributions = Contributions(*joined)
 
     def read(units: slice) -> Array:
-        return _join_rows([_of_clients(w, start, total.units, units)[1] for w in blocks()])
+        return _join_rows([_of_clients(w, baseline, total.units, units)[1] for w in blocks()])
 
     read_rows = _join_rows(all_rows).__getitem__ if in_memory else read
-    size = np.sqrt(part.squares) * moments.power(t.exponent - t.exponent.max())
-    return t, part, partial(_rows, read_rows, size, part.varies, n, in_memory=in_memory)
+    size = np.sqrt(contributions.squares) * 2.0 ** (t.exponent - t.exponent.max())
+    return t, contributions, partial(_rows, read_rows, size, contributions.varies, n, in_memory=in_memory)
 
 
 def _influence(squares: Floats, ms_loo: MeanSquares | None) -> Influence:
     """Return the influence of clients from their squares (client,) and the layer's mean squares without each client."""
     k = len(squares)
     share = squares / squares.sum() if squares.any() else np.full(k, 1 / k)
-    return Influence(share, np.full(k, np.nan) if ms_loo is None else _six(ms_loo)[:, TYPES.index("ICC2")])
+    return Influence(share, np.full(k, np.nan) if ms_loo is None else _point_estimates(ms_loo)[:, TYPES.index("ICC2")])
 
 
 def _of_clients(
-    w: Array, start: Array | None, t: TwoWay, units: slice = slice(None), vectors: Array | None = None
+    w: Array, baseline: Array | None, t: TwoWay, units: slice = slice(None), vectors: Array | None = None
 ) -> tuple[Sequence[Any], Array]:
     """Return contributions of a block of clients, and their rows: float32 (unit, client, weight) of norm 1, or 0."""
     xp, k, (d, n) = array_namespace(w), len(w), t.profile[units].shape
     fields, rows = [], []
-    for part in slices(d, max(1, at_once(w) // (n * k))):
-        index = slice((units.start or 0) + part.start, (units.start or 0) + part.stop)
-        e, x = block(w, start, units=index)
-        x *= moments.power(e - t.exponent[index])[:, None]
+    for span in slices(d, max(1, at_once(w) // (n * k))):
+        index = slice((units.start or 0) + span.start, (units.start or 0) + span.stop)
+        e, x = block(w, baseline, units=index)
+        x *= (2.0 ** (e - t.exponent[index]))[:, None]
         mean = xp.mean(x, axis=-1)
         x -= mean[..., None]
         squares = xp.vecdot(x, x)
@@ -230,8 +231,8 @@ def _of_clients(
         products = (
             () if vectors is None else (xp.permute_dims(xp.permute_dims(x, (1, 0, 2)) @ vectors[index], (1, 0, 2)),)
         )
-        of_part = (xp.vecdot(x, x), along, mean - t.mean[index], squares, varies, *products)
-        fields.append([_on_host(a) for a in of_part])
+        of_span = (xp.vecdot(x, x), along, mean - t.mean[index], squares, varies, *products)
+        fields.append([numpy_of(a) for a in of_span])
     return [np.concatenate(field, axis=1) for field in zip(*fields, strict=True)], xp.concat(rows)
 
 
@@ -274,7 +275,7 @@ def _rows(
     return Rows(lambda units: all_rows()[units], n_varies > 0, max(1, _CACHED // (max(n, n_groups) * n_groups)))
 
 
-def _leave_out_clients(t: TwoWay, part: Contributions) -> tuple[MeanSquares, MeanSquares]:
+def _leave_out_clients(t: TwoWay, contributions: Contributions) -> tuple[MeanSquares, MeanSquares]:
     """Return mean squares of units and of the layer without each client: arrays (client, unit) and (client,).
 
     The layer's targets are the weights of all units u. The layer's profile is p_ui + m_u − m. A client's deviation d_c
@@ -284,15 +285,16 @@ def _leave_out_clients(t: TwoWay, part: Contributions) -> tuple[MeanSquares, Mea
     k, (d, n) = int(t.n), t.profile.shape
     squares = np.vecdot(t.profile, t.profile)
     units = mean_squares_without(
-        part.residuals, part.along, part.mean, squares, t.residual, t.clients, t.mean, t.exponent, k, n
-    )
+        contributions.residuals, contributions.along, contributions.mean, squares, t.residual, t.clients, t.mean,
+        t.exponent, k, n,
+    )  # fmt: skip
     top = t.exponent.max()
     scale = moments.power(t.exponent - top)
-    deviations, unit_means = scale * part.mean, scale * t.mean
+    deviations, unit_means = scale * contributions.mean, scale * t.mean
     means = deviations.mean(axis=1)
     deviations, unit_means = deviations - means[:, None], unit_means - unit_means.mean()
-    residuals = part.residuals @ scale**2 + n * np.vecdot(deviations, deviations)
-    along = part.along @ scale**2 + n * deviations @ unit_means
+    residuals = contributions.residuals @ scale**2 + n * np.vecdot(deviations, deviations)
+    along = contributions.along @ scale**2 + n * deviations @ unit_means
     squares = squares @ scale**2 + n * unit_means @ unit_means
     offset = np.asarray((scale * t.mean).mean())
     return units, mean_squares_without(
@@ -348,12 +350,12 @@ def jackknife_coefficients(
 
     The interval is NaN where ``sparse``, as too few clients vary.
     """
-    icc, k = _six(ms), ms.n_clients
+    icc, k = _point_estimates(ms), ms.n_clients
     low = high = np.full((*icc.shape[:-1], 3), np.nan)
     if ms_loo is not None:
         single = icc[..., :3]
         with np.errstate(divide="ignore", invalid="ignore"):
-            estimate, estimates_without = -np.log1p(-single), -np.log1p(-_six(ms_loo)[..., :3])
+            estimate, estimates_without = -np.log1p(-single), -np.log1p(-_point_estimates(ms_loo)[..., :3])
             std_error, df = jackknife(estimates_without, k - 1)
             half = scipy.special.stdtrit(df, 0.5 + level / 2) * std_error
             low, high = -np.expm1(half - estimate), -np.expm1(-half - estimate)
@@ -363,7 +365,7 @@ def jackknife_coefficients(
         high = np.where(is_equal | is_undefined, 1.0, high)
         low = np.minimum(np.maximum(low, -1 / (k - 1)), single)
         low, high = (np.where(np.asarray(sparse)[..., None], np.nan, bound) for bound in (low, high))
-    limits = [np.concatenate([bound, stepped_up(bound, k)], axis=-1) for bound in (low, high)]
+    limits = [np.concatenate([bound, spearman_brown(bound, k)], axis=-1) for bound in (low, high)]
     repeated = [np.repeat(np.asarray(x)[..., None], len(TYPES), axis=-1) for x in (statistic, p_value)]
     return Coefficients(icc, repeated[0], None, None, repeated[1], *limits)
 
@@ -371,23 +373,19 @@ def jackknife_coefficients(
 def _errors(ms_loo: MeanSquares, sparse: NDArray[np.bool_]) -> Errors:
     """Return the standard errors behind the intervals of ICC2, from mean squares (client, unit) without each client."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        std_error, df = jackknife(-np.log1p(-_six(ms_loo)[..., TYPES.index("ICC2")]), ms_loo.n_clients)
+        std_error, df = jackknife(-np.log1p(-_point_estimates(ms_loo)[..., TYPES.index("ICC2")]), ms_loo.n_clients)
     return Errors(np.where(sparse, np.nan, std_error), df)
 
 
-def _six(ms: MeanSquares) -> Floats:
+def _point_estimates(ms: MeanSquares) -> Floats:
     b, j, e = (np.asarray(x, dtype=np.float64) for x in ms[:3])
     with np.errstate(divide="ignore", invalid="ignore"):
         b, j, e = (x / (b + j + e) for x in (b, j, e))  # avoids overflow of products
-        return six(b, j, e, ms.n_weights, ms.n_clients)
-
-
-def _on_host(a: Array) -> Any:
-    return np.asarray(a.cpu() if is_torch_array(a) else a)
+        return point_estimates(b, j, e, ms.n_weights, ms.n_clients)
 
 
 def bootstrap(
-    w: Array, start: Array | None = None, *, replicates: int = 200, seed: int = 0
+    w: Array, baseline: Array | None = None, *, replicates: int = 200, seed: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute coefficients of bootstrap samples of clients (Efron and Tibshirani 1993).
 
@@ -398,7 +396,7 @@ def bootstrap(
     ----------
     w : array (client, unit, weight)
         At least 3 clients.
-    start : array (unit, weight), optional
+    baseline : array (unit, weight), optional
         Baseline that is subtracted from every client's weights.
     replicates : int
         Number of bootstrap samples.
@@ -423,18 +421,18 @@ def bootstrap(
     rng = generator(seed, "icc bootstrap")
     n_drawn = rng.multinomial(k, np.full(k, 1 / k), size=check.integer("replicates", replicates)).astype(float)
     counts = xp.asarray(n_drawn, device=device_of(w))
-    units, means, total = [], [], None
-    for part in slices(d, max(1, at_once(w) // (k * max(n, k, len(n_drawn))))):
-        pairs, client_means = _pairs(*block(w, start, slice(None), part))
+    estimates, means, total = [], [], None
+    for units in slices(d, max(1, at_once(w) // (k * max(n, k, len(n_drawn))))):
+        pairs, client_means = _pairs(*block(w, baseline, slice(None), units))
         means.append(client_means)
-        units.append(_resample(pairs, counts, n))
+        estimates.append(_resample(pairs, counts, n))
         total = _pool_units(pairs) if total is None else _pool_units(_join_pairs(total, _pool_units(pairs)))
     between, _ = _pairs(*block(xp.concat(means, axis=1)[:, None, :]))
     weighted = between._replace(cross=n * between.cross, distance=n * between.distance)
     layer = _pool_units(_join_pairs(cast(_Pairs, total), weighted))
-    by = moments.power(2 * (between.exponent - layer.exponent))
+    by = 4.0 ** (between.exponent - layer.exponent)
     layer = layer._replace(offset=by * between.offset, gap=by[:, None, None] * between.gap)
-    return np.concatenate(units, axis=1), _resample(layer, counts, n * d)[:, 0]
+    return np.concatenate(estimates, axis=1), _resample(layer, counts, n * d)[:, 0]
 
 
 class _Pairs(NamedTuple):
@@ -463,7 +461,7 @@ def _pairs(e: Array, x: Array) -> tuple[_Pairs, Array]:
     apart = (squares[:, :, None] + squares[:, None, :] - 2 * products) * off
     means = xp.permute_dims(client_means, (1, 0))
     gap = (means[:, :, None] - means[:, None, :]) ** 2
-    return _Pairs(e, xp.mean(means, axis=-1) ** 2, cross, apart, gap), client_means * moments.power(e)
+    return _Pairs(e, xp.mean(means, axis=-1) ** 2, cross, apart, gap), client_means * 2.0**e
 
 
 def _join_pairs(a: _Pairs, b: _Pairs) -> _Pairs:
@@ -474,7 +472,7 @@ def _pool_units(p: _Pairs) -> _Pairs:
     """Pool all units, except their means."""
     xp = array_namespace(p.cross)
     top = xp.max(p.exponent)
-    scale = moments.power(2 * (p.exponent - top))[:, None, None]
+    scale = (4.0 ** (p.exponent - top))[:, None, None]
     cross, apart = xp.sum(scale * p.cross, axis=0)[None], xp.sum(scale * p.distance, axis=0)[None]
     return _Pairs(top[None], xp.zeros_like(top)[None], cross, apart, xp.zeros_like(cross))
 
@@ -494,9 +492,9 @@ def _resample(p: _Pairs, counts: Array, n: int) -> NDArray[np.float64]:
     b = k * mean(p.cross) / (n - 1) + e
     squares = ((n - 1) * b, (k - 1) * j, (n - 1) * (k - 1) * e)
     ms = mean_squares_of(*squares, p.offset[:, None], p.exponent, k, n)
-    b, j, e = (np.asarray(x.detach().cpu() if is_torch_array(x) else x).T for x in ms[:3])
+    b, j, e = (numpy_of(x).T for x in ms[:3])
     with np.errstate(divide="ignore", invalid="ignore"):
-        return six(b, j, e, n, k)
+        return point_estimates(b, j, e, n, k)
 
 
 def describe_samples(replicates: Floats, level: float) -> dict[str, Floats]:

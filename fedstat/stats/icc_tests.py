@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
+from fedstat._utils.check import numpy_of
 from fedstat._utils.streams import generator
 from fedstat.stats import LEAST_VARYING
 from fedstat.stats.icc import fdr, slices
@@ -186,7 +187,7 @@ def permutations(rows: Rows, *, seed: int = 0) -> AgreementTest:
     statistic, p_value, layer = np.full(d, np.nan), np.full(d, np.nan), (math.nan, math.nan)
     shifts = _shifts(k, n_units, seed)
     if n_units > 1:
-        x = np.concatenate([_host(rows.read(part)) for part in slices(d, rows.step)])[units]
+        x = np.concatenate([numpy_of(rows.read(part)) for part in slices(d, rows.step)])[units]
         varies = rows.varies[:, units].T
         all_units = np.ones(n_units, dtype=bool)
         observed, p_units, layer = _permute(_unit_rows(x, varies, all_units), shifts)
@@ -218,7 +219,7 @@ def _subtract_profile(rows: Rows, row_products: Floats, reference: Bools, i: Any
     for units in slices(d, rows.step):
         x, in_reference = rows.read(units), reference[units, None].astype(np.float32)
         xp = array_namespace(x)
-        cross = _host(xp.reshape(x, (-1, x.shape[-1])) @ xp.matrix_transpose(total)).reshape(-1, k, k)
+        cross = numpy_of(xp.reshape(x, (-1, x.shape[-1])) @ xp.matrix_transpose(total)).reshape(-1, k, k)
         in_i, in_j = rows.varies[i, units].T, rows.varies[j, units].T
         n_i, n_j = counts[i] - in_reference * in_i, counts[j] - in_reference * in_j
         n_different = n_i * n_j - n_both + in_reference * (in_i & in_j)
@@ -252,7 +253,7 @@ def _total(rows: Rows, reference: Bools) -> Array:
 
 def _gram(x: Array) -> Any:
     """Return products of rows, (..., row, row), on the host."""
-    return _host(x @ array_namespace(x).matrix_transpose(x))
+    return numpy_of(x @ array_namespace(x).matrix_transpose(x))
 
 
 def _standardize(products: Floats, row_products: Floats) -> Floats:
@@ -338,7 +339,3 @@ def _tie_limit(statistic: Any) -> Any:
 
 def _is_significant(p_value: Floats) -> Bools:
     return np.asarray(fdr(p_value[:, None])[:, 0] <= _FDR)
-
-
-def _host(a: Array) -> Any:
-    return np.asarray(a.cpu() if is_torch_array(a) else a)

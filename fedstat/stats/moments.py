@@ -96,7 +96,7 @@ def require_memory(units: int, *, all_pairs: bool, clients: int = 0) -> None:
 
 
 # A unit whose variance is below this proportion of its mean square is constant up to rounding of float64 means.
-_DEAD = 1e-26
+_CONSTANT = 1e-26
 # Below this sum of squares, some squares may have vanished.
 _LEAST = 1e-200
 
@@ -222,7 +222,7 @@ def correlation(m: Moments) -> Array:
             "A diverged client is the usual cause: leave it out or lower its learning rate."
         )
     square = xp.linalg.diagonal(m.cross)
-    constant = square <= _DEAD * (square + m.n[..., None] * m.mean**2)
+    constant = square <= _CONSTANT * (square + m.n[..., None] * m.mean**2)
     nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(square))
     unity = xp.asarray(1.0, dtype=xp.float64, device=device_of(square))
     scale = 1 / xp.sqrt(xp.where(constant, nan, square))

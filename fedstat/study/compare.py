@@ -15,7 +15,7 @@ from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled import compare
 from fedstat.results import ComparisonResult
-from fedstat.results.base import Caution, aligned, few, line, wrapped
+from fedstat.results.base import Caution, aligned, caution_of_few, wrapped
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import difference
 from fedstat.results.tables import NONE, count, megabytes, number, plus_minus
@@ -109,7 +109,7 @@ class RunsResult(ComparisonResult):
             ]
             parts.append(f"all scenarios (means within each seed)\n{aligned(pd.DataFrame(rows))}")
         cautions = "\n".join(map(str, self.cautions()))
-        return "\n".join(map(line, "\n\n".join(filter(None, [*parts, cautions])).split("\n")))
+        return "\n".join(map(wrapped, "\n\n".join(filter(None, [*parts, cautions])).split("\n")))
 
     @property
     def _title(self) -> str:
@@ -125,7 +125,7 @@ class RunsResult(ComparisonResult):
         seeds = [int(comparison.table["n_values"].max()) for comparison in self.scenarios.values()]
         if max(seeds) == 1:
             return [Caution("One seed", "differences between methods of one seed have no interval, and may be chance")]
-        return few(min(seeds), "seed")
+        return caution_of_few(min(seeds), "seed")
 
     def _caption(self) -> list[str]:
         seeds = sorted({int(n) for comparison in self.scenarios.values() for n in comparison.table["n_values"]})

@@ -20,7 +20,7 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.fl import metrics as fl_metrics
 from fedstat.fl import nets
 from fedstat.fl.stored import from_stored
-from fedstat.results.base import aligned
+from fedstat.results.base import TERMINAL, aligned
 from fedstat.stats.split import adjusted_rand, prop_unchanged
 
 WINDOW = 10
@@ -108,9 +108,6 @@ def words(rule: str, table: pd.DataFrame) -> str:
     return RULES[rule].format(f" (of which {counts} were evaluated)" if sparse else "")
 
 
-WIDTH = 100
-
-
 class Table(NamedTuple):
     """Table of runs.
 
@@ -134,7 +131,7 @@ class Table(NamedTuple):
         """Return the table as text for a terminal."""
         parts = [self.title]
         parts += [f"{heading}\n{aligned(block)}" for heading, block in self.blocks.items()]
-        notes = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in self.notes]
+        notes = [textwrap.fill(note, TERMINAL, subsequent_indent="  ") for note in self.notes]
         return "\n\n".join([*parts, "\n".join(notes)])
 
     def write(self, name: Path) -> None:

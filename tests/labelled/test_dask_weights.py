@@ -94,11 +94,11 @@ def test_chunks_of_all_clients_side_by_side_are_computed_anew_for_some_clients_a
     monkeypatch.setattr(arrays, "_BLOCK", 5 * ONE)
     monkeypatch.setattr(arrays, "_ROW", 10 * ONE)
     held = Chunks(-1, -1, 10)
-    read = [len(names) for names, _ in arrays.group_blocks(held.array)]
+    read = [len(block) for _, block in arrays.read_layer(held.array).blocks()]
     assert read == [10, 10, 4]
     assert held.most < 5, "of five chunks that hold all clients"
     assert set(held.computed.values()) == {3}
-    assert [len(names) for names, _ in arrays.group_blocks(Chunks(-1, -1, -1).array)] == [24]
+    assert [len(block) for _, block in arrays.read_layer(Chunks(-1, -1, -1).array).blocks()] == [24]
 
 
 def test_a_diverged_client_of_weights_that_dask_holds_is_named() -> None:

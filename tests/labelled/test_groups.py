@@ -76,20 +76,6 @@ def test_groups_are_matched_by_client_in_any_form() -> None:
     pd.testing.assert_frame_equal(moved[columns], expected[columns])
 
 
-def test_lazy_weights_are_read_unit_by_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    w = weights()
-    w.rename("w").drop_vars(["client", "unit"]).to_dataset().to_zarr(tmp_path / "w.zarr", consolidated=False)
-    lazy = xr.open_zarr(tmp_path / "w.zarr", chunks=None, consolidated=False)["w"]
-    expected = fedstat.variance_components(w, groups=THREE, claim=THESE)
-    monkeypatch.setattr(fedstat.labelled.agreement, "_BLOCK", 2 * 14**2)
-    for weights_ in (lazy, w, w.values):
-        found = fedstat.variance_components(weights_, groups=THREE, claim=THESE)
-        for a, b in ((found.tidy(), expected.tidy()), (found.layer, expected.layer)):
-            pd.testing.assert_frame_equal(
-                a.drop(columns="unit", errors="ignore"), b.drop(columns="unit", errors="ignore")
-            )
-
-
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     (weights(), {"groups": THREE}, r"new groups needs at least 5 groups, but got 3 \(north, south, west\)"),
     (weights(), {"groups": CLIENTS, "claim": THESE}, r"at least 2 .* but got 14 group\(s\) of 14 clients"),

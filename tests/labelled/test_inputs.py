@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,27 @@ def test_one_update_of_several_layers_names_them(held: dict[str, Any]) -> None:
         ValueError, match=r"update takes the weights of one layer, .* with the layers conv, fc1\. Choose"
     ):
         fedstat.update(fedstat.split(W, n_factors=2), held["run"])
+
+
+OF_KINDS: dict[str, Callable[[Any], Any]] = {
+    "split": lambda w: fedstat.split(w, n_factors=2, method="pc").communality,
+    "split by agreement": lambda w: fedstat.split(w, method="icc").icc,
+    "fa of a matrix": lambda w: fedstat.fa(fedstat.layer_matrix(w), n_factors=2, method="pc").communality,
+    "icc": lambda w: fedstat.icc(w, n_boot=5).replicates,
+    "moments": lambda w: fedstat.variance_components(w, covariate=range(6)).components.conf_low,
+    "reml": lambda w: fedstat.variance_components(w, covariate=range(6), method="reml").components.conf_low,
+}
+
+
+@pytest.mark.parametrize("verb", OF_KINDS)
+def test_kinds_of_arrays_and_orders_of_dims_give_one_answer(verb: str) -> None:
+    dims = ("client", "replicate", "unit") if verb in ("moments", "reml") else ("client", "unit")
+    sizes = {"client": 6, "replicate": 2, "unit": 8}
+    w = np.random.default_rng(0).normal(size=(*(sizes[dim] for dim in dims), 3, 4))
+    expected = OF_KINDS[verb](w)
+    labelled = xr.DataArray(w, dims=(*dims, "height", "width"))
+    for other in (labelled, labelled.transpose("width", *dims[::-1], "height"), torch.tensor(w, requires_grad=True)):
+        np.testing.assert_allclose(OF_KINDS[verb](other), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_a_factor_analysis_of_weights_is_that_of_their_matrix_and_knows_the_agreement() -> None:

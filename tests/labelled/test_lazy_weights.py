@@ -14,7 +14,7 @@ from zarr.storage import MemoryStore
 
 import fedstat.labelled as fs
 from fedstat.labelled import arrays
-from fedstat.labelled.arrays import client_sums, sums
+from fedstat.labelled.arrays import client_sums, read_layer, sums
 
 CLIENTS = 23
 
@@ -49,17 +49,17 @@ def stored(chunk: dict[str, int]) -> tuple[xr.DataArray, Counter[str]]:
 def test_each_chunk_is_read_once(chunk: dict[str, int], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "_BLOCK", block)
     lazy, reads = stored(chunk)
-    m, _, _, n, _ = sums(lazy)
+    m, _, _, n, _ = sums(read_layer(lazy))
     assert n == CLIENTS
     assert reads
     assert set(reads.values()) == {1}
     reads.clear()
-    each, *_ = client_sums(lazy)
+    each, *_ = client_sums(read_layer(lazy))
     assert set(reads.values()) == {1}
     loaded = lazy.load()
-    np.testing.assert_array_equal(m.cross, sums(loaded)[0].cross)
-    np.testing.assert_array_equal(each.cross, client_sums(loaded)[0].cross)
-    np.testing.assert_array_equal(m.cross, sums(loaded.values)[0].cross)
+    np.testing.assert_array_equal(m.cross, sums(read_layer(loaded))[0].cross)
+    np.testing.assert_array_equal(each.cross, client_sums(read_layer(loaded))[0].cross)
+    np.testing.assert_array_equal(m.cross, sums(read_layer(loaded.values))[0].cross)
 
 
 def test_no_more_is_in_memory_than_a_block_of_whole_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,6 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-import torch
-import xarray as xr
 from layers import weights
 from scipy import stats as scipy_stats
 
@@ -104,29 +102,6 @@ def test_defaults_of_factor_analysis_are_taken_and_unknown_options_are_not() -> 
         fs.split(half_identical(), method="icc2")
     with pytest.raises(ValueError, match=r"tau must be a finite number in \(0, 1\)"):
         fs.split(half_identical(), method="icc", tau=1.5)
-
-
-def test_one_client_has_nobody_to_agree_with() -> None:
-    with pytest.raises(ValueError, match="at least 2 clients, but got 1"):
-        fs.split(half_identical()[:1], method="icc")
-    with pytest.warns(UserWarning, match="Agreement needs at least 2 clients"):
-        alone = fs.split(half_identical()[:1], n_factors=2)
-    assert np.isnan(alone.icc).all()
-    assert "do clients agree" not in repr(alone)
-    assert not alone.contradicted
-
-
-@pytest.mark.parametrize("options", [{"method": "icc"}, {"method": "pc", "n_factors": 3}], ids=str)
-def test_kinds_of_arrays_agree(options: dict[str, Any]) -> None:
-    w = half_identical()
-    expected = fs.split(w, **options)
-    labelled = xr.DataArray(w.swapaxes(0, 1), dims=("unit", "client", "weight"), coords={"unit": np.arange(16) + 100})
-    tensor = torch.from_numpy(w).requires_grad_()
-    for other in (tensor, labelled, xr.DataArray(w.reshape(10, 16, 5, 6), dims=("client", "unit", "a", "b"))):
-        found = fs.split(other, **options)
-        np.testing.assert_array_equal(found.shared, expected.shared)
-        np.testing.assert_allclose(found.icc, expected.icc, rtol=1e-12, atol=1e-14)
-    assert fs.split(labelled, **options).tidy()["term"].tolist() == list(range(100, 116))
 
 
 def test_a_split_of_changes_comes_from_their_agreement() -> None:
@@ -232,15 +207,6 @@ def test_nothing_is_said_where_labels_and_agreement_go_together(model8: tuple[np
     for tau in (math.inf, -math.inf):
         fs.split(w, kappa=0.3, tau=tau)  # one group alone
     fs.split(w, method="icc", tau=0.3)
-
-
-def test_noise_seldom_raises_the_warning() -> None:
-    """Of 60 layers in which nothing is shared at most 3 are said to contradict themselves."""
-    rng = np.random.default_rng(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = [fs.split(rng.normal(size=(6, 16, 12)), method="pc", n_factors=2) for _ in range(60)]
-    assert sum(split.contradicted for split in found) <= 3
 
 
 def test_the_rule_is_that_of_mann_and_whitney_and_of_gross_contradictions() -> None:

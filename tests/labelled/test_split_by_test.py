@@ -76,17 +76,6 @@ def test_no_evidence_is_neither_shared_nor_personal():
     assert found.augment()["conclusion"].tolist() == found.conclusion.tolist()
 
 
-@pytest.mark.parametrize("own", [0.0, 0.4, 2**-0.5, 1.2])
-def test_wrong_directions_are_rare(own):
-    """Units of one share, on either side of the margin or on it: some unit is called the other in few layers."""
-    share = own**2 / (own**2 + 0.5)
-    wrong = []
-    for seed in range(60):
-        outcome = variance_components(replicated([own] * 10, seed=seed)).split(fdr=0.1).conclusion
-        wrong.append((share <= 0.5 and "personal" in outcome) or (share >= 0.5 and "shared" in outcome))
-    assert np.mean(wrong) < 0.1 + 3 * np.sqrt(0.1 * 0.9 / 60)
-
-
 def test_a_stricter_rate_decides_less():
     found = variance_components(replicated(np.linspace(0, 1.2, 30)))
     decided = [found.split(fdr=rate).conclusion != "inconclusive" for rate in (0.001, 0.05, 0.3)]

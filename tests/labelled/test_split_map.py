@@ -53,8 +53,6 @@ def test_the_summary_counts_what_the_table_holds():
 def test_what_cannot_be_asked_is_said():
     with pytest.raises(ValueError, match="method must be one of"):
         fedstat.split_map(W, methods=("pa", "mle"))
-    with pytest.raises(ValueError, match="kappas must hold at least one value and none twice"):
-        fedstat.split_map(W, kappas=(0.5, 0.5))
     with pytest.warns(UserWarning, match="client"), pytest.raises(ValueError, match="at least 2 clients"):
         fedstat.split_map(W[:1])
 

@@ -21,7 +21,7 @@ from matplotlib import pyplot as plt
 from pages import Page
 
 import fedstat
-from fedstat.results.base import WIDTH, Caution, LayerResults, Result
+from fedstat.results.base import TERMINAL, Caution, LayerResults, Result
 
 
 def classes(of: type = Result) -> Iterator[type]:
@@ -41,7 +41,7 @@ def test_results_keep_the_contract(name: str) -> None:
     result = made(name)
     assert type(result).__name__ == name
     text = repr(result)
-    assert max(map(len, text.splitlines())) <= WIDTH
+    assert max(map(len, text.splitlines())) <= TERMINAL
     assert len(result.summary()) >= len(text)
     assert " ".join(text.split()).endswith(" ".join(map(str, result.cautions())))
     tidy, glance = result.tidy(), result.glance()

@@ -178,11 +178,6 @@ def test_update_repeats_the_analysis_and_starts_where_the_last_ended() -> None:
         fs.update(before, second[:, :9])
 
 
-def test_an_unknown_argument_of_split_is_named() -> None:
-    with pytest.raises(TypeError, match="kapa"):
-        fs.split(np.ones((3, 4, 5)), kapa=0.5)
-
-
 def test_methods_are_offered_alike_by_fa_and_the_arrays() -> None:
     for method in factor.METHODS:
         assert fs.fa(np.array(CASES["bfi"]["r"]), corr=True, n_factors=3, method=method).method == method

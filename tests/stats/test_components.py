@@ -162,33 +162,6 @@ def test_intervals_hold_the_truth_and_tests_keep_their_level(
             assert rejected > 0.99
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("covariate", [False, True])
-@pytest.mark.parametrize("unequal", [False, True])
-@pytest.mark.parametrize("rank", [1, 3, 30])
-@pytest.mark.parametrize("clients", [10, 20, 40])
-def test_intervals_and_tests_over_many_runs(clients: int, rank: int, unequal: bool, covariate: bool) -> None:
-    for share in (0.0, 0.5, 0.8):
-        covered, rejected = hold(20_000, clients, rank, share, unequal=unequal, covariate=covariate)
-        print(f"{clients:3d} clients, rank {rank:2d}, unequal {unequal:d}, covariate {covariate:d}, share {share:.1f}: "
-              f"{covered:.3f} {rejected:.3f}")  # fmt: skip
-        assert covered > 0.92
-        if share == 0:
-            assert 0.03 < rejected < 0.07
-
-
-def test_an_effect_of_a_common_factor_on_all_weights_costs_no_coverage() -> None:
-    """1000 weights that are one number apart from scale: with weights as degrees of freedom nothing would hold."""
-    rng = np.random.default_rng(0)
-    direction = rng.normal(size=1000)
-    covered = []
-    for _ in range(300):
-        own, noise = rng.normal(size=(15, 1)), np.sqrt(2) * rng.normal(size=(15, 2))
-        found = vc.components(vc.parts(((own + noise)[..., None] * direction)[:, :, None]))
-        covered.append((found.conf_low <= 0.5) & (found.conf_high >= 0.5))
-    assert np.mean(covered) > 0.91
-
-
 def test_dead_units_are_undefined_and_leave_the_others_alone() -> None:
     w = weights()
     expected = vc.components(vc.parts(w))

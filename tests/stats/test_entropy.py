@@ -205,12 +205,6 @@ def test_jitter_moves_pairs_too():
     assert np.mean((found.conf_low <= NORMAL) & (found.conf_high >= NORMAL)) > 0.9
 
 
-def test_coverage_in_two_dimensions():
-    x = np.random.default_rng(0).normal(size=(500, 1000, 2))
-    result = knn_entropy(x, k=1, axis=1, feature_axis=2)
-    assert 0.92 < np.mean(abs(result.estimate - 2 * NORMAL) < 1.96 * result.std_error) < 0.97
-
-
 def test_neighbour_variance_is_what_its_simulation_found():
     record = json.loads((GOLDEN / "entropy_neighbour_variance.json").read_text())
     table = [[entropy.neighbour_variance(k, d) for k in range(1, 11)] for d in range(1, 7)]

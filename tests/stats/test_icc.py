@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -192,20 +191,6 @@ def test_a_correlation_that_is_undefined_refuses_no_start(weight: float | None, 
     assert require_related(rng.normal(size=(4, 5)) if start is None else np.full((4, 5), start), w) is None
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("kind", [lambda w: w, torch.asarray, lambda w: w.astype(np.float32)])
-def test_weights_that_are_not_finite_are_named(bad: float, kind: Any) -> None:
-    w = weights()
-    w[6, 3, 2] = bad
-    with pytest.raises(ValueError, match=r"weights of client 6 hold NaN or infinite values, first in unit\(s\) 3\. "):
-        fs.icc(kind(w))
-    named = xr.DataArray(
-        w, dims=("client", "unit", "weight"), coords={"client": list("abcdefgh"), "unit": list("vwxyz")}
-    )
-    with pytest.raises(ValueError, match=r"client g hold NaN or infinite values, first in unit\(s\) y"):
-        fs.icc(named, n_boot=5)
-
-
 def test_one_client_and_one_weight_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 clients, but got 1"):
         fs.icc(weights(clients=1))
@@ -294,13 +279,6 @@ def test_tensors_give_the_numbers_of_arrays(dtype: torch.dtype) -> None:
     for x, y in ((a.tidy(), b.tidy()), (a.layer, b.layer)):
         pd.testing.assert_frame_equal(x.drop(columns=statistics), y.drop(columns=statistics), rtol=1e-7)
         np.testing.assert_allclose(x[statistics], y[statistics], rtol=1e-5, atol=1e-5)
-
-
-def test_tensors_that_are_trained_are_taken_as_they_are() -> None:
-    w, start = torch.asarray(weights()), torch.zeros(5, 20, dtype=torch.float64)
-    expected = fs.icc(w, baseline=start, n_boot=5).tidy()
-    found = fs.icc(w.requires_grad_(), baseline=start.requires_grad_(), n_boot=5)
-    assert found.tidy().equals(expected)
 
 
 def test_a_server_that_adds_up_the_sums_of_clients_gets_the_same_table() -> None:

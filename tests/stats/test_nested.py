@@ -235,18 +235,6 @@ def test_groups_are_strata_of_the_jackknife() -> None:
     assert error[0] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_tests_hold_their_level_and_intervals_cover(method: Any) -> None:
-    """200 units of 3 weights; ``simulations/inference/nested.py`` tries many cases."""
-    w, codes = draw((4, 3, 6, 5, 4, 5), units=400, weights=3, of_groups=0), codes_of((4, 3, 6, 5, 4, 5))
-    clients, groups = estimate(w, codes, method=method)
-    assert (groups.p_value <= 0.05).mean() < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
-    covers = (clients.conf_low <= 2 / 3) & (clients.conf_high >= 2 / 3)
-    assert covers.mean() > 0.95 - 3 * np.sqrt(0.05 * 0.95 / 400)
-    covers = (groups.conf_low <= 0) & (groups.conf_high >= 0)
-    assert covers.mean() > 0.95 - 3 * np.sqrt(0.05 * 0.95 / 400)
-
-
 def test_the_search_of_the_likelihood_finds_the_smallest_of_several_minima() -> None:
     t = reml.minimize(lambda t: np.cos(3 * np.log(t)) + 0.1 * np.log(t) ** 2, (2,), 1.0)
     expected = scipy.optimize.minimize_scalar(
