@@ -97,19 +97,19 @@ class RunsResult(ComparisonResult):
     def __repr__(self) -> str:
         noun = "accuracy" if self.measure == "accuracy" else "value"
         head = (
-            f"{self._title}, {self.accuracy}: mean ± standard error over seeds;\n"
-            f"difference from {self.reference} within seeds [{100 * self.level:g} %, all rows of a block together];\n"
-            f"10 % below: {noun} that a tenth of the clients stay below; sent: up and down, in all rounds"
+            f"{self._title}, {self.accuracy}: mean ± standard error over seeds;",
+            f"difference from {self.reference} within seeds [{100 * self.level:g} %, all rows of a block together];",
+            f"10 % below: {noun} that a tenth of the clients stay below; sent: up and down, in all rounds",
         )
-        parts = [head, *(self._block(name) for name in self.scenarios)]
+        parts = ["\n".join(map(wrapped, head)), *(self._block(name) for name in self.scenarios)]
         if len(self.scenarios) > 1 and self.table["difference"].notna().any():
             rows = [
                 {"": x["method"], "difference": _difference(x, self.reference), "seeds": str(x["n"] or "")}
                 for x in self.table.to_dict("records")
             ]
             parts.append(f"all scenarios (means within each seed)\n{aligned(pd.DataFrame(rows))}")
-        cautions = "\n".join(map(str, self.cautions()))
-        return "\n".join(map(wrapped, "\n\n".join(filter(None, [*parts, cautions])).split("\n")))
+        cautions = "\n".join(wrapped(str(caution)) for caution in self.cautions())
+        return "\n\n".join(filter(None, [*parts, cautions]))
 
     @property
     def _title(self) -> str:
