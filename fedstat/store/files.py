@@ -152,15 +152,13 @@ class Bounded(BatchedCodecPipeline):
     def from_codecs(cls, codecs: Iterable[Any], **options: Any) -> Self:
         """Build the pipeline, as zarr does, from known codecs, of which at most one compresses.
 
-        Other codecs of zarr 2 could run code.
-
         Raises
         ------
         ValueError
             If a codec is unknown, or if two codecs compress.
         """
         pipeline = super().from_codecs(codecs, **options)
-        names = [name for codec in pipeline for name in _list_codecs(codec)]
+        names = [str(codec.to_dict()["name"]) for codec in pipeline]
         if unknown := [name for name in names if name not in _PLAIN | _PACKED]:
             raise ValueError(f"its codec {unknown[0]!r:.100} is not one of {', '.join(sorted(_PLAIN | _PACKED))}")
         if len(packers := [name for name in names if name in _PACKED]) > 1:
@@ -181,12 +179,6 @@ class Bounded(BatchedCodecPipeline):
 
 
 register_pipeline(Bounded)
-
-
-def _list_codecs(codec: Any) -> Iterable[str]:
-    """Return the name of a codec; for a codec of zarr 2, the names of its filters and its compressor."""
-    parts = [*(codec.filters or ()), codec.compressor] if hasattr(codec, "filters") else [codec]
-    return [str(getattr(part, "codec_id", None) or part.to_dict()["name"]) for part in parts if part is not None]
 
 
 def _get_unpacked_size(raw: np.ndarray, packer: str, max_bytes: int) -> float:
@@ -219,7 +211,7 @@ class _Array(ZarrArrayWrapper):
         self._place = f"{root}: {array.path}"
         guard.size(self._place, self._bytes(array.chunks), "a chunk of it")
         guard.size(self._place, array.nchunks, "its shape", share=_CHUNK, unit="chunks")
-        self._metadata = root / array.path / (".zarray" if array.metadata.zarr_format == 2 else "zarr.json")
+        self._metadata = root / array.path / METADATA
 
     def _bytes(self, sizes: Iterable[int]) -> int:
         return prod(map(int, sizes)) * self.dtype.itemsize
@@ -317,8 +309,7 @@ class _Store(ZarrStore):
     @classmethod
     def of(cls, group: zarr.Group, members: dict[str, zarr.Array | zarr.Group]) -> Self:
         """Return the view of a group whose members are known, which xarray would read again."""
-        is_old = group.metadata.zarr_format == 2
-        store = cls(group, "r", use_zarr_fill_value_as_mask=is_old, cache_members=False)
+        store = cls(group, "r", use_zarr_fill_value_as_mask=False, cache_members=False)
         store._cache_members, store._members = True, members
         return store
 
@@ -337,7 +328,7 @@ def open_groups(path: Path) -> dict[str, Dataset]:
     """Open the groups of a store, by their paths, without the mark of the journal; arrays are read on access."""
     with _limit_decoding():
         store = Guarded(path.absolute(), read_only=True)  # lazy arrays are read after a change of folder, too
-        root = zarr.open_group(store, mode="r", use_consolidated=False)
+        root = zarr.open_group(store, mode="r", zarr_format=3, use_consolidated=False)
         groups: dict[str, zarr.Group] = {"": root}
         members: dict[str, dict[str, Any]] = {"": {}}
         for name, node in root.members(max_depth=None):
@@ -358,11 +349,11 @@ def open_groups(path: Path) -> dict[str, Dataset]:
 def open_root_group(path: Path) -> Dataset:
     """Open the group at the top of a store."""
     with _limit_decoding():
-        return open_dataset(_Store.open_group(Guarded(path, read_only=True), consolidated=False), engine="store")
+        return open_dataset(_Store.open_group(Guarded(path, read_only=True), zarr_format=3, consolidated=False), engine="store")
 
 
 def read_labels(path: Path, positions: Iterable[int]) -> list[Any]:
     """Read the values of a coordinate at some positions."""
     with _limit_decoding():
-        array = zarr.open_array(Guarded(path, read_only=True), mode="r")
+        array = zarr.open_array(Guarded(path, read_only=True), mode="r", zarr_format=3)
         return [array[position] for position in positions]

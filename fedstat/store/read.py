@@ -21,7 +21,7 @@ NEEDED = {
     "fedstat.sim": ("metrics/accuracy", "metrics/rounds_done", "split/fc1/shared", "truth/communality"),
     "fedstat.motivation": ("outputs/accuracy", "outputs/done", "dispersion/entropy", "relation/spearman"),
 }
-"""Arrays that the stores of a command have had since its first version, and that readers need."""
+"""Arrays of the stores of a command that readers need."""
 GROUPS = "groups"
 """Attribute that lists the groups of a store in order, which the file system does not keep."""
 _JSON = {"config": dict, "about": dict, "versions": dict, "pieces": dict, GROUPS: list}
@@ -171,7 +171,7 @@ def reading(path: str | Path) -> Iterator[None]:
 
 
 def _sort_groups(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> dict[str, xr.Dataset]:
-    """Sort groups, by their paths, in the order that the store records; in older stores, its settings."""
+    """Sort groups, by their paths, in the order that the store records."""
     paths = {path[1:] for path in groups}
     names = paths | {path.rpartition("/")[2] for path in paths}
     order: dict[str, int] = {}
@@ -189,10 +189,7 @@ def _sort_groups(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> 
 def _list_groups(attrs: Mapping[str, Any]) -> list[Any]:
     """Return the names of groups in order; none if the attributes are damaged or of another program."""
     try:
-        if GROUPS in attrs:
-            return list(guard.parsed(GROUPS, attrs[GROUPS].encode()))
-        config = guard.parsed("config", attrs.get("config", "{}").encode(), finite=False)
-        return [*config.get("keep_weights", ()), *(name.rpartition(".")[0] for name in config.get("shapes", ()))]
+        return list(guard.parsed(GROUPS, attrs.get(GROUPS, "[]").encode()))
     except (ValueError, TypeError, AttributeError):
         return []
 
