@@ -92,8 +92,8 @@ def layout(
 def run_layout(job: Job, rounds: int, stored: Checkpoints) -> dict[str, Group]:
     """Return the groups of the store of one run, except groups of probes."""
     also = {
-        "accuracy_before": "test accuracy of an active client's model as it leaves local training",
-        "train_loss": "mean training loss of an active client's batches",
+        "accuracy_before": "test accuracy of a selected client's model as it leaves local training",
+        "train_loss": "mean training loss of a selected client's batches",
     }
     if job.validation is not None:
         also |= {"validation_accuracy": "validation accuracy", "validation_loss": "mean validation loss"}

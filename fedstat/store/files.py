@@ -349,7 +349,9 @@ def open_groups(path: Path) -> dict[str, Dataset]:
 def open_root_group(path: Path) -> Dataset:
     """Open the group at the top of a store."""
     with _limit_decoding():
-        return open_dataset(_Store.open_group(Guarded(path, read_only=True), zarr_format=3, consolidated=False), engine="store")
+        return open_dataset(
+            _Store.open_group(Guarded(path, read_only=True), zarr_format=3, consolidated=False), engine="store"
+        )
 
 
 def read_labels(path: Path, positions: Iterable[int]) -> list[Any]:

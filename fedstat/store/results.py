@@ -227,7 +227,7 @@ def result_groups(results_by_kind: Mapping[str, LayerResults[Any]]) -> dict[str,
     """Return the groups of a store that :func:`read_layers` reads, from results by kind."""
     attrs = {
         "layers": json.dumps(list(results_by_kind["split"])),
-        "left_out": json.dumps(results_by_kind["split"].skipped_layers),
+        "skipped_layers": json.dumps(results_by_kind["split"].skipped_layers),
     }
     groups = {f"/{_GROUP}": xr.Dataset(attrs=attrs)}
     for kind, by_layer in results_by_kind.items():
@@ -265,7 +265,7 @@ def read_layers(
             has = ", ".join(other for other in KINDS if other in layers[lacking[0]].children)
             raise ValueError(f"{path} holds no {kind} of layer {lacking[0]!r}, only: {has}. Ask for it when splitting.")
         results = {name: from_dataset(layers[name].children[kind].to_dataset(inherit=False)) for name in names}
-        return LayerResults(results, guard.parsed("left_out", attrs["left_out"].encode()))
+        return LayerResults(results, guard.parsed("skipped_layers", attrs["skipped_layers"].encode()))
 
 
 def layer_results(run: xr.DataTree, layer: str) -> dict[str, Any]:

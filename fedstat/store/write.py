@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, Protocol, Self
@@ -299,7 +299,9 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
         encoding: Any = {group: dict.fromkeys(variables, CODED) for group, variables in names.items()}
         result.to_zarr(store, mode="a", consolidated=False, zarr_format=3, encoding=encoding, write_empty_chunks=True)
         order = json.dumps([path[1:] for path in names if path != "/"])
-        zarr.open_group(store, mode="r+").attrs.update({**attrs, "layout": origin.LAYOUT, GROUPS: order, "ended": now()})
+        zarr.open_group(store, mode="r+").attrs.update(
+            {**attrs, "layout": origin.LAYOUT, GROUPS: order, "ended": now()}
+        )
         journal.start(folder)
         if path.exists():
             origin.replace(folder, path)

@@ -194,7 +194,7 @@ def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
     for method, rule in [("fedfac-dynamic", "ensemble"), ("fedfac-dynamic", "local_train"), ("fedavg", "global")]:
         by_hand = []
         for seed in range(3):
-            new = open_run(runs / f"dirichlet-0.1-{method}-{seed}.zarr")["new"]
+            new = open_run(runs / f"dirichlet-0.1-{method}-{seed}.zarr")["unseen_clients"]
             by_hand.append(np.average(new["accuracy"].sel(rule=rule), weights=new["n_test"]))
         name = method if method == "fedavg" else f"{method}, {rule}"
         assert_allclose(here.loc[name, "mean"], np.mean(by_hand), rtol=1e-5)
@@ -203,7 +203,7 @@ def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
 
 
 def test_new_clients_of_fedavg_and_fedprox_predict_by_the_global_model_unless_fine_tuned():
-    rules = {name: collect.about(name).new_clients for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
+    rules = {name: collect.about(name).unseen_clients for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
     assert list(rules.values()) == [("global",), ("global",), ("finetuned",), ("finetuned",)]
 
 

@@ -219,11 +219,11 @@ def test_a_labelled_run_with_everything(name):
     net = jobs.NORMALISED if name == "fedbn" else nets.mlp(SIZES)
     found = train(
         dataset(SAMPLES), net, make(name), rounds=2, participation=0.5, batch_size=5, lr=0.1, seed=4,
-        new=dataset([9, 12], seed=3), probe=["drift", "trained-weights"],
+        unseen_clients=dataset([9, 12], seed=3), probe=["drift", "trained-weights"],
     )  # fmt: skip
     assert np.isfinite(found["metrics/accuracy"]).all()
-    (rule,) = algorithms.about(name).new_clients
-    assert np.isfinite(found["new/accuracy"].sel(rule=rule)).all()
+    (rule,) = algorithms.about(name).unseen_clients
+    assert np.isfinite(found["unseen_clients/accuracy"].sel(rule=rule)).all()
 
 
 @pytest.mark.parametrize("name", ["fedphp", "pfedsd"])

@@ -180,7 +180,7 @@ def test_a_prediction_rule_has_the_metrics_of_a_run_of_its_algorithm(rule):
     assert_consistent(alone)
     for name in METRICS:
         expected_values = alone[f"metrics/{name}"].isel(round=-1)
-        np.testing.assert_array_equal(ruled[f"readouts/{name}"].isel(readout=0), expected_values, err_msg=name)
+        np.testing.assert_array_equal(ruled[f"prediction_rules/{name}"].isel(rule=0), expected_values, err_msg=name)
 
 
 def test_texts_and_many_labels():

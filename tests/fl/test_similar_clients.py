@@ -248,7 +248,7 @@ def test_new_clients_have_the_rules_of_the_method(name):
     j = job(named(name, **settings))
     found = variants.accuracy(j, run(j, 2), rows([9, 5], 3), rows([20, 20], 4))
     assert all(np.isfinite(accuracy).all() for accuracy in found.values())
-    assert set(algorithms.about(name).new_clients) <= found.keys()
+    assert set(algorithms.about(name).unseen_clients) <= found.keys()
 
 
 def test_no_validation_samples_are_named_before_the_first_round(monkeypatch):

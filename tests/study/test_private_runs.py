@@ -1,4 +1,4 @@
-"""Private runs by name: settings, commands and grids, and what older runs note."""
+"""Private runs by name: settings, commands and grids."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from fl_runs import EARLIER, SMALL, command
+from fl_runs import SMALL, command
 
 from fedstat.attack import experiment as attacked
 from fedstat.fl import aggregate, private_training
@@ -25,10 +25,7 @@ def _without_accountant(monkeypatch):
     monkeypatch.setattr(private_training, "epsilon", lambda _, rounds: 1.5 * rounds)
 
 
-def test_older_runs_keep_their_names():
-    permuted = EARLIER.but(algorithm="fedavg", class_labels="permuted", data="mnist")
-    assert grid.name_of(permuted) == "mnist-dirichlet-0.1-fedavg-seed0-4660ffc0"
-    assert not set(run_settings.LATER) & set(experiment.about(Settings()))
+def test_private_runs_have_other_names():
     assert experiment.about(SMALL.but(**PRIVATE)).items() >= PRIVATE.items()
     assert grid.name_of(SMALL.but(**PRIVATE)) != grid.name_of(SMALL)
 

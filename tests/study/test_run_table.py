@@ -139,7 +139,7 @@ def test_scales_are_not_mixed(tmp_path):
     write(tmp_path / "b.zarr", rounds=12, lr=0.01, seed=1)
     with pytest.raises(ValueError, match=r"they differ in rounds \(24, 12\)"):
         collect.collect(tmp_path)
-    write(tmp_path / "c.zarr", label="another", rounds=12)
+    write(tmp_path / "c.zarr", scenario="another", rounds=12)
     assert len(collect.collect([tmp_path / "a.zarr", tmp_path / "c.zarr"]).table) == 2
 
 
