@@ -1,4 +1,4 @@
-"""What clients predict with, chosen: shrunken fine-tuning, early stopping, learning rates, and prediction rules of one run."""
+"""What clients predict with: shrunken fine-tuning, early stopping, learning rates, prediction rules of one run."""
 
 from __future__ import annotations
 

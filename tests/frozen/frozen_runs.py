@@ -34,12 +34,12 @@ RENAMED_ARRAYS: dict[str, str] = {
     r"/new/": "/unseen_clients/",
     r"/readouts/readout$": "/prediction_rules/rule",
     r"/readouts/": "/prediction_rules/",
-    r"^(state\d*)/params/": r"\1/client_params/",
-    r"^(state\d*)/own/": r"\1/personal_units/",
-    r"^(state\d*)/server/": r"\1/global_params/",
-    r"^(state\d*)/sharing/": r"\1/mask/",
-    r"^(state\d*)/memory/": r"\1/algorithm_state/",
-    r"^(state\d*)/common/": r"\1/common_params/",
+    r"^(state[^/]*)/params/": r"\1/client_params/",
+    r"^(state[^/]*)/own/": r"\1/personal_units/",
+    r"^(state[^/]*)/server/": r"\1/global_params/",
+    r"^(state[^/]*)/sharing/": r"\1/mask/",
+    r"^(state[^/]*)/memory/": r"\1/algorithm_state/",
+    r"^(state[^/]*)/common/": r"\1/common_params/",
 }
 # Arrays that the base lacks: regular expressions.
 NEW_ARRAYS: tuple[str, ...] = ()

@@ -267,14 +267,18 @@ def test_other_files_are_refused_with_their_reason(tmp_path: Path) -> None:
         fedstat.load(tmp_path / "run.zarr")
 
 
-def test_a_file_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("step", "says"), [(1, "of a newer fedstat, .* Update"), (-1, "of an earlier fedstat, .* Make it")]
+)
+def test_a_file_of_another_version_is_refused(step: int, says: str, tmp_path: Path, monkeypatch: Any) -> None:
+    number = encoding.FORMAT + step
     for module in ("encoding", "results"):
-        monkeypatch.setattr(f"fedstat.store.{module}.FORMAT", encoding.FORMAT + 1)
+        monkeypatch.setattr(f"fedstat.store.{module}.FORMAT", number)
     for suffix in SUFFIXES:
         made("IccResult").save(tmp_path / f"a{suffix}")
     monkeypatch.undo()
     for suffix in SUFFIXES:
-        with pytest.raises(ValueError, match=r"written by a newer version of fedstat: .* Update fedstat"):
+        with pytest.raises(ValueError, match=f"has layout {number} {says}"):
             fedstat.load(tmp_path / f"a{suffix}")
 
 
