@@ -15,7 +15,7 @@ from layers import weights
 import fedstat
 from fedstat.decompose.__main__ import main
 from fedstat.decompose.stored import read_split
-from fedstat.store.encoding import from_dataset
+from fedstat.store.encoding import FORMAT, from_dataset
 
 W = weights()
 FIT = ["--n-factors", "2"]
@@ -34,7 +34,7 @@ def clients(tmp_path: Path) -> Path:
 
 
 def test_a_foreign_kind_of_result_is_refused() -> None:
-    data = xr.Dataset(attrs={"result": '{"of": "Popen", "with": {"args": "true"}}'})
+    data = xr.Dataset(attrs={"result": '{"of": "Popen", "with": {"args": "true"}}', "format": FORMAT})
     with pytest.raises(ValueError, match=r"must be one of 'Agreement', 'AgreementTest', .* but got 'Popen'"):
         from_dataset(data)
 

@@ -255,7 +255,7 @@ def test_bad_data_are_named():
 
 
 def test_new_clients_of_another_width_are_named_before_training(tmp_path):
-    with pytest.raises(ValueError, match=r"new clients must have samples of shape \(6,\), .* but got \(5,\)"):
+    with pytest.raises(ValueError, match=r"unseen clients must have samples of shape \(6,\), .* but got \(5,\)"):
         train(dense(), NET, algorithms.fedavg(), rounds=1, unseen_clients=dense(d=5), out=tmp_path / "run.zarr")
     assert not list(tmp_path.iterdir())
 

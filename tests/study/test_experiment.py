@@ -233,7 +233,7 @@ def test_metrics_are_settings(tmp_path, capsys):
 
 def test_a_run_is_resumed_and_read_with_its_own_settings(tmp_path):
     out = tmp_path / "run.zarr"
-    settings = SMALL.but(clients=6, rounds=1, algorithm="fedavg", class_labels="permuted")
+    settings = SMALL.but(clients=6, rounds=1, algorithm="fedavg", stratify=True)
     experiment.run(settings, out=out)
     before = store.config_of(out)
     assert Settings(**experiment.settings_of(out)) == settings.but(scenario=settings.name)
