@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import pickle
 import shutil
 import struct
 import zlib
@@ -15,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-import zarr
 from google_crc32c import value as crc32c
-from hostile_data import Code, Read
+from hostile_data import Read
 from hostile_weights import LIMIT, hostile, normal
 from numcodecs.blosc import Blosc
 from numcodecs.zstd import Zstd
@@ -254,20 +252,12 @@ def chunk_that_is_packed_twice(at: Path) -> Read:
     return lambda: fedstat.open_run(path)
 
 
-@hostile("'pickle' is not one of")
-def zarr_2_store_that_runs_code(at: Path) -> Read:
-    group = zarr.open_group(at / "a.zarr", mode="w", zarr_format=2)
-    for name, shape in (("x", (2, 3, 4)), ("y", (2, 3)), ("sample", (3,))):
-        array = group.create_array(name, shape=shape, dtype="f8", filters=None, compressors=None)
-        array.attrs["_ARRAY_DIMENSIONS"] = (
-            ["client", "sample", "feature"][3 - len(shape) :]
-            if name == "x"
-            else (["client", "sample"][2 - len(shape) :])
-        )
-    metadata = json.loads((at / "a.zarr" / "sample" / ".zarray").read_text())
-    metadata |= {"dtype": "|O", "filters": [{"id": "vlen-utf8"}, {"id": "pickle", "protocol": 5}], "fill_value": 0}
-    (at / "a.zarr" / "sample" / ".zarray").write_text(json.dumps(metadata))
-    (at / "a.zarr" / "sample" / "0").write_bytes(pickle.dumps([Code()] * 3))
+@hostile("could not be read as a store of zarr 3")
+def store_of_zarr_2(at: Path) -> Read:
+    data = xr.Dataset(
+        {"x": (("client", "sample", "feature"), np.ones((2, 3, 4))), "y": (("client", "sample"), np.ones((2, 3)))}
+    )
+    data.to_zarr(at / "a.zarr", zarr_format=2)
     return lambda: descent.read(at / "a.zarr")
 
 
