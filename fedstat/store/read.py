@@ -172,18 +172,12 @@ def reading(path: str | Path) -> Iterator[None]:
 
 def _sort_groups(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> dict[str, xr.Dataset]:
     """Sort groups, by their paths, in the order that the store records."""
-    paths = {path[1:] for path in groups}
-    names = paths | {path.rpartition("/")[2] for path in paths}
     order: dict[str, int] = {}
-    group_names = [name for name in _list_groups(attrs) if isinstance(name, str) and name in names]
-    for i, name in enumerate(group_names):
-        for path in accumulate(name.split("/"), "{}/{}".format):
-            order.setdefault(path, i)
-
-    def rank(path: str) -> tuple[int, str]:
-        return order.get(path, order.get(path.rpartition("/")[2], len(group_names))), path
-
-    return dict(sorted(groups.items(), key=lambda item: rank(item[0][1:])))
+    for name in _list_groups(attrs):
+        if isinstance(name, str) and f"/{name}" in groups:
+            for path in accumulate(name.split("/"), "{}/{}".format, initial=""):
+                order.setdefault(path, len(order))
+    return dict(sorted(groups.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
 
 
 def _list_groups(attrs: Mapping[str, Any]) -> list[Any]:

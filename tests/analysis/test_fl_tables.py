@@ -318,7 +318,8 @@ def test_layers_stand_in_the_order_of_the_network(tmp_path, run_table):
 
 
 def test_nothing_is_tuned_on_test_data(tmp_path, monkeypatch, capsys):
-    write(tmp_path / "a.zarr", algorithm="fedfac-dynamic", layers=["fc1"], tau="0.5", kappa=0.85, validation=0)
+    split = {"layers": ["fc1"], "tau": "0.5", "kappa": 0.85}
+    write(tmp_path / "a.zarr", algorithm="fedfac-dynamic", validation_fraction=0, **split)
     with pytest.raises(SystemExit):
         script("table4", "--runs", tmp_path, monkeypatch=monkeypatch, capsys=capsys)
     assert "test data are not used for tuning" in " ".join(capsys.readouterr().err.split())

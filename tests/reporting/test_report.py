@@ -319,7 +319,7 @@ def test_a_study_is_reported():
     table = fedstat.sim.summary(run).set_index("method")
     assert f"{table.loc['fedavg', 'difference']:+.3f} [{table.loc['fedavg', 'difference_low']:+.3f}" in text
     assert "Few replicates" in [one.title for one in made.cautions]
-    command = re.search(r"python -m fedstat\.sim .*?--seed \d+", text)[0]
+    command = re.search(r"python -m fedstat\.sim .*?--keep-weights \w+", text)[0]
     read = vars(sim.parser().parse_args(shlex.split(command)[3:]))
     config = json.loads(run.attrs["config"])
     assert {k: read[k] for k in config} == config

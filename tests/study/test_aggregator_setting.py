@@ -49,13 +49,13 @@ def runs(grid_file):
     return folder
 
 
-def test_the_default_leaves_names_settings_and_prints_of_runs_as_they_were(tmp_path, capsys):
+def test_the_default_has_its_name_and_is_not_printed(tmp_path, capsys):
     plain, named, other = SMALL, SMALL.but(aggregator="mean"), SMALL.but(aggregator="median")
     assert grid.name_of(plain) == grid.name_of(named) != grid.name_of(other)
     command(*ARGUMENTS, "--rounds", 1, "--out", tmp_path / "run.zarr")
     assert "ggregator" not in capsys.readouterr().out
     attrs = open_run(tmp_path / "run.zarr").attrs
-    assert "aggregator" not in json.loads(attrs["about"])
+    assert json.loads(attrs["about"])["aggregator"] == "mean"
     assert json.loads(attrs["config"])["aggregator"] == "weighted mean"
     assert command("--out", tmp_path / "run.zarr", "--resume", "--rounds", 2, "--aggregator", "mean") == 0
 
