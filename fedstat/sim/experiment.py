@@ -527,7 +527,7 @@ def _weights_layout(settings: Settings, run_dims: Mapping[str, Any]) -> dict[str
     """Return the groups of a study that hold weights, with the dims of all but replicates."""
     design = [name for name in run_dims if name != "replicate"]
     coords = {name: run_dims[name] for name in design} | {
-        "checkpoint": ("checkpoint", [settings.rounds], {"long_name": "round after which weights were kept"})
+        "checkpoint": ("checkpoint", [settings.rounds], {"long_name": "round after which weights were stored"})
     }
     layer = {"unit": settings.m, "weight": settings.d}
     kinds = {"w": (("unit", "weight"), [settings.m, settings.d]), "b": (("unit",), [settings.m])}
