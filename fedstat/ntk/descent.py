@@ -161,7 +161,7 @@ def _open_store(path: Path) -> xr.Dataset:
     except guard.LimitError:
         raise
     except Exception as error:  # zarr and xarray raise many kinds of error if a path is no store
-        raise ValueError(f"{path} could not be read as a store of zarr 3: {guard.reason(error)}") from error
+        raise ValueError(f"{path} could not be read as a zarr store (format 3): {guard.reason(error)}") from error
     for name, dims in (("x", ("client", "sample", "feature")), ("y", ("client", "sample"))):
         variable = data.data_vars.get(name)
         if variable is None or set(variable.dims) != set(dims):

@@ -252,7 +252,7 @@ def chunk_that_is_packed_twice(at: Path) -> Read:
     return lambda: fedstat.open_run(path)
 
 
-@hostile("could not be read as a store of zarr 3")
+@hostile("could not be read as a zarr store (format 3)")
 def store_of_zarr_2(at: Path) -> Read:
     data = xr.Dataset(
         {"x": (("client", "sample", "feature"), np.ones((2, 3, 4))), "y": (("client", "sample"), np.ones((2, 3)))}
