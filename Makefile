@@ -12,7 +12,7 @@ EXTRAS ?= dev
 TORCH ?= torch
 PAPER ?= fedfac
 # The commit whose runs the working tree must repeat to the bit.
-BASE ?= 75a016fef12bad4e41923beeb5776ccdfad552b7
+BASE ?= 6685365ab2308053bcf7d3acb27c7140298634b5
 DATA_DIR ?= $(FEDSTAT_DATA)
 # Figs. 1 and 2: MNIST where its folder is named, else the digits that come with scikit-learn.
 MOTIVATION := $(if $(DATA_DIR),mnist,digits)

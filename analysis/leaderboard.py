@@ -120,15 +120,15 @@ def settings(runs: collect.Grid, found: pd.DataFrame, courses: pd.DataFrame, sai
     targets = enough(found)
     reached = leaderboard.to_reach(courses, targets)
     by = found.groupby(["scenario", "method"], sort=False)
-    values = by[["accuracy", "worst", "new", "optimism", "seconds", "kept"]].mean()
+    values = by[["accuracy", "worst", "unseen", "optimism", "seconds", "kept"]].mean()
     values["std_error"] = by["accuracy"].sem()
-    values["lr"], values["new_rule"] = by["lr"].first(), by["new_rule"].first()
+    values["lr"], values["unseen_rule"] = by["lr"].first(), by["unseen_rule"].first()
     values = values.reset_index().merge(reached, on=["scenario", "method"], how="left")
     blocks = {}
     for scenario, rows in values.groupby("scenario", sort=False):
         target = f"to {targets[str(scenario)]:.3f}" if math.isfinite(targets[str(scenario)]) else "to –"
         blocks[str(scenario)] = pd.DataFrame(line(row, target) for row in rows.to_dict("records"))
-    new = "as the method's own paper has them predict: the first of its rules, new_rule in the CSV"
+    new = "as the method's own paper has them predict: the first of its rules, unseen_rule in the CSV"
     target = f"{100 * ENOUGH:g} % of {title_of(REFERENCES[0])}'s in this setting"
     notes = (
         JUDGED,
@@ -158,7 +158,7 @@ def line(row: Mapping[Any, Any], target: str) -> dict[str, str]:
         "method": title_of(str(row["method"])),
         "accuracy": plus_minus(row["accuracy"], row["std_error"], 3),
         "10 % below": number(row["worst"], 3),
-        "new clients": number(row["new"], 3),
+        "unseen clients": number(row["unseen"], 3),
         target: megabytes(row["bytes"]) if math.isfinite(row["bytes"]) else missed,
         "s/round": number(row["seconds"], 3),
         "kept": megabytes(row["kept"]),

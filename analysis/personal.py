@@ -32,7 +32,7 @@ ROWS = {
     "fedfac-static, pa": "ν", "fedfac-static+, pa": "ν+", "fedfac-static, icc": "ICC", "fedfac-static+, icc": "ICC+",
     "random": "random", "random+": "random+",
 }  # fmt: skip
-"""Methods and readouts with the names that tables show, in their order."""
+"""Methods and prediction rules with the names that tables show, in their order."""
 
 SPLIT = [("ICC", "random"), ("ICC+", "random+")]
 SPLIT_BESIDE = [("ν", "random"), ("ν+", "random+"), ("ICC", "ν"), ("ICC+", "ν+")]
@@ -292,7 +292,7 @@ def predicts(found: pd.DataFrame) -> list[str]:
 
 def profile(plan: Planned, shares: pd.DataFrame, steps: pd.DataFrame) -> Table:
     """Personal share by layer and setting (last ten rounds, first and last probed round), and B."""
-    chosen = steps.pivot_table(index=["scenario", "layer"], columns="readout", values="step")
+    chosen = steps.pivot_table(index=["scenario", "layer"], columns="rule", values="step")
     rows = []
     ordered = shares.assign(at=shares["scenario"].map(plan.scenarios.index))
     for (_, _, scenario, layer), own in ordered.groupby(["at", "place", "scenario", "layer"]):

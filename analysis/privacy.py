@@ -87,14 +87,13 @@ def read(grid: Grid) -> pd.DataFrame:
         noted, metrics = experiment.settings_of(path), open_run(path)["metrics"].to_dataset()
         rows.append(
             {
-                "noise": noted.get("noise_multiplier", math.nan),
-                "delta": noted.get("delta", math.nan),
+                "noise": noted.get("noise_multiplier") or 0.0,
+                "delta": noted.get("delta") or math.nan,
                 "epsilon": float(metrics["epsilon"][-1]) if "epsilon" in metrics else math.nan,
                 "accuracy": accuracy,
             }
         )
     found = pd.concat([grid.table[["scenario", "method", "seed"]], pd.DataFrame(rows)], axis=1)
-    found["noise"] = found["noise"].fillna(0.0)
     plain = found[found["noise"] == 0].set_index(["scenario", "method", "seed"])["accuracy"]
     keys = pd.MultiIndex.from_frame(found[["scenario", "method", "seed"]])
     found["cost"] = found["accuracy"] - plain.reindex(keys).to_numpy()
@@ -104,7 +103,7 @@ def read(grid: Grid) -> pd.DataFrame:
 def recovery(grid: Grid) -> pd.DataFrame:
     """Agreement of every run's split with that of the run of its seed without privacy; NaN where nothing is split."""
     keys = list(grid.table[["scenario", "method", "seed"]].itertuples(index=False, name=None))
-    private = [not math.isnan(experiment.settings_of(p).get("noise_multiplier", math.nan)) for p in grid.table["path"]]
+    private = [bool(experiment.settings_of(p).get("noise_multiplier")) for p in grid.table["path"]]
     splits = [split(path) for path in grid.table["path"]]
     plain = {key: own for key, own, hidden in zip(keys, splits, private, strict=True) if not hidden}
     rows = []

@@ -20,7 +20,7 @@ TABLES: dict[str, dict[str, Row]] = {
             "FedFac Table 2: test accuracy of all methods, paired with FedFac, and the mixed model",
             {"": table2.accuracy, "-mixed": table2.interaction},
         ),
-        "table3": Row("FedFac Table 3: accuracy of clients that took no part in training", {"": table3.new_clients}),
+        "table3": Row("FedFac Table 3: accuracy of clients that took no part in training", {"": table3.unseen_clients}),
         "table4": Row(
             "FedFac Table 4: tuning Λ of FedFac on validation data", {"": partial(tuning.tuning, name="table4")}, "tune"
         ),

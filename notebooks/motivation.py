@@ -108,7 +108,7 @@ related = motivation.correlations(run).query("outputs == 'own'")
 related["rank correlation"] = [
     f"{r.spearman:+.2f} [{r.low:+.2f}, {r.high:+.2f}]" + ("" if r.converged else " *") for r in related.itertuples()
 ]
-related.pivot(index=["case", "on"], columns="estimator", values="rank correlation")[["pa", "pc", "leverage"]]
+related.pivot(index=["case", "on"], columns="method", values="rank correlation")[["pa", "pc", "leverage"]]
 
 # %%
 figure, axes = plt.subplots(2, 3, figsize=(11, 7), sharey=True, layout="constrained")

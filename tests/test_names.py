@@ -60,11 +60,16 @@ ALLOWED = {
     ("fedstat.fl.algorithms.fedfac", "estimator"): "a setting of FedFac among others' settings in a grid, whose tables "
     "of methods are [[method]]; verbs take method",
     ("fedstat.fl", "estimator"): "FedFac's setting, as above",
-    ("fedstat.fl.record", "uploads"): "the group of a store, whose name stays",
     ("fedstat.fl.algorithms.fedcp", "Parts"): "parts of FedCP's model, not sums of squares",
     ("fedstat.stats.clustering", "left_out"): "clusters of subsamples, which leave objects out; not skipped layers",
     ("fedstat.stats.clustering", "permutations"): "a count within the module of arrays",
 }
+# Names of settings, groups, dims, values and columns, and of files of zarr 2, in stores of layouts before 4.
+STORED = {
+    "private-head", "new_share", "min_size", "readout", "readouts", "uploads", "consecutive", "sharing",
+    "of_change", "same_state", "adjusted_rand", "personal_replicate", "StabilityResult", "n_exchanges", "interval_of",
+    "outcome", "undecided", "guess", ".zarray", ".zattrs", ".zgroup", ".zmetadata",
+}  # fmt: skip
 COMMANDS = ("fl", "sim", "sim.recovery", "decompose", "attack", "ntk", "motivation", "reporting")
 
 
@@ -112,6 +117,18 @@ def test_no_column_of_a_result_has_an_earlier_name():
         if isinstance(function, ast.FunctionDef) and function.name in ("tidy", "glance", "augment", "row")
         for text in ast.walk(function)
         if isinstance(text, ast.Constant) and text.value in COLUMNS
+    ]
+    assert used == []
+
+
+def test_no_text_of_the_package_is_a_word_of_an_earlier_store():
+    """Texts of at most three words, which name arrays, groups, dims or settings; messages and docstrings are longer."""
+    used = [
+        (module, node.value)
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if len(words := re.split(r"[/ ]|^-", node.value)) <= 4 and STORED & set(words)
     ]
     assert used == []
 

@@ -13,14 +13,14 @@ from fedstat.study.collect import Grid
 from fedstat.study.run_table import Table
 
 
-def new_clients(grid: Grid, asked: Asked) -> Table:
+def unseen_clients(grid: Grid, asked: Asked) -> Table:
     """Table 3: accuracy of clients that took no part in training."""
     rows = []
     for run in grid.table.to_dict("records"):
         tree = open_run(run["path"])
-        if "new" in tree.children:
-            mean = run_table.new_clients(tree)
-            ways = collect.about(run["method"]).new_clients
+        if "unseen_clients" in tree.children:
+            mean = run_table.unseen_clients(tree)
+            ways = collect.about(run["method"]).unseen_clients
             for rule in (rule for rule in ways if rule in mean["rule"]):
                 name = run["method"] if len(ways) == 1 else f"{run['method']}, {rule}"
                 rows.append(
@@ -28,13 +28,13 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
                         "scenario": run["scenario"],
                         "seed": run["seed"],
                         "method": name,
-                        "new": float(mean.sel(rule=rule)),
+                        "unseen": float(mean.sel(rule=rule)),
                     }
                 )
     if not rows:
         raise ValueError("no run held clients out, so nothing is known of new clients: run with unseen_fraction > 0")
     table, reference = pd.DataFrame(rows), asked.reference or "fedfac-dynamic, ensemble"
-    values, notes = compare_settings(table, grid, "new", reference)
+    values, notes = compare_settings(table, grid, "unseen", reference)
     values["paper"] = [asked.paper.of("table3", r["scenario"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
         str(scenario): pd.DataFrame(
@@ -54,6 +54,6 @@ def _ways(grid: Grid) -> list[str]:
     found: dict[str, list[str]] = {}
     for method in collect.ordered(grid.table["method"]):
         row = collect.about(method)
-        if len(row.new_clients) == 1:
-            found.setdefault(row.new_clients[0], []).append(row.title)
+        if len(row.unseen_clients) == 1:
+            found.setdefault(row.unseen_clients[0], []).append(row.title)
     return [f"{', '.join(titles)}: {rule}" for rule, titles in found.items()]

@@ -52,7 +52,7 @@ def pages() -> Iterator[tuple[str, str]]:
 def _method(name: str) -> str:
     about, inner = algorithms.about(name), _constructor(name)
     facts = [["name", f"``{name}``"], ["source", _linked(about.keys) or "–"], ["shared", about.shared]]
-    facts += [["personal", about.personal], ["prediction for unseen clients", _new_clients(about.new_clients)]]
+    facts += [["personal", about.personal], ["prediction for unseen clients", _unseen_clients(about.unseen_clients)]]
     ending = _end(name)
     more = f"\n{_first(algorithms.WRAPPERS[ending])} See :doc:`any-{WRAPPED[ending]}`.\n" if ending else ""
     code = f".. code-block:: python\n\n   from fedstat.fl import algorithms\n\n   algorithms.named({_call(name)})\n"
@@ -220,7 +220,7 @@ def _sentence(message: str) -> str:
     return said[:1].upper() + said[1:] + "."
 
 
-def _new_clients(rules: tuple[str, ...]) -> str:
+def _unseen_clients(rules: tuple[str, ...]) -> str:
     words = {"global": "the global model", "local_train": "shared entries downloaded, personal entries trained",
              "ensemble": "mean of the predictions of the clients that trained"}  # fmt: skip
     return "; ".join(words.get(rule, rule) for rule in rules)

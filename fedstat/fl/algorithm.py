@@ -398,7 +398,7 @@ class About(NamedTuple):
         Sources, by their keys in ``fedstat/reporting/references.bib``.
     shared, personal : str
         Parts that are shared, and parts that each client keeps.
-    new_clients : tuple of str
+    unseen_clients : tuple of str
         Prediction rules of unseen clients, from :data:`fedstat.fl.probes.variants.RULES`; tables show each.
     """
 
@@ -406,7 +406,7 @@ class About(NamedTuple):
     keys: tuple[str, ...] = ()
     shared: str = ""
     personal: str = ""
-    new_clients: tuple[str, ...] = ("local_train", "ensemble")
+    unseen_clients: tuple[str, ...] = ("local_train", "ensemble")
 
     def citing(self, *keys: str) -> About:
         """Return the description with further sources, each once."""

@@ -142,7 +142,7 @@ def _weights_layout(
         last = {name: "weight" if n == max(wide.values()) else f"{name}_weight" for name, n in wide.items()}
         units = {"unit": nets.layers(job.net)[layer]}
         coords: dict[str, Any] = {
-            "checkpoint": ("checkpoint", stored.rounds, {"long_name": "round after which weights were kept"})
+            "checkpoint": ("checkpoint", stored.rounds, {"long_name": "round after which weights were stored"})
         }
         coords |= {"client": job.clients} if by_client else {}
         coords |= {"replicate": replicates} if replicates else {}
@@ -186,7 +186,7 @@ def factors_layout(
     groups: dict[str, Group] = {}
     for layer in layers if net.whole is not None else ():
         coords: dict[str, Any] = {
-            "checkpoint": ("checkpoint", rounds, {"long_name": "round after which parameters were kept"}),
+            "checkpoint": ("checkpoint", rounds, {"long_name": "round after which parameters were stored"}),
             "stage": ("stage", [*STAGES], {"long_name": "before or after aggregation"}),
             "client": clients,
         }

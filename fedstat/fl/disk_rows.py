@@ -21,7 +21,7 @@ from fedstat.store import DamageError, journal
 if TYPE_CHECKING:
     from torch import Tensor
 
-FOLDER = "kept"
+FOLDER = "client_rows"
 """Name of the folder of rows beside the state that names them."""
 
 _BLOCK = 256  # clients whose rows are compared at a time

@@ -47,13 +47,12 @@ def start(job: Job) -> State:
         algorithm_state = algorithm_state._replace(clients=local)
     aggregator = aggregator_state(job.aggregator, params)
     common = personal if job.common_rows else {}
-    parts = {"params": personal, "common": common, "optimizer": optimizer}
+    parts = {"client_params": personal, "common_params": common, "optimizer": optimizer}
     initial = {name: _expand(part, job.clients) for name, part in parts.items()}
-    rows = client_rows.create(job, {**initial, "memory": algorithm_state.clients})
-    algorithm_rows = AlgorithmRows(rows["memory"], algorithm_state.server)
-    state = State(
-        0, rows["params"], personal_units, params, mask, rows["optimizer"], rows["common"], algorithm_rows, aggregator
-    )
+    rows = client_rows.create(job, {**initial, "algorithm_state": algorithm_state.clients})
+    algorithm_rows = AlgorithmRows(rows.pop("algorithm_state"), algorithm_state.server)
+    state = State(0, personal_units=personal_units, global_params=params, mask=mask, aggregator=aggregator,
+                  algorithm_state=algorithm_rows, **rows)  # fmt: skip
     _try_out(job, state)
     return state
 

@@ -135,7 +135,7 @@ def prepare(
     machine: ComputeConfig = ComputeConfig(),  # noqa: B008
     *,
     track: bool = False,
-    new: xr.Dataset | None = None,
+    unseen_clients: xr.Dataset | None = None,
 ) -> Job:
     """Check the settings of a run and move the data to the device; arguments as in :func:`fedstat.fl.train`."""
     if not isinstance(data, xr.Dataset):
@@ -164,7 +164,9 @@ def prepare(
     for name, subset in zip(("train", "test", "validation"), rows, strict=True):
         if subset is not None:
             require_classes(subset, nets.n_outputs(net), name)
-    return assembled(rows, net, algorithm, training, machine, own_labels=labels_differ(data, new), track=track)
+    return assembled(
+        rows, net, algorithm, training, machine, own_labels=labels_differ(data, unseen_clients), track=track
+    )
 
 
 def assembled(
@@ -265,12 +267,12 @@ def require_classes(rows: Rows, outputs: int, name: str) -> None:
         )
 
 
-def unseen(job: Job, new: xr.Dataset | None) -> tuple[Rows, ...]:
+def unseen_rows(job: Job, data: xr.Dataset | None) -> tuple[Rows, ...]:
     """Return training and test samples of unseen clients, () without; ValueError if they do not fit the network."""
-    subsets = () if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test"))
+    subsets = () if data is None else tuple(batches.rows_of(data, s, job.device) for s in ("train", "test"))
     for rows in subsets:
-        require_classes(rows, nets.n_outputs(job.net), "new clients'")
+        require_classes(rows, nets.n_outputs(job.net), "unseen clients'")
         if rows.x.shape[1:] != job.train.x.shape[1:]:
             actual, shape = (tuple(samples.x.shape[1:]) for samples in (rows, job.train))
-            raise ValueError(f"new clients must have samples of shape {shape}, as in training, but got {actual}")
+            raise ValueError(f"unseen clients must have samples of shape {shape}, as in training, but got {actual}")
     return subsets

@@ -22,21 +22,13 @@ from fedstat.fl.state import AlgorithmRows, State
 from fedstat.stats.factor import Fit
 from fedstat.store import Group
 
-LAYOUT = 3
-"""Version of the store of a run."""
-
 _CHUNK = 4_000_000  # numbers (round, client) in one file
 
-# Names of a state's parts in files, which are names of attributes of State in earlier versions.
-_STORED = {
-    "client_params": "params", "personal_units": "own", "global_params": "server", "mask": "sharing",
-    "algorithm_state": "memory", "common_params": "common",
-}  # fmt: skip
-_ROWS = ("params", "common", "optimizer")
+_ROWS = ("client_params", "common_params", "optimizer")
 """Parts of a state's file with rows of clients, other than the algorithm's."""
 _SCORES = ("accuracy", "loss", "validation_accuracy", "validation_loss", "accuracy_before", *metrics.METRICS)
 _EVALUATED = {f"metrics/{name}" for name in _SCORES}
-AFTER_LAST_ROUND = ("new", "ablation", "readouts", "predictions")
+AFTER_LAST_ROUND = ("unseen_clients", "ablation", "prediction_rules", "predictions")
 """Groups that are made after the last planned round."""
 
 
@@ -100,8 +92,8 @@ def layout(
 def run_layout(job: Job, rounds: int, stored: Checkpoints) -> dict[str, Group]:
     """Return the groups of the store of one run, except groups of probes."""
     also = {
-        "accuracy_before": "test accuracy of an active client's model as it leaves local training",
-        "train_loss": "mean training loss of an active client's batches",
+        "accuracy_before": "test accuracy of a selected client's model as it leaves local training",
+        "train_loss": "mean training loss of a selected client's batches",
     }
     if job.validation is not None:
         also |= {"validation_accuracy": "validation accuracy", "validation_loss": "mean validation loss"}
@@ -155,12 +147,6 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
         If ``rounds`` is smaller, checkpoints among the rounds done differ, or there is no state to continue from.
     """
     store.require_available(path, attrs["command"], resume=True)
-    if (version := store.attributes(path).get("layout", 1)) != LAYOUT:
-        raise ValueError(
-            f"{path} has the layout {version} of {store.attributes(path).get('source', 'another fedstat')}, but this "
-            f"fedstat writes layout {LAYOUT}: the run can be read, but not continued. Continue with the version that "
-            "started it, or start a new run at another path."
-        )
     growth = store.changed(path, config)
     if "rounds" not in growth or growth.keys() - {"rounds", "checkpoints"}:
         return
@@ -178,8 +164,8 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
         )
     if "ended" in store.attributes(path) and not store.has_state(path):
         raise ValueError(
-            f"{path} is finished and holds no state to continue from: an older fedstat stored none, or the process was "
-            f"killed before it stored one. Start a new run of {rounds} rounds at another path."
+            f"{path} is finished and holds no state to continue from: the process was killed before it stored "
+            f"one. Start a new run of {rounds} rounds at another path."
         )
 
     def keep_array(name: str, array: xr.DataArray) -> xr.DataArray | None:
@@ -221,16 +207,16 @@ def save_state(writer: Relay, job: Job, state: State, weights: Mapping[str, torc
     Each of several processes saves the rows of its clients. ``weights`` are those of
     :meth:`fedstat.fl.checkpoints.WeightsWriter.last_weights`.
     """
-    parts = {_STORED.get(name, name): part for name, part in state._asdict().items()}
+    parts = state._asdict()
     parts |= {name: parts[name].saved() for name in _ROWS}
-    parts |= {"memory": (state.algorithm_state.clients.saved(), dict(state.algorithm_state.server))}
-    parts |= {"sharing": _pack_mask(state.mask)}
+    parts |= {"algorithm_state": (state.algorithm_state.clients.saved(), dict(state.algorithm_state.server))}
+    parts |= {"mask": _pack_mask(state.mask)}
     if weights:
         parts[_WEIGHTS] = dict(weights)
     if job.process_group.several:
         parts["of"] = job.process_group.number
     if job.process_group.rank:
-        parts = {name: parts[name] for name in (*_ROWS, "memory")}
+        parts = {name: parts[name] for name in (*_ROWS, "algorithm_state")}
     with writer.write_state() as file:
         torch.save(parts, file)
 
@@ -240,12 +226,12 @@ def load_state(files: Sequence[Path], job: Job) -> State | None:
     if not files:
         return None
     parts = _read_parts(files, job)
-    of_clients, of_server = parts["memory"]
-    saved = {name: parts[name] for name in _ROWS} | {"memory": of_clients}
+    of_clients, of_server = parts["algorithm_state"]
+    saved = {name: parts[name] for name in _ROWS} | {"algorithm_state": of_clients}
     parts |= client_rows.restore(job, saved, files[0].parent / disk_rows.FOLDER)
-    parts |= {"memory": AlgorithmRows(parts["memory"], of_server)}
-    parts |= {"sharing": _read_mask(job, *parts["sharing"])}
-    return State(**{name: parts[_STORED.get(name, name)] for name in State._fields})
+    parts |= {"algorithm_state": AlgorithmRows(parts["algorithm_state"], of_server)}
+    parts |= {"mask": _read_mask(job, *parts["mask"])}
+    return State(**{name: parts[name] for name in State._fields})
 
 
 def _read_parts(files: Sequence[Path], job: Job) -> dict[str, Any]:
@@ -256,7 +242,8 @@ def _read_parts(files: Sequence[Path], job: Job) -> dict[str, Any]:
         all_ranks = [parts, *(_load_part(file, map_location="cpu", mmap=True) for file in files[1:number])]
         for name in _ROWS:
             parts[name] = _gather_rows([rank[name] for rank in all_ranks], job)
-        parts["memory"] = (_gather_rows([rank["memory"][0] for rank in all_ranks], job), parts["memory"][1])
+        rows = _gather_rows([rank["algorithm_state"][0] for rank in all_ranks], job)
+        parts["algorithm_state"] = rows, parts["algorithm_state"][1]
     return parts
 
 
@@ -268,10 +255,7 @@ def _pack_mask(mask: SharedMask) -> tuple[Any, ...]:
 
 
 def _read_mask(job: Job, shared: Mask, fits: Mapping[str, Any], *of_units: Mapping[str, Any]) -> SharedMask:
-    """Return the mask of the parts that :func:`_pack_mask` made.
-
-    Earlier versions did not save the last ones, of units: the agreement of clients, and what a test decided.
-    """
+    """Return the mask of the parts that :func:`_pack_mask` made."""
     numpy = job.device.type == "cpu"
     read = {layer: Fit(*(part.numpy() if numpy else part for part in fit)) for layer, fit in fits.items()}
     return SharedMask(shared, read, *({layer: p.cpu().numpy() for layer, p in of.items()} for of in of_units))

@@ -29,7 +29,7 @@ from fedstat.fl.metrics import of_run as metrics_of_run
 from fedstat.fl.metrics import require_memory as require_metrics_memory
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
-from fedstat.fl.prepare import aggregator_named, optimizer_named, prepare, unseen
+from fedstat.fl.prepare import aggregator_named, optimizer_named, prepare, unseen_rows
 from fedstat.fl.prepare import group as dataset_group
 from fedstat.fl.probes import Observer, measures
 from fedstat.fl.probes.measures import drift_probe, halves_probe, measures_probe
@@ -37,10 +37,8 @@ from fedstat.fl.probes.predictions import predictions_probe
 from fedstat.fl.probes.variants import ablation_probe, new_clients_probe, prediction_jobs, prediction_rules_probe
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import State
-from fedstat.fl.stored import from_stored, to_stored
 from fedstat.results.tables import count
 from fedstat.store import Group, Writer
-from fedstat.store.encoding import algorithm_of
 
 COMMAND = "fedstat.fl"
 PROBES: dict[str, Callable[[Job, int], Observer] | None] = {
@@ -80,7 +78,7 @@ def train(
     checkpoints: Sequence[int] = (),
     keep_weights: Sequence[str] | None = None,
     evaluate_every: int = 1,
-    new: xr.Dataset | None = None,
+    unseen_clients: xr.Dataset | None = None,
     ablation: int = 0,
     probe: str | Sequence[str] | None = None,
     prediction_rules: Mapping[str, Callable[[Algorithm], Algorithm]] | None = None,
@@ -114,7 +112,7 @@ def train(
     out, resume, checkpoints, keep_weights : path, bool, sequence of int, sequence of str
         Store to write; continue the run there, also with more ``rounds`` and ``checkpoints``; rounds after which
         weights are stored, besides the last; layers whose weights are stored.
-    evaluate_every, new, ablation : int, Dataset, int
+    evaluate_every, unseen_clients, ablation : int, Dataset, int
         Rounds between evaluations; unseen clients, evaluated after training; draws of values that replace units.
     probe : {"split-half", "drift", "trained-weights", "parameters"} or sequence of these, optional
         Measurements that do not change training.
@@ -170,7 +168,7 @@ def train(
     compute = ComputeConfig(
         device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory_budget=memory_budget
     )
-    job = prepare(data, net, algorithm, training, compute, track=True, new=new)
+    job = prepare(data, net, algorithm, training, compute, track=True, unseen_clients=unseen_clients)
     probe_names = _probe_names(probe)
     weights = _stored_weights(job, {*checkpoints, rounds}, keep_weights, probe_names)
     samples = {"train": job.train} | ({"test": job.test} if "class_accuracy" in names else {})
@@ -178,12 +176,12 @@ def train(
     measured = metrics_of_run(names, clients, own_labels=job.own_labels)
     job = replace(job, metrics=measured, common_rows=weights.trained and need_common_rows(job))
     require_metrics_memory(job, store_predictions=store_predictions)
-    rule_jobs, unseen_clients = prediction_jobs(job, prediction_rules or {}), unseen(job, new)
+    rule_jobs, unseen = prediction_jobs(job, prediction_rules or {}), unseen_rows(job, unseen_clients)
     measurements = _Measurements(
-        rounds, evaluate_every, weights, probe_names, ablation, rule_jobs, unseen_clients, store_predictions
+        rounds, evaluate_every, weights, probe_names, ablation, rule_jobs, unseen, store_predictions
     )
     optimizer_name = optimizer if isinstance(optimizer, str) else optimizer.name
-    config = to_stored(dict(about or {}) | _config(job, net, algorithm, training, measurements, optimizer_name, lr))
+    config = dict(about or {}) | _config(job, net, algorithm, training, measurements, optimizer_name, lr)
     attrs = _attributes(job, net, algorithm, config, about or {})
     probes = _probes(job, measurements)
     groups = record.run_layout(job, rounds, weights)
@@ -194,7 +192,7 @@ def train(
     local_job = of_rank(job, process_group)
     del job  # frees the samples of other ranks' clients
     show = False if callable(progress) or process_group.rank else progress
-    label = f"{config.get('label', '')} {algorithm.name}, seed {seed}".lstrip()
+    label = f"{config.get('scenario', '')} {algorithm.name}, seed {seed}".lstrip()
     shown = progress_bar(rounds, "round", show, label=label, resumed=True)
     with on_interrupt(lambda: _resume_hint(out)), shown as bar:
         tick = progress if callable(progress) else bar.update
@@ -251,11 +249,11 @@ def _config(
         "prediction_rules": {
             name: dict(rule_job.algorithm.settings) for name, rule_job in measurements.rule_jobs.items()
         },
-        **({"metrics": list(job.metrics.names)} if job.metrics.names else {}),  # which older runs lack
-        **({"store_predictions": True} if measurements.store_predictions else {}),
+        "metrics": job.metrics.names,
+        "store_predictions": measurements.store_predictions,
         "precision": job.compute.precision,
         "lr": lr,
-        **{name: value for name, value in vars(training).items() if (name, value) != ("sampling", "fixed")},
+        **vars(training),
         **private_training.noted(job),
         "optimizer": optimizer_name,
         "aggregator": training.aggregator.name,
@@ -268,7 +266,7 @@ def _attributes(
     """Return the root attributes of a run's store; ``about`` holds the user's values, ``config`` the final ones."""
     title, components = f"{algorithm.name}, {count(config['rounds'], 'round')}", (algorithm, job.aggregator)
     attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), user_code=components)
-    attrs |= {"about": store.to_json(about), "layout": record.LAYOUT}
+    attrs |= {"about": store.to_json(about)}
     if n_equal := batches.count_equal(job.train, job.test):
         attrs[stored.EQUAL_SAMPLES] = n_equal
     return attrs | ({stored.PIECES: store.to_json(net.pieces)} if net.pieces else {})
@@ -362,7 +360,7 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
         store.settle(path)
         if plan.resume and path.exists():
             record.extend(path, plan.config, plan.groups, plan.attrs)
-            return store.resume(path, plan.config, command=COMMAND, user_code=components, rename=from_stored)
+            return store.resume(path, plan.config, command=COMMAND, user_code=components)
         return store.create(path, plan.groups, plan.attrs)
 
     writer = job.process_group.first(open_writer)
@@ -425,8 +423,8 @@ def finish(path: str | Path) -> xr.DataTree:
     The run becomes complete in one step; if writing fails, the old store stays as it was. It keeps the scores of its
     rounds and the weights at its checkpoints. Weights after its last round are there if the run was interrupted by
     Ctrl-C or an error, and client rows are in memory; they are missing if the process was killed. Measurements after
-    the last planned round (``new``, ``ablation``, ``readouts``, ``predictions``) are missing. The last round has an
-    evaluation only if ``evaluate_every`` divides its number.
+    the last planned round (``unseen_clients``, ``ablation``, ``prediction_rules``, ``predictions``) are missing. The
+    last round has an evaluation only if ``evaluate_every`` divides its number.
 
     Examples
     --------
@@ -470,7 +468,7 @@ def finish(path: str | Path) -> xr.DataTree:
     config |= {"rounds": n_done, "checkpoints": [*checkpoints, *([n_done] if weights else [])]}
     about = json.loads(run.attrs.get("about", "{}"))
     attrs = {
-        "title": f"{algorithm_of(config['algorithm'])}, {count(n_done, 'round')}",
+        "title": f"{config['algorithm']}, {count(n_done, 'round')}",
         "config": store.to_json(config),
         "about": store.to_json(about | ({"rounds": n_done} if "rounds" in about else {})),
     }

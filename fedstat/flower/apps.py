@@ -171,15 +171,15 @@ def _client_state(content: RecordDict, context: Context) -> State:
 
 def _save_client(job: Job, context: Context, params: Params, optimizer: Params) -> None:
     """Save the client's parameters and, if it lasts, its optimizer state in the context."""
-    context.state["own"] = to_record(params)
+    context.state["client_params"] = to_record(params)
     context.state["optimizer"] = to_record(optimizer if job.optimizer_state == "keep" else {})
 
 
 def _load_client(context: Context) -> tuple[Params, Params]:
     """Return the client's parameters (all entries) and its optimizer state (1, ...)."""
-    if "own" not in context.state.array_records:
+    if "client_params" not in context.state.array_records:
         raise ValueError("the client has no parameters, as it was not there when the run began. Start the run again.")
-    return tensors_in(context.state, "own"), tensors_in(context.state, "optimizer")
+    return tensors_in(context.state, "client_params"), tensors_in(context.state, "optimizer")
 
 
 COMMAND = "fedstat.flower"

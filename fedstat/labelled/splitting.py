@@ -49,7 +49,6 @@ from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
-from fedstat.store.encoding import algorithm_of
 
 _COMPONENT_OPTIONS = ("covariate", "groups", "claim")
 _TAU_OPTIONS = {"test": ("fdr", "margin", "inconclusive", *_COMPONENT_OPTIONS), "posterior": ("margin", "prob")}
@@ -75,7 +74,7 @@ def _stored_split(run: xr.DataTree, name: str, *, round: int | None, **_: Any) -
         units=labels(data["shared"], "unit", 0),
         layer=name,
         round=int(data["round"]),
-        algorithm=algorithm_of(str(settings.get("algorithm", "another program"))),
+        algorithm=str(settings.get("algorithm", "another program")),
         settings=settings.get("algorithm_settings", {}),
         n_factors=int(data.get("n_factors", 0)),
         n_iter=int(data.get("n_iter", 0)),

@@ -141,9 +141,9 @@ def study(
         ``/dispersion`` (case, outputs, unit), of the outputs over clients: entropy, std_error in nats, without atoms
         (tied outputs); n, number of clients in the entropy; atom_share, proportion of clients in atoms; zero_share,
         proportion of clients with output 0; spread, the SD.
-        ``/split``: communality (case, on, estimator, unit) of the clients' weights or updates, and n_factors,
-        converged (case, on, estimator).
-        ``/relation``: spearman (case, outputs, on, estimator), rank correlation of entropy and communality over units,
+        ``/split``: communality (case, on, method, unit) of the clients' weights or updates, and n_factors,
+        converged (case, on, method).
+        ``/relation``: spearman (case, outputs, on, method), rank correlation of entropy and communality over units,
         and spearman_half (…, replicate) on random halves of the clients.
         ``/weights/<layer>``: w, b (case, client, unit, …), and the initial parameters start_w, start_b.
 
@@ -312,7 +312,7 @@ def _layout(settings: Settings, net: Net) -> dict[str, Group]:
         "case": [*settings.cases],
         "outputs": [*OUTPUTS],
         "on": [*statistics.ON],
-        "estimator": [*statistics.ESTIMATORS],
+        "method": [*statistics.ESTIMATORS],
         "client": settings.clients,
         "unit": settings.hidden,
         "replicate": settings.replicates,
@@ -335,13 +335,13 @@ def _layout(settings: Settings, net: Net) -> dict[str, Group]:
             spread=(by_unit, "float64", "standard deviation over clients"),
         ),
         "split": make_group(
-            communality=("case on estimator unit", "float64"),
-            n_factors=("case on estimator", "int64"),
-            converged=("case on estimator", "bool"),
+            communality=("case on method unit", "float64"),
+            n_factors=("case on method", "int64"),
+            converged=("case on method", "bool"),
         ),
         "relation": make_group(
-            spearman=("case outputs on estimator", "float64"),
-            spearman_half=("case outputs on estimator replicate", "float64"),
+            spearman=("case outputs on method", "float64"),
+            spearman_half=("case outputs on method replicate", "float64"),
         ),
     }
     for layer, units in nets.layers(net).items():

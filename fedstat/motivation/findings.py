@@ -143,7 +143,7 @@ def position_errors(drawn: NDArray[np.float64], n: int, n_modes: int) -> NDArray
 
 
 def correlations(run: xr.DataTree) -> pd.DataFrame:
-    """Return the rank correlation of entropy and communality over units, by case, outputs, on and estimator.
+    """Return the rank correlation of entropy and communality over units, by case, outputs, on and method.
 
     Returns
     -------
@@ -163,7 +163,7 @@ def correlations(run: xr.DataTree) -> pd.DataFrame:
     limits = {"low": relation["spearman"].copy(data=low), "high": relation["spearman"].copy(data=high)}
     bounds = xr.Dataset({"spearman": relation["spearman"], **limits})
     table = bounds.to_dataframe().reset_index()
-    return table.merge(fits.to_dataframe().reset_index(), on=["case", "on", "estimator"]).dropna(subset="spearman")
+    return table.merge(fits.to_dataframe().reset_index(), on=["case", "on", "method"]).dropna(subset="spearman")
 
 
 def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str:
@@ -183,7 +183,7 @@ def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str
         *(text for row in rows for text in _describe_entropy(row)),
         "Spearman correlation of entropy and communality, unadjusted 95% CIs over clients",
     ]
-    names = ["case", "on", "estimator"]
+    names = ["case", "on", "method"]
     cells = [(*(str(row[name]) for name in names), _correlation(row)) for row in table.to_dict("records")]
     lines += columns([("case", "of", "method", "rho [95% CI]"), *cells])
     if not table["converged"].all():

@@ -310,8 +310,8 @@ def relation(
     Returns
     -------
     dict of arrays
-        ``split/communality`` (on, estimator, unit), ``…/n_factors`` and ``…/converged`` (on, estimator);
-        ``relation/spearman`` (outputs, on, estimator), ``relation/spearman_half`` (outputs, on, estimator, replicate).
+        ``split/communality`` (on, method, unit), ``…/n_factors`` and ``…/converged`` (on, method);
+        ``relation/spearman`` (outputs, on, method), ``relation/spearman_half`` (outputs, on, method, replicate).
         Units without entropy (dead in all but k clients) or without communality are excluded.
 
     Notes

@@ -203,10 +203,10 @@ def relation(
     run = _study(run, "papers.relation")
     entropy, nu, rho = (run[name].to_dataset() for name in ("dispersion", "split", "relation"))
     check.choice("case", case, entropy["case"].to_numpy().tolist())
-    check.choice("method", method, nu["estimator"].to_numpy().tolist())
+    check.choice("method", method, nu["method"].to_numpy().tolist())
     check.choice("outputs", outputs, entropy["outputs"].to_numpy().tolist())
     check.choice("on", on, nu["on"].to_numpy().tolist())
-    ax, selection = get_axes(ax), {"case": case, "on": on, "estimator": method}
+    ax, selection = get_axes(ax), {"case": case, "on": on, "method": method}
     rank = nu["communality"].sel(selection).to_series().rank(pct=True)
     ax.scatter(
         entropy["entropy"].sel(case=case, outputs=outputs), rank, s=18, linewidth=0, alpha=0.7,
@@ -299,7 +299,7 @@ def motivation_grid(run: RunOrPath, *, outputs: str = "own") -> Figure:
     """
     run = _study(run, "papers.motivation_grid")
     data = run["outputs"].to_dataset().sel(outputs=check.choice("outputs", outputs, ("own", "common")))
-    cases, methods = data["case"].values, run["split"].to_dataset()["estimator"].values
+    cases, methods = data["case"].values, run["split"].to_dataset()["method"].values
     figure = plt.figure(figsize=(5.4 * len(cases), 8.5 + 2.8 * len(methods)), layout="constrained")
     grid = figure.add_gridspec(2 + len(methods), len(cases), height_ratios=(1.8, 1.3, *[1] * len(methods)))
     entropies(run["dispersion"].to_dataset().sel(outputs=outputs), ax=figure.add_subplot(grid[1, :]))

@@ -54,7 +54,7 @@ def recovery(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     result : xarray.Dataset
-        Result of :func:`fedstat.sim.recover` with ``auc`` (kappa, estimator, replicate), and with p and alpha selected
+        Result of :func:`fedstat.sim.recover` with ``auc`` (kappa, method, replicate), and with p and alpha selected
         (or of length 1).
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
@@ -70,17 +70,17 @@ def recovery(result: xr.Dataset | RunOrPath, *, ax: Axes | None = None) -> Axes:
     """
     result = require_figure(result, "recovery", "auc", "fedstat.sim.recover")
     setting, ax = one_setting(result, "p", "alpha"), get_axes(ax)
-    of_nu = result["auc"].sel(estimator=result["estimator"] != _AGREEMENT)
-    names, data = list(of_nu["estimator"].values), _long(of_nu)
+    of_nu = result["auc"].sel({"method": result["method"] != _AGREEMENT})
+    names, data = list(of_nu["method"].values), _long(of_nu)
     ax.axhline(0.5, **_REFERENCE)
     if names:
         sns.lineplot(
-            data, x="kappa", y="auc", hue="estimator", style="estimator", hue_order=names, style_order=names, ax=ax,
+            data, x="kappa", y="auc", hue="method", style="method", hue_order=names, style_order=names, ax=ax,
             palette=sequential_colors("viridis", len(names)), markers=_markers(len(names)), markersize=5,
             errorbar=_within_one_se, err_style="bars", err_kws={"capsize": 2, "elinewidth": 1},
         )  # fmt: skip
-    if _AGREEMENT in result["estimator"].values:
-        auc = result["auc"].sel(estimator=_AGREEMENT).isel(kappa=0).to_numpy().ravel()
+    if _AGREEMENT in result["method"].values:
+        auc = result["auc"].sel({"method": _AGREEMENT}).isel(kappa=0).to_numpy().ravel()
         if np.isfinite(band := _within_one_se(auc)).all():
             ax.axhspan(*band, color=gray(0.85), linewidth=0, zorder=0)
         ax.axhline(
@@ -456,7 +456,7 @@ def _note(result: xr.Dataset) -> str:
     config = json.loads(result.attrs["config"])
     origin = (
         f"Model (8), true weights, C = {config['clients']}, d = {config['d']}, m = {config['m']}, one draw, seed "
-        f"{config['seed']}.\nν by “{config['estimator']}”, median and range over units; × counts eigenvectors with at "
+        f"{config['seed']}.\nν by “{config['method']}”, median and range over units; × counts eigenvectors with at "
         f"least {100 * _COUNTED:g}% of the eigenvalue sum."
     )
     return _NOTE + origin

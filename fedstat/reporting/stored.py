@@ -15,11 +15,8 @@ import xarray as xr
 from fedstat import store
 from fedstat._utils import check, guard
 from fedstat._utils.loops import track
-from fedstat.fl.stored import from_stored
-from fedstat.fl.training import COMMAND
 from fedstat.reporting.document import PARAGRAPH, PRINTED, Part, Section, Table, listed, shown
 from fedstat.results.base import Caution, LayerResults
-from fedstat.store.encoding import algorithm_of
 
 _HIDDEN = ("shapes", "data_digest", "algorithm_settings", "out", "overwrite", "quiet")
 
@@ -211,7 +208,7 @@ class Stored(NamedTuple):
     @property
     def title(self) -> str:
         """Title of the run."""
-        return shown(algorithm_of(str(self.attrs.get("title") or self.name)))
+        return shown(self.attrs.get("title") or self.name)
 
     @property
     def finished(self) -> bool:
@@ -292,7 +289,7 @@ def damage_of(stored: Stored) -> list[Caution]:
 def _of_tree(tree: xr.DataTree) -> Stored:
     attrs = {str(name): value for name, value in tree.attrs.items()}
     config, wrong = _config(attrs)
-    return Stored(shown(algorithm_of(str(attrs.get("title") or tree.name or "run"))), attrs, config, tree, wrong)
+    return Stored(shown(attrs.get("title") or tree.name or "run"), attrs, config, tree, wrong)
 
 
 def _of_path(path: Path) -> Stored:
@@ -301,6 +298,8 @@ def _of_path(path: Path) -> Stored:
         attrs = store.attributes(path)
         config, wrong = _config(attrs)
         wrong += tuple(map(str, store.damage(path, checksums=True)))
+    except store.VersionError:
+        raise
     except (ValueError, FileNotFoundError) as error:
         return Stored(name, {}, {}, None, (str(error),))
     try:
@@ -314,7 +313,6 @@ def _config(attrs: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     if "config" not in attrs:
         return {}, ()
     try:
-        config = dict(guard.parsed("config", attrs["config"].encode(), finite=False))
-        return (from_stored(config) if attrs.get("command") == COMMAND else config), ()
+        return dict(guard.parsed("config", attrs["config"].encode(), finite=False)), ()
     except (ValueError, TypeError, AttributeError):
         return {}, ("its settings cannot be read",)

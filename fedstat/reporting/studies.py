@@ -28,7 +28,6 @@ from fedstat.sim import recovery as sim_recovery
 from fedstat.sim.experiment import LAYER
 from fedstat.sim.recovery.accuracy import report as print_recovery
 from fedstat.store import results
-from fedstat.store.encoding import settings_of
 from fedstat.store.results import layer_results
 
 _WRITES = ("overwrite", "out", "plot", "summary", "csv", "latex")  # options that no number depends on
@@ -49,7 +48,6 @@ _COLUMNS = {
     "permutation": {"estimate": "communality ν", "p_value": "one-sided", "p_adjusted": "false discovery rate"},
     "sensitivity": {"prop_unchanged": "proportion of units in the same group as in the reference"},
 }  # fmt: skip
-_EARLIER = "The store was written by an earlier version of fedstat, which kept tables and not the result."
 
 Kinds = Mapping[str, Result]
 """Results of a layer: "split", and "bootstrap", "permutation" and "sensitivity" where they were asked for."""
@@ -83,7 +81,7 @@ def _n_clients(kinds_by_layer: Mapping[str, Kinds]) -> int | None:
 
 
 def _ran_split(stored: Stored, n_layers: int, n_clients: int | None) -> Table:
-    c = settings_of(stored.config)
+    c = stored.config
     options = {name: value for name, value in c.items() if name not in _WRITES}
     whose = "clients" if n_clients is None else count(n_clients, "client")
     rows = {
@@ -122,21 +120,13 @@ def _cautions_split(kinds_by_layer: Mapping[str, Kinds]) -> Iterator[Caution]:
             yield Caution("Certainty not estimated", text)
 
 
-def _layer(layer: str, kinds: Kinds, run: xr.DataTree) -> Section:
-    """Figure and table of each result of a layer; of an earlier version, which stored none, the table."""
+def _layer(layer: str, kinds: Kinds, _: xr.DataTree) -> Section:
+    """Figure and table of each result of a layer."""
     name = shown(layer)
     blocks: list[Block] = []
     for kind, result in kinds.items():
         blocks.append(document.figure(result.plot, f"{name}: {_CAPTIONS[kind]}."))
         blocks.append(_table(name, kind, *result._by_row()))
-    if not kinds:
-        data = run["split"][layer].to_dataset()
-        units = data[[variable for variable, values in data.data_vars.items() if values.dims == ("unit",)]]
-        by = "icc" if data.attrs.get("method") == "icc" else "communality"
-        blocks += [
-            Text(_EARLIER),
-            _table(name, "split", units.to_dataframe().reset_index(), by),
-        ]
     return Section(f"Layer {name}", blocks)
 
 
@@ -147,7 +137,7 @@ def _table(layer: str, kind: str, frame: pd.DataFrame, by: str | None) -> Table:
 
 
 def _methods_split(stored: Stored, n_clients: int | None) -> tuple[str, list[str]]:
-    c = settings_of(stored.config)
+    c = stored.config
     keys = ["wang2023"]
     if c.get("method") == "icc":
         how = (
@@ -201,8 +191,7 @@ def _study(
 
 def _ran(stored: Stored, positional: tuple[str, ...]) -> Table:
     hidden = ("out", "overwrite", "quiet", "plot", "spectrum")
-    names = {"estimator": "methods"} if stored.command == sim_recovery.__name__ else {}  # options: names in the store
-    options = {names.get(name, name): value for name, value in stored.config.items() if name not in hidden}
+    options = {name: value for name, value in stored.config.items() if name not in hidden}
     command = stores.command_line(stored.command, options, positional=positional) if stored.command else ""
     rows = {"command": command, "seed": stored.attrs.get("seed")} | stores.origin(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items() if value not in (None, "")})
@@ -337,7 +326,6 @@ _REFERENCE = "true"
 
 def of_simulation(stored: Stored) -> Part:
     """Report of a study, as far as it got."""
-    stored = stored._replace(config=printing.from_stored(stored.config))
     return assemble(
         stored, _ran_simulation(stored), {"figures": _figures}, checks=lambda run: _cautions(stored, run),
         summary=printing.report, methods=_methods(stored),

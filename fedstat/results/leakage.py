@@ -84,8 +84,6 @@ class LeakageResult(Result):
         recovered from other clients' gradients, NaN without any; ``distance`` (of gradients, relative) and
         ``label_right``, all (run, round, labels, client, image); ``recovered`` (run, round, labels, client, image,
         channel, row, column) and ``original`` (run, client, image, ...); coordinates ``method`` and ``seed`` (run).
-        Stores of earlier versions have a ``class_mean_psnr`` (client, image) of the mean of all training images, and
-        ``other`` of all classes.
     level : float
         Confidence level.
     """
@@ -93,14 +91,11 @@ class LeakageResult(Result):
     data: xr.Dataset
     level: float = 0.95
     _figure: ClassVar[str] = "leakage"
-
-    @property
-    def _headings(self) -> Headings:  # type: ignore[override]
-        return {
-            "run": "run", "labels": "labels", "conclusion": "conclusion", "PSNR": "estimate", "maximum": "maximum",
-            f"{self._versus} [CI]": ("gain", "gain_low", "gain_high"),
-            "vs other clients [CI]": ("above_other", "other_low", "other_high"),
-        }  # fmt: skip
+    _headings: ClassVar[Headings] = {
+        "run": "run", "labels": "labels", "conclusion": "conclusion", "PSNR": "estimate", "maximum": "maximum",
+        "vs class mean [CI]": ("gain", "gain_low", "gain_high"),
+        "vs other clients [CI]": ("above_other", "other_low", "other_high"),
+    }  # fmt: skip
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
         return self.augment(), None
@@ -113,27 +108,13 @@ class LeakageResult(Result):
         """Return the data with units and descriptions of the variables."""
         texts = {
             "psnr": "PSNR of the recovered image",
-            "other": "mean PSNR of images recovered from other clients' gradients"
-            + (" for the same class" if self._is_by_class else ""),
-            "class_mean_psnr": f"PSNR of the {self._mean_image}",
+            "other": "mean PSNR of images recovered from other clients' gradients for the same class",
+            "class_mean_psnr": "PSNR of the class-mean image",
         }
         data = self.data.copy()
         for name, text in texts.items():
             data[name].attrs.update(long_name=text, units="dB")
         return data
-
-    @property
-    def _is_by_class(self) -> bool:
-        """False for stores of earlier versions, which compare with the mean of all training images."""
-        return "labels" in self.data["class_mean_psnr"].dims
-
-    @property
-    def _versus(self) -> str:
-        return f"vs {'class' if self._is_by_class else 'training'} mean"
-
-    @property
-    def _mean_image(self) -> str:
-        return "class-mean image" if self._is_by_class else "mean training image"
 
     def tidy(self) -> pd.DataFrame:
         """Return one row per run, labels and round, with the columns of :meth:`augment` and ``round``."""
@@ -224,7 +205,7 @@ class LeakageResult(Result):
         over = f"{count(sizes['client'], 'client')} of one run"
         return [
             f"Gradient inversion (DLG): {attacked}, after {after}",
-            f"PSNR in dB; {self._mean_image} (no gradients): mean {mean}, maximum {maximum}",
+            f"PSNR in dB; class-mean image (no gradients): mean {mean}, maximum {maximum}",
             *self._table(),
             f"Unadjusted {100 * self.level:g}% t intervals over {over}; {seeds}.",
             *(f"{x.run}, labels {x.labels}: {x.conclusion}" for x in self.augment().itertuples()),
@@ -235,7 +216,7 @@ class LeakageResult(Result):
 
     def _table(self) -> list[str]:
         """Return the table of runs; if it is wider than the terminal, each run is named in a separate line."""
-        heads = ("labels", " mean", "  max", self._versus, "vs other clients")
+        heads = ("labels", " mean", "  max", "vs class mean", "vs other clients")
         cells = [
             (
                 x["run"], x["labels"], f"{number(x['estimate'], 2):>5}", f"{number(x['maximum'], 2):>5}",

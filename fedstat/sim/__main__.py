@@ -15,7 +15,7 @@ from typing import Any
 from fedstat import _cli
 from fedstat._utils import check
 from fedstat._utils.settings import add_arguments, read_arguments, read_toml, require_known, require_types
-from fedstat.sim.experiment import COMMAND, Settings, from_stored, report, study
+from fedstat.sim.experiment import COMMAND, Settings, report, study
 from fedstat.store import config_of
 
 
@@ -69,13 +69,12 @@ def _read_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Combine settings: the command line overrides the file, which overrides the stored study."""
     settings: dict[str, Any] = {}
     if args.resume and args.out.exists():
-        settings = from_stored(config_of(args.out))
+        settings = config_of(args.out)
     elif args.resume:
         print(f"there is no study at {args.out} yet: starting one", file=sys.stderr)
     if args.config is not None:
         content, file = read_toml(args.config), f"--config {args.config}"
         scales = {name: content.pop(name) for name, value in list(content.items()) if isinstance(value, dict)}
-        content, scales = from_stored(content), {name: from_stored(table) for name, table in scales.items()}
         for table in (content, *scales.values()):
             require_known(table, Settings, file)
             require_types(table, Settings, f" in {file}")

@@ -43,24 +43,6 @@ LAST = 5
 """Rounds at the end over which the share of stable units is averaged."""
 
 
-_STORED = {"method": "estimator"}
-"""Settings of a study: their names in stores and in files of earlier versions."""
-_EARLIER = {"replicate_seeds": "consecutive", "keep_weights": "none"}
-"""Settings that earlier versions lacked, with the values that they had."""
-
-
-def from_stored(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a store, or of a file of an earlier version, by today's names.
-
-    Examples
-    --------
-    >>> from_stored({"kappa": 0.85, "estimator": "pa"})
-    {'kappa': 0.85, 'method': 'pa'}
-    """
-    names = {stored: name for name, stored in _STORED.items() if name not in settings}
-    return {names.get(name, name): value for name, value in settings.items()}
-
-
 def accuracy(run: xr.DataTree) -> xr.DataArray:
     """Return the test accuracy after the last round, mean over clients: (p, alpha, method, replicate)."""
     return xr.DataArray(run["metrics/accuracy"]).isel(round=-1).mean("client")
@@ -139,7 +121,7 @@ def report(run: xr.DataTree) -> str:
     counts = {"clients": "client", "d": "covariate", "m": "unit", "n_train": "training sample", "rounds": "round"}
     clients, covariates, units, samples, rounds = (count(config[name], noun) for name, noun in counts.items())
     training = f"{count(config['local_epochs'], 'local epoch')}, SGD {config['lr']:g}"
-    analysis = f"{config['estimator']}, kappa = {config['kappa']:g}"
+    analysis = f"{config['method']}, kappa = {config['kappa']:g}"
     lines = [
         f"Model (8): {clients}, {covariates}, {units}, {samples} per client",
         f"{rounds}, {training}, batch {config['batch_size'] or 'full'}; {analysis}; {count(n, 'replicate')}",
@@ -255,9 +237,6 @@ class Settings:
         replicates.
     seed : int
         Seed of the study.
-    replicate_seeds : {"named", "consecutive"}
-        Seeds of the replicates. "named" derives independent seeds. "consecutive" is seed + r, as in earlier versions,
-        so that studies with neighboring seeds share replicates; a study begun with it is resumed with it.
     keep_weights : {"first", "none"}
         Replicates whose clients' weights are stored, before the last averaging.
     """
@@ -297,11 +276,6 @@ class Settings:
     method: factor.Method = setting("pa", "method", f"factoring method: {', '.join(factor.METHODS)}")
     replicates: int = setting(5, "training", "number of replicates; the first has --seed", low=1)
     seed: int = setting(0, "training", "seed of the study", low=0)
-    replicate_seeds: Literal["named", "consecutive"] = setting(
-        "named",
-        "training",
-        "seeds of replicates: named (independent), or consecutive as in studies of earlier versions",
-    )
     keep_weights: Literal["first", "none"] = setting(
         "first", "training", "replicates whose clients' weights are stored, before the last averaging: first or none"
     )
@@ -311,13 +285,7 @@ class Settings:
 
     def replicate_seed(self, replicate: int) -> int:
         """Return the seed of a replicate, for :func:`fedstat.sim.generate`."""
-        return self.seed + replicate if self.replicate_seeds == "consecutive" else replicate_seed(self.seed, replicate)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Settings to store, without those that have the values of earlier versions, which did not store them."""
-        config = {_STORED.get(name, name): value for name, value in asdict(self).items()}
-        return {name: value for name, value in config.items() if _EARLIER.get(name) != value}
+        return replicate_seed(self.seed, replicate)
 
     def model(self, p: float, alpha: float, replicate: int) -> Model8:
         """Return model (8) of one replicate."""
@@ -392,16 +360,13 @@ def study(
     >>> run["metrics/accuracy"].sizes["round"]
     2
     """
-    if resume and out is not None and store.command_of(Path(out)) == COMMAND:
-        config = store.config_of(out)
-        settings = {name: config.get(name, value) for name, value in _EARLIER.items()} | settings
     design = Settings(**settings)
     compute = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
     simulation = cells.Study(
         title="Simulation study on model (8)",
         command=COMMAND,
         references=SOURCE,
-        config=design.config,
+        config=asdict(design),
         layout=partial(_layout, design),
         cells=list(_cells(design)),
         begin=partial(_begin, design),
@@ -409,7 +374,6 @@ def study(
         steps=design.rounds,
         unit="round",
         grows=("replicates", "p", "alpha", "methods"),
-        rename=from_stored,
     )
     return cells.make(simulation, compute, out=out, resume=resume, progress=progress, executor=executor)
 
@@ -564,7 +528,7 @@ def _weights_layout(settings: Settings, run_dims: Mapping[str, Any]) -> dict[str
     """Return the groups of a study that hold weights, with the dims of all but replicates."""
     design = [name for name in run_dims if name != "replicate"]
     coords = {name: run_dims[name] for name in design} | {
-        "checkpoint": ("checkpoint", [settings.rounds], {"long_name": "round after which weights were kept"})
+        "checkpoint": ("checkpoint", [settings.rounds], {"long_name": "round after which weights were stored"})
     }
     layer = {"unit": settings.m, "weight": settings.d}
     kinds = {"w": (("unit", "weight"), [settings.m, settings.d]), "b": (("unit",), [settings.m])}

@@ -3,6 +3,7 @@
 from fedstat.store.journal import FOLDER as JOURNAL
 from fedstat.store.journal import DamageError
 from fedstat.store.origin import (
+    VersionError,
     attributes,
     code,
     command_of,
@@ -41,6 +42,7 @@ __all__ = [
     "Select",
     "Target",
     "Variable",
+    "VersionError",
     "Writer",
     "attributes",
     "changed",

@@ -1,11 +1,11 @@
-"""Results as arrays and JSON, without loss; stored results of earlier versions are read, too."""
+"""Results as arrays and JSON, without loss."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
@@ -23,9 +23,10 @@ from fedstat.results.base import Result
 from fedstat.results.origin import with_origin
 from fedstat.stats.split import Absolute
 from fedstat.store.fields import require_sound
+from fedstat.store.origin import require_version
 
-FORMAT = 2
-"""Version of the encoding. Stores without one have version 1, of earlier versions of fedstat."""
+FORMAT = 3
+"""Version of the encoding; results of another version are refused."""
 
 MODULES = {
     "fedstat.results": (
@@ -48,22 +49,6 @@ MODULES = {
 """Classes that are stored, by module. Names in files are looked up here, and nowhere else."""
 _MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
 
-# Names of earlier versions.
-_STORED_CLASSES = {"StabilityResult": "SensitivityResult"}
-_STORED_SETTINGS = {
-    "minus": "baseline", "bootstrap": "n_boot", "permutation": "n_permutations", "stability": "sensitivity",
-    "start": "init",
-}  # fmt: skip
-_STORED_FIELDS = {
-    "of_change": "baseline_subtracted", "outcome": "conclusion", "personal": "reliability",
-    "personal_replicate": "reliability_replicate", "adjusted_rand": "ari", "same_state": "prop_unchanged",
-}  # fmt: skip
-_STORED_VALUES = {"undecided": "inconclusive", "dead": "constant"}
-_OF_ALGORITHMS = {"algorithm", "reference", "table", "costs", "data"}
-_PERSONAL, _STORED_PERSONAL = "-personal-head", "-private-head"
-_AT_END = r"(?=(?:\+|-shrunken|-low-rank)*(?:$|[, ][^/\\]*$))"
-"""Pattern of what may stand behind a suffix: further suffixes, then the end or settings of a variant; never a path."""
-
 _VARIABLE = re.compile(r"(?!\.)[\w.-]{1,100}", re.ASCII)
 _DTYPE = re.compile(r"[<>|=][biufU]\d{1,12}|[<>|=][mM]8(\[\d{0,9}[a-zA-Z]{1,2}\])?")
 _EXTENSIONS = ("str", "string", "boolean", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64",
@@ -73,56 +58,6 @@ _EXTENSIONS = ("str", "string", "boolean", "Int8", "Int16", "Int32", "Int64", "U
 Arrays = dict[str, NDArray[Any]]
 Take = Callable[[str, np.dtype[Any]], NDArray[Any]]
 """Function that returns an array of a file by its name and its dtype."""
-
-
-class NewerFormatError(ValueError):
-    """Error of a result that a newer version of fedstat wrote."""
-
-
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a store's settings by today's names, whichever version wrote it."""
-    return {_STORED_SETTINGS.get(name, name): value for name, value in config.items()}
-
-
-def stored_algorithm(name: str) -> str:
-    """Return the name in stores of an algorithm, a prediction rule or a variant such as "fedprox, mu=0.1".
-
-    Examples
-    --------
-    >>> stored_algorithm("fedavg-personal-head+"), stored_algorithm("fedper")
-    ('fedavg-private-head+', 'fedper')
-    """
-    return re.sub(_PERSONAL + _AT_END, _STORED_PERSONAL, name)
-
-
-def algorithm_of(stored: str) -> str:
-    """Return today's name of an algorithm, a prediction rule or a variant, from its name in a store.
-
-    Examples
-    --------
-    >>> algorithm_of("fedavg-private-head, seed 3"), algorithm_of("my-private-head/a.py:mine")
-    ('fedavg-personal-head, seed 3', 'my-private-head/a.py:mine')
-    """
-    return re.sub(_STORED_PERSONAL + _AT_END, _PERSONAL, stored)
-
-
-def rename_algorithms(values: Any) -> Any:
-    """Give algorithms today's names: in a text, in a column ``method``, or in coordinates ``method`` and ``run``."""
-    if isinstance(values, str):
-        return algorithm_of(values)
-    if isinstance(values, pd.DataFrame) and "method" in values and _has_stored(values["method"]):
-        return values.assign(method=values["method"].map(algorithm_of))
-    if isinstance(values, xr.Dataset):
-        names = [name for name in ("method", "run") if name in values.coords and _has_stored(values[name].values)]
-        renamed = {name: np.array([algorithm_of(text) for text in values[name].values], object) for name in names}
-        return values.assign_coords({name: (values[name].dims, texts) for name, texts in renamed.items()})
-    return values
-
-
-def _has_stored(names: Iterable[Any]) -> bool:
-    """Return True if all names are texts, and one of them is no longer in use."""
-    texts = list(names)
-    return all(isinstance(text, str) for text in texts) and any(algorithm_of(text) != text for text in texts)
 
 
 def as_dataset(result: Any) -> xr.Dataset:
@@ -137,23 +72,12 @@ def as_dataset(result: Any) -> xr.Dataset:
 
 def from_dataset(data: xr.Dataset) -> Any:
     """Rebuild a result from :func:`as_dataset`; nothing in the data is executed."""
-    require_format(data.attrs.get("format", 1), "the result")
+    require_version(data.attrs.get("format", 1), FORMAT, "the result")
 
     def read(name: str, dtype: np.dtype[Any]) -> tuple[int, Callable[[], NDArray[Any]]]:
         return data[name].size, lambda: data[name].to_numpy().astype(dtype)
 
     return decode(guard.parsed("the result", data.attrs["result"].encode()), read)
-
-
-def require_format(number: Any, where: object) -> None:
-    """Raise an error if a newer version of fedstat wrote a result, or its format is no number."""
-    if not isinstance(number, int | np.integer) or number < 1:
-        raise ValueError(f"{where} has no valid number of its format, but {number!r:.100}. It is damaged.")
-    if number > FORMAT:
-        raise NewerFormatError(
-            f"{where} was written by a newer version of fedstat: its format is {number}, but this version reads "
-            f"formats up to {FORMAT}. Update fedstat: pip install --upgrade fedstat"
-        )
 
 
 def encode(result: Any) -> tuple[Any, Arrays]:
@@ -215,7 +139,6 @@ def decode(rest: Any, read: Callable[[str, np.dtype[Any]], tuple[int, Callable[[
 
 
 def _class(name: Any) -> Any:
-    name = _STORED_CLASSES.get(name, name) if isinstance(name, str) else name
     check.choice("the kind of a stored result", name, sorted(_MODULE_OF))
     return getattr(import_module(_MODULE_OF[name]), name)
 
@@ -393,30 +316,10 @@ def _decode(rest: Any, take: Take) -> Any:
 
 def _decode_fields(rest: dict[str, Any], take: Take) -> Any:
     kind = _class(rest["of"])
-    result = kind(**_rename_fields({name: _decode(x, take) for name, x in rest["with"].items()}))
+    result = kind(**{name: _decode(x, take) for name, x in rest["with"].items()})
     if "origin" in rest and isinstance(result, Result):
         return with_origin(result, _decode(rest["origin"], take))
     return result
-
-
-def _rename_fields(values: dict[str, Any]) -> dict[str, Any]:
-    """Rename the fields of a stored result of any version to their current names."""
-    values.pop("interval_of", None)
-    if {"settings", "costs"} <= values.keys():  # of a RunsResult
-        values["scenarios"] = values.pop("settings")
-    values |= {name: rename_algorithms(values[name]) for name in _OF_ALGORITHMS & values.keys()}
-    if values.pop("n_exchanges", 0):
-        values["inference"] = "permutation"
-    if values.get("outcome") is not None:
-        outcome = np.asarray(values["outcome"], dtype=object)
-        for earlier, today in _STORED_VALUES.items():
-            outcome[outcome == earlier] = today
-        values["outcome"] = outcome.astype(str)
-    if isinstance(values.get("options"), dict):
-        values["options"] = settings_of(values["options"])
-    if isinstance(table := values.get("table"), pd.DataFrame) and "varied" in table:
-        values["table"] = table.rename(columns=_STORED_FIELDS).assign(varied=table["varied"].replace(_STORED_SETTINGS))
-    return {_STORED_FIELDS.get(name, name): value for name, value in values.items()}
 
 
 def _dtype(text: Any) -> np.dtype[Any]:
@@ -448,8 +351,6 @@ def _decode_label(kind: str, rest: dict[str, Any], take: Take) -> Any:
 
 def _decode_labels(rest: dict[str, Any], take: Take) -> NDArray[Any]:
     entries = rest["labels"]
-    if isinstance(entries, dict):  # of format 1
-        return np.array(_decode(entries, take), dtype=object)
     labels = np.empty(len(entries), object)
     for i, entry in enumerate(entries):
         labels[i] = _decode(entry, take)
@@ -518,7 +419,6 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Take], Any]] = {
     "tuple": lambda rest, take: tuple(_decode(x, take) for x in rest["tuple"]),
     "dict": _decode_dict,
     "items": lambda rest, take: {_decode(name, take): _decode(x, take) for name, x in rest["items"]},
-    "table": lambda rest, take: pd.DataFrame({name: _decode(x, take) for name, x in rest["table"].items()}),
     "frame": _decode_frame,
     "dataset": _decode_labelled,
     "dataarray": _decode_labelled,

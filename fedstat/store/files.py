@@ -152,7 +152,7 @@ class _Array(ZarrArrayWrapper):
         self._place = f"{root}: {array.path}"
         guard.size(self._place, self._bytes(array.chunks), "a chunk of it")
         guard.size(self._place, array.nchunks, "its shape", share=_CHUNK, unit="chunks")
-        self._metadata = root / array.path / "zarr.json"
+        self._metadata = root / array.path / METADATA
 
     def _bytes(self, sizes: Iterable[int]) -> int:
         return prod(map(int, sizes)) * self.dtype.itemsize

@@ -32,8 +32,8 @@ from fedstat._utils import guard
 FOLDER = "journal"
 FIRST = "0"
 """Staged name of the files that a new store holds."""
-METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
-"""Files that describe a group or an array, in zarr 3 and zarr 2."""
+METADATA = "zarr.json"
+"""File that describes a group or an array."""
 _BLOCK = 1 << 22
 # A longer log is rewritten as one line for all files.
 _LINES = 1000

@@ -29,6 +29,8 @@ from fedstat._utils import guard
 from fedstat.store import journal
 
 AGAIN = "Remove it and run again."
+LAYOUT = 4
+"""Version of what stores hold, and under which names. Stores of another version are refused."""
 # A draft without a lock may be about to be locked if it is younger than this, in seconds.
 _YOUNG = 60
 _TRIES, _PAUSE = 5, 0.05
@@ -136,9 +138,9 @@ def distinct_stores(sources: Iterable[str | Path]) -> list[Path]:
 
 
 def command_of(path: Path) -> str | None:
-    """Return the command that wrote a store, or None if the store does not say."""
+    """Return the command that wrote a store, of any layout, or None if the store does not say."""
     try:
-        return str(attributes(path)["command"])
+        return str(_read_attributes(path)["command"])
     except (OSError, ValueError, KeyError):
         return None
 
@@ -152,7 +154,33 @@ def attributes(path: Path) -> dict[str, Any]:
         If there is no store.
     DamageError
         If the attributes cannot be read.
+    VersionError
+        If another version of fedstat wrote the store, with another layout.
     """
+    attrs = _read_attributes(path)
+    if "command" in attrs:
+        require_version(attrs.get("layout", 1), LAYOUT, path)
+    return attrs
+
+
+class VersionError(ValueError):
+    """Error of a store or a result that another version of fedstat wrote."""
+
+
+def require_version(number: Any, supported: int, where: object) -> None:
+    """Raise an error if a store or a result has another layout than this version reads."""
+    if not isinstance(number, int | np.integer) or number < 1:
+        raise journal.DamageError(f"{where} has no valid number of its layout, but {number!r:.100}. It is damaged.")
+    if number != supported:
+        age, hint = "an earlier", "Make it again, or read it with the fedstat that wrote it."
+        if number > supported:
+            age, hint = "a newer", "Update fedstat: pip install --upgrade fedstat"
+        raise VersionError(
+            f"{where} has layout {number} of {age} fedstat, but this fedstat reads layout {supported}. {hint}"
+        )
+
+
+def _read_attributes(path: Path) -> dict[str, Any]:
     guard.status(path)
     try:
         text = guard.content(path / "zarr.json", share=guard.HEAD)

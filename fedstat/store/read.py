@@ -21,7 +21,7 @@ NEEDED = {
     "fedstat.sim": ("metrics/accuracy", "metrics/rounds_done", "split/fc1/shared", "truth/communality"),
     "fedstat.motivation": ("outputs/accuracy", "outputs/done", "dispersion/entropy", "relation/spearman"),
 }
-"""Arrays that the stores of a command have had since its first version, and that readers need."""
+"""Arrays of the stores of a command that readers need."""
 GROUPS = "groups"
 """Attribute that lists the groups of a store in order, which the file system does not keep."""
 _JSON = {"config": dict, "about": dict, "versions": dict, "pieces": dict, GROUPS: list}
@@ -171,28 +171,19 @@ def reading(path: str | Path) -> Iterator[None]:
 
 
 def _sort_groups(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> dict[str, xr.Dataset]:
-    """Sort groups, by their paths, in the order that the store records; in older stores, its settings."""
-    paths = {path[1:] for path in groups}
-    names = paths | {path.rpartition("/")[2] for path in paths}
+    """Sort groups, by their paths, in the order that the store records."""
     order: dict[str, int] = {}
-    group_names = [name for name in _list_groups(attrs) if isinstance(name, str) and name in names]
-    for i, name in enumerate(group_names):
-        for path in accumulate(name.split("/"), "{}/{}".format):
-            order.setdefault(path, i)
-
-    def rank(path: str) -> tuple[int, str]:
-        return order.get(path, order.get(path.rpartition("/")[2], len(group_names))), path
-
-    return dict(sorted(groups.items(), key=lambda item: rank(item[0][1:])))
+    for name in _list_groups(attrs):
+        if isinstance(name, str) and f"/{name}" in groups:
+            for path in accumulate(name.split("/"), "{}/{}".format, initial=""):
+                order.setdefault(path, len(order))
+    return dict(sorted(groups.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
 
 
 def _list_groups(attrs: Mapping[str, Any]) -> list[Any]:
     """Return the names of groups in order; none if the attributes are damaged or of another program."""
     try:
-        if GROUPS in attrs:
-            return list(guard.parsed(GROUPS, attrs[GROUPS].encode()))
-        config = guard.parsed("config", attrs.get("config", "{}").encode(), finite=False)
-        return [*config.get("keep_weights", ()), *(name.rpartition(".")[0] for name in config.get("shapes", ()))]
+        return list(guard.parsed(GROUPS, attrs.get(GROUPS, "[]").encode()))
     except (ValueError, TypeError, AttributeError):
         return []
 

@@ -107,7 +107,7 @@ def _decoding(path: Path) -> Iterator[None]:
     """Raise DamageError, naming the file, if its content is not as :func:`save` writes it."""
     try:
         yield
-    except (guard.LimitError, DamageError, encoding.NewerFormatError):
+    except (guard.LimitError, DamageError, origin.VersionError):
         raise
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise DamageError(
@@ -176,7 +176,7 @@ def _require_writable(path: Path, *, overwrite: bool) -> None:
 def _load_json(path: Path) -> Any:
     with _decoding(path):
         content = guard.parsed(path.name, guard.content(path))
-        encoding.require_format(content["fedstat_result"], path)
+        origin.require_version(content["fedstat_result"], FORMAT, path)
         rest, stored = content["result"], content["arrays"]
         if content["checksum"] != _digest(rest, stored):
             raise ValueError("its checksum differs from its content")
@@ -216,22 +216,18 @@ def _array(entry: dict[str, Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 Kind = Literal["split", "bootstrap", "permutation", "sensitivity"]
 KINDS: tuple[Kind, ...] = ("split", "bootstrap", "permutation", "sensitivity")
-_STORED_KINDS = {"sensitivity": "stability"}
-"""Names of earlier versions."""
 
 
 def leakage(run: xr.DataTree) -> LeakageResult:
-    """Return the result in a store of ``python -m fedstat.attack``, by today's names, whichever version wrote it."""
-    data = run["leakage"].to_dataset().load()
-    data = data.rename({"guess": "class_mean_psnr"} if "guess" in data else {})
-    return LeakageResult(encoding.rename_algorithms(data))
+    """Return the result in a store of ``python -m fedstat.attack``."""
+    return LeakageResult(run["leakage"].to_dataset().load())
 
 
 def result_groups(results_by_kind: Mapping[str, LayerResults[Any]]) -> dict[str, xr.Dataset]:
     """Return the groups of a store that :func:`read_layers` reads, from results by kind."""
     attrs = {
         "layers": json.dumps(list(results_by_kind["split"])),
-        "left_out": json.dumps(results_by_kind["split"].skipped_layers),
+        "skipped_layers": json.dumps(results_by_kind["split"].skipped_layers),
     }
     groups = {f"/{_GROUP}": xr.Dataset(attrs=attrs)}
     for kind, by_layer in results_by_kind.items():
@@ -262,33 +258,17 @@ def read_layers(
         If the store holds no result of this kind.
     """
     check.choice("kind", kind, KINDS)
-    if _GROUP not in run.children:
-        raise ValueError(
-            f"{path} was written by an earlier version, which kept tables and not the result. Split again with "
-            "--overwrite, or read the tables by fedstat.open_run."
-        )
     with read.reading(path):
         layers, attrs = run[_GROUP].children, run[_GROUP].attrs
         names = select(guard.parsed("layers", attrs["layers"].encode()))
-        nodes = {name: _node(layers[name], kind) for name in names}
-        if lacking := [name for name, node in nodes.items() if node is None]:
-            has = ", ".join(other for other in KINDS if _node(layers[lacking[0]], other) is not None)
+        if lacking := [name for name in names if kind not in layers[name].children]:
+            has = ", ".join(other for other in KINDS if other in layers[lacking[0]].children)
             raise ValueError(f"{path} holds no {kind} of layer {lacking[0]!r}, only: {has}. Ask for it when splitting.")
-        results = {
-            name: from_dataset(node.to_dataset(inherit=False)) for name, node in nodes.items() if node is not None
-        }
-        return LayerResults(results, guard.parsed("left_out", attrs["left_out"].encode()))
+        results = {name: from_dataset(layers[name].children[kind].to_dataset(inherit=False)) for name in names}
+        return LayerResults(results, guard.parsed("skipped_layers", attrs["skipped_layers"].encode()))
 
 
 def layer_results(run: xr.DataTree, layer: str) -> dict[str, Any]:
-    """Return all results that a store holds of a layer, by kind; none if it was written by an earlier version."""
-    if _GROUP not in run.children:
-        return {}
-    nodes = {kind: _node(run[_GROUP].children[layer], kind) for kind in KINDS}
-    return {kind: from_dataset(node.to_dataset(inherit=False)) for kind, node in nodes.items() if node is not None}
-
-
-def _node(layer: xr.DataTree, kind: Kind) -> xr.DataTree | None:
-    """Return what a store holds of a kind for a layer, under its name or that of earlier versions; None if nothing."""
-    names = [name for name in (kind, _STORED_KINDS.get(kind, kind)) if name in layer.children]
-    return layer.children[names[0]] if names else None
+    """Return all results that a store holds of a layer, by kind."""
+    nodes = run[_GROUP].children[layer].children
+    return {kind: from_dataset(nodes[kind].to_dataset(inherit=False)) for kind in KINDS if kind in nodes}

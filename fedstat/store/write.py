@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, Protocol, Self
@@ -299,7 +299,9 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
         encoding: Any = {group: dict.fromkeys(variables, CODED) for group, variables in names.items()}
         result.to_zarr(store, mode="a", consolidated=False, zarr_format=3, encoding=encoding, write_empty_chunks=True)
         order = json.dumps([path[1:] for path in names if path != "/"])
-        zarr.open_group(store, mode="r+").attrs.update({**attrs, GROUPS: order, "ended": now()})
+        zarr.open_group(store, mode="r+").attrs.update(
+            {**attrs, "layout": origin.LAYOUT, GROUPS: order, "ended": now()}
+        )
         journal.start(folder)
         if path.exists():
             origin.replace(folder, path)
@@ -314,7 +316,7 @@ def lay_out(folder: Path, groups: Mapping[str, Group], attrs: Mapping[str, Any])
     from fedstat.store.files import Direct, encode_array, encode_group
 
     store = Direct(folder)
-    _create_root(store).attrs.update({**attrs, GROUPS: json.dumps([*groups])})
+    _create_root(store).attrs.update({**attrs, "layout": origin.LAYOUT, GROUPS: json.dumps([*groups])})
     parents = sorted({str(parent) for name in groups for parent in PurePosixPath(name).parents} - {"."})
     for name, group in {**dict.fromkeys(parents, Group(xr.Dataset(), {})), **groups}.items():
         files = {**encode_group(group.coords)}
@@ -340,7 +342,6 @@ def resume(
     *,
     command: str,
     user_code: Sequence[object] = (),
-    rename: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
 ) -> Writer:
     """Open a run to continue it; a warning names damaged parts, which then read as not written.
 
@@ -351,8 +352,6 @@ def resume(
         Settings; they must equal the settings that the run was started with.
     command, user_code
         As in :func:`provenance`.
-    rename : callable (settings) -> dict
-        Gives settings the names of messages; by default those of the store.
 
     Raises
     ------
@@ -370,14 +369,14 @@ def resume(
     ended = "ended" in origin.attributes(path)
     require_journal(path)
     if ended and not journal.find_leftovers(path) and not damage(path, checksums=True):
-        _require_same_settings(path, config, rename)
+        _require_same_settings(path, config)
         return Writer(path, None)
     files = Journal(path)
     try:
         damages = damage(path, checksums=True)
         if fixed := [item for item in damages if item.fixed]:
             raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. {origin.AGAIN}")
-        _require_same_settings(path, config, rename)
+        _require_same_settings(path, config)
         if ended and not damages:  # except for the last steps of `finish`
             files.finish()
             files.close()
@@ -402,11 +401,7 @@ GROWS = ("rounds", "checkpoints", "replicates")
 
 def changed(path: str | Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ from the settings of a stored run, by name: (stored, new)."""
-    return _compare(config_of(path), config)
-
-
-def _compare(stored: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    new = json.loads(to_json(config))
+    stored, new = config_of(path), json.loads(to_json(config))
     return {k: (stored.get(k), new.get(k)) for k in sorted({*new, *stored}) if new.get(k) != stored.get(k)}
 
 
@@ -416,7 +411,7 @@ def state_file(path: str | Path) -> Path:
 
 
 def has_state(path: str | Path) -> bool:
-    """Return True if a run has a state to continue from; runs that older versions finished have none."""
+    """Return True if a run has a state to continue from."""
     return state_file(path).is_file()
 
 
@@ -426,11 +421,8 @@ def require_journal(path: Path) -> None:
         raise ValueError(f"{path} has no journal: it can be read but not continued. Choose another path.")
 
 
-def _require_same_settings(
-    path: Path, config: Mapping[str, Any], rename: Callable[[Mapping[str, Any]], dict[str, Any]]
-) -> None:
-    if changed(path, config):
-        changes = _compare(rename(config_of(path)), rename(config))
+def _require_same_settings(path: Path, config: Mapping[str, Any]) -> None:
+    if changes := changed(path, config):
         changes = {k: v for k, v in changes.items() if k not in GROWS} or changes
         text = "; ".join(f"{k}: {stored!r} stored, {new!r} now" for k, (stored, new) in list(changes.items())[:5])
         raise ValueError(

@@ -68,8 +68,6 @@ class Study:
         Name of a step, for the progress bar.
     grows : tuple of str
         Settings that may get more values later.
-    rename : callable (settings) -> dict
-        Gives stored settings the names of messages; see :func:`fedstat.store.resume`.
     """
 
     title: str
@@ -83,7 +81,6 @@ class Study:
     steps: int = 1
     unit: str = "cell"
     grows: tuple[str, ...] = ()
-    rename: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
 
 
 def make(
@@ -144,7 +141,7 @@ def _open(study: Study, out: Path, resume: bool, device: str) -> Writer:
     store.settle(out)
     if resume and out.exists():
         _extend(study, out)
-        return store.resume(out, study.config, command=study.command, rename=study.rename)
+        return store.resume(out, study.config, command=study.command)
     groups = study.layout()
     attrs = store.provenance(
         study.title, study.config, command=study.command, device=device, references=study.references

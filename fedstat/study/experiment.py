@@ -15,11 +15,10 @@ from fedstat.data import arrays
 from fedstat.data._files import folder
 from fedstat.fl import custom
 from fedstat.fl.job import ComputeConfig
-from fedstat.fl.stored import from_stored, to_stored
 from fedstat.fl.training import train
 from fedstat.study import federation
 from fedstat.study.federation import Federation, network
-from fedstat.study.run_settings import LATER, Settings
+from fedstat.study.run_settings import Settings
 
 
 @named_options(ComputeConfig)
@@ -55,7 +54,7 @@ def run(
     >>> stored["metrics/accuracy"].sizes
     Frozen({'round': 2, 'client': 10})
     """
-    fed, new = federated(settings, data_dir)
+    fed, unseen = federated(settings, data_dir)
     return train(
         fed,
         network(settings, fed),
@@ -68,7 +67,7 @@ def run(
         resume=resume,
         keep_weights=settings.layers_kept,
         evaluate_every=settings.evaluate_every,
-        new=new,
+        unseen_clients=unseen,
         ablation=settings.ablation,
         probe=settings.probe,
         prediction_rules=settings.make_prediction_rules(),
@@ -93,9 +92,8 @@ DATA_FILE = "data_file"
 
 
 def about(settings: Settings) -> dict[str, Any]:
-    """Return the settings to store in a run, by the names in stores; defaults of ``LATER`` are not stored."""
-    noted = {k: v for k, v in asdict(settings).items() if k not in LATER or v != getattr(Settings, k)}
-    return to_stored(noted | {"scenario": settings.name})
+    """Return the settings to store in a run."""
+    return asdict(settings) | {"scenario": settings.name}
 
 
 def settings_of(path: str | Path) -> dict[str, Any]:
@@ -104,9 +102,9 @@ def settings_of(path: str | Path) -> dict[str, Any]:
 
 
 def noted(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a run's attributes; {} for older runs, which do not store them."""
+    """Return the settings in a run's attributes; {} for runs of :func:`fedstat.fl.train`, which do not store them."""
     stored = guard.parsed("the attribute about", attrs.get("about", "{}").encode(), finite=False)
-    settings = from_stored(stored if isinstance(stored, dict) else {})
+    settings = stored if isinstance(stored, dict) else {}
     return {field.name: settings[field.name] for field in fields(Settings) if field.name in settings}
 
 

@@ -392,7 +392,7 @@ def _require_all_subsets(fed: xr.Dataset, subsets: Sequence[str], data: str, *, 
         raise ValueError(
             f"{data} has different users for training and test, so that no client has both. Use data {data}:train, "
             "which divides the samples of each user. The test users can be unseen clients of fedstat.fl.train: pass "
-            "load(..., split='test'), divided by partition.natural and train_test, as new=."
+            "load(..., split='test'), divided by partition.natural and train_test, as unseen_clients=."
         )
     names = fed["client"].attrs.get("names", [f"client {c}" for c in clients])
     missing = [

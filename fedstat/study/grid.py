@@ -21,7 +21,6 @@ from fedstat._utils.settings import read_toml, table, tables
 from fedstat.fl import custom
 from fedstat.fl.algorithms import settings_of
 from fedstat.store import origin
-from fedstat.store.encoding import stored_algorithm
 from fedstat.study import experiment, run_settings
 from fedstat.study.collect import Grid
 from fedstat.study.run_settings import Settings
@@ -413,7 +412,7 @@ def _describe_run(settings: Settings) -> str:
 
 def name_of(settings: Settings) -> str:
     """Return a readable file name of a run, unique to its settings."""
-    method = stored_algorithm(custom.short(settings.algorithm))
+    method = custom.short(settings.algorithm)
     data = custom.short(settings.data)
     about = experiment.about(settings) | {"algorithm": method, "data": data}  # independent of the folder of its files
     digest = hashlib.sha256(store.to_json(about).encode()).hexdigest()[:8]

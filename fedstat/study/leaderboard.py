@@ -17,11 +17,10 @@ import numpy as np
 from fedstat import store
 from fedstat._utils.lazy import pd, xr
 from fedstat._utils.settings import read_toml
-from fedstat.fl.stored import from_stored, profile
+from fedstat.fl.stored import profile
 from fedstat.stats.ranking import Friedman, friedman
 from fedstat.store import open_run
-from fedstat.store.encoding import algorithm_of
-from fedstat.study import experiment, grid, run_settings, run_table
+from fedstat.study import experiment, grid, run_table
 from fedstat.study.collect import Grid, about, ordered
 from fedstat.study.compare import against_zero
 from fedstat.study.run_settings import Settings
@@ -117,7 +116,7 @@ def _subtract(wide: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
 
 def _training_settings(path: str) -> str:
     """Return all settings that affect the training of a run, as text."""
-    config = from_stored(store.config_of(path))
+    config = store.config_of(path)
     return store.to_json({k: v for k, v in sorted(config.items()) if k not in _NOT_OF_TRAINING})
 
 
@@ -176,8 +175,8 @@ def measured(path: str | Path) -> tuple[dict[str, Any], pd.DataFrame]:
         - ``accuracy``: test accuracy in that round, mean over clients weighted by test samples.
         - ``worst``: 10% quantile of the test accuracy over clients in that round.
         - ``optimism``: best test accuracy of all rounds minus ``accuracy``.
-        - ``new``: accuracy on unseen clients by the first prediction rule of the method that was measured
-          (``new_rule``); NaN without unseen clients.
+        - ``unseen``: accuracy on unseen clients by the first prediction rule of the method that was measured
+          (``unseen_rule``); NaN without unseen clients.
         - ``seconds``: median time of a round.
         - ``kept``: bytes of the state of clients and server, as stored to resume the run.
     DataFrame
@@ -229,11 +228,11 @@ def _measure_run(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd
 
 def _measure_unseen(run: xr.DataTree, method: str) -> dict[str, Any]:
     """Return the accuracy on unseen clients by the first prediction rule of the method that was measured."""
-    if "new" not in run.children:
-        return {"new": math.nan, "new_rule": ""}
-    accuracy = run_table.new_clients(run)
-    rule = next((rule for rule in about(method).new_clients if rule in accuracy["rule"].values), "")
-    return {"new": float(accuracy.sel(rule=rule)) if rule else math.nan, "new_rule": rule}
+    if "unseen_clients" not in run.children:
+        return {"unseen": math.nan, "unseen_rule": ""}
+    accuracy = run_table.unseen_clients(run)
+    rule = next((rule for rule in about(method).unseen_clients if rule in accuracy["rule"].values), "")
+    return {"unseen": float(accuracy.sel(rule=rule)) if rule else math.nan, "unseen_rule": rule}
 
 
 def of_clients(path: str | Path, number: int) -> pd.DataFrame:
@@ -413,7 +412,7 @@ def _match_cells(stored: list[dict[str, Any]], cells: list[Settings]) -> list[in
     numbers: list[int | None] = []
     for settings in stored:
         key = settings.get("scenario"), settings.get("algorithm"), settings.get("seed")
-        run = _to_text({name: getattr(Settings, name) for name in run_settings.LATER} | settings)
+        run = _to_text(settings)
         equal = [n for n, cell in candidates.get(key, []) if all(run[k] == cell[k] for k in run if k != "scenario")]
         numbers.append(equal[0] if equal else None)
     return numbers
@@ -459,21 +458,21 @@ def scores(run: xr.DataTree) -> pd.DataFrame:
     names = [str(config_of(run)["algorithm"])]
     metrics = run["metrics"].to_dataset()
     values = [metrics["accuracy"].isel(round=[-1]).transpose("round", "client").to_numpy()]
-    if "readouts" in run.children:
-        by_rule = run["readouts"].to_dataset()["accuracy"]
-        names += [algorithm_of(str(name)) for name in by_rule["readout"].values]
-        values.append(by_rule.transpose("readout", "client").to_numpy())
+    if "prediction_rules" in run.children:
+        by_rule = run["prediction_rules"].to_dataset()["accuracy"]
+        names += map(str, by_rule["rule"].values)
+        values.append(by_rule.transpose("rule", "client").to_numpy())
     accuracy = weighted(np.concatenate(values).astype(np.float64), metrics["n_test"].to_numpy().astype(np.float64))
     return pd.DataFrame({"method": names, "accuracy": accuracy})
 
 
 def steps(run: xr.DataTree) -> pd.DataFrame:
-    """Compute the step B of prediction rules, mean over clients: ``readout``, ``layer``, ``step``."""
-    names = ["readout", "layer", "step"]
-    if "readouts" not in run.children:
+    """Compute the step B of prediction rules, mean over clients: ``rule``, ``layer``, ``step``."""
+    names = ["rule", "layer", "step"]
+    if "prediction_rules" not in run.children:
         return pd.DataFrame(columns=names)
-    table = run["readouts"].to_dataset()["step"].astype(float).mean("client").to_dataframe().reset_index()[names]
-    return table.assign(readout=table["readout"].map(algorithm_of))
+    step = run["prediction_rules"].to_dataset()["step"].astype(float).mean("client")
+    return step.to_dataframe().reset_index()[names]
 
 
 def shares(run: xr.DataTree) -> pd.DataFrame:

@@ -20,12 +20,11 @@ from fedstat._utils import guard
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import split_halves
 from fedstat.fl.aggregate import weighted_mean
-from fedstat.fl.stored import EQUAL_SAMPLES, from_stored, profile
+from fedstat.fl.stored import EQUAL_SAMPLES, profile
 from fedstat.fl.training import COMMAND
 from fedstat.results import base
 from fedstat.results.base import TERMINAL
 from fedstat.results.tables import count, megabytes, number, p_equals
-from fedstat.store.encoding import algorithm_of
 from fedstat.study import run_table
 from fedstat.study.collect import title_of
 
@@ -114,9 +113,8 @@ def settings(run: str | Path | xr.DataTree) -> Record:
     Settings of Simulation study on model (8)
     """
     if isinstance(run, xr.DataTree):
-        title = algorithm_of(str(run.attrs.get("title") or run.name or "run"))
-        return Record(f"Settings of {title}", _config(run))
-    return Record(f"Settings of {run}", _by_todays_names(store.config_of(run), store.attributes(Path(run))))
+        return Record(f"Settings of {run.attrs.get('title') or run.name or 'run'}", _config(run))
+    return Record(f"Settings of {run}", store.config_of(run))
 
 
 def summary(run: str | Path | xr.DataTree) -> Record:
@@ -163,8 +161,7 @@ def summary(run: str | Path | xr.DataTree) -> Record:
     config = _config(run)
     is_training = run.attrs.get("command") == COMMAND and "metrics" in run.children
     parts = _of_training(run, config) if is_training else _of_other(run)
-    title = algorithm_of(str(run.attrs.get("title") or "run"))
-    return Record(title, parts | {"size": f"{megabytes(run.nbytes)} in memory"})
+    return Record(str(run.attrs.get("title") or "run"), parts | {"size": f"{megabytes(run.nbytes)} in memory"})
 
 
 def tree_html(tree: xr.DataTree) -> str:
@@ -180,11 +177,7 @@ def _config(run: xr.DataTree) -> dict[str, Any]:
     """Return the settings in the attributes of a run."""
     if "config" not in run.attrs:
         raise ValueError("the object is not a run of fedstat: its attributes hold no settings. Pass a run or its path.")
-    return _by_todays_names(dict(guard.parsed("config", run.attrs["config"].encode(), finite=False)), run.attrs)
-
-
-def _by_todays_names(config: dict[str, Any], attrs: Mapping[Any, Any]) -> dict[str, Any]:
-    return from_stored(config) if attrs.get("command") == COMMAND else config
+    return dict(guard.parsed("config", run.attrs["config"].encode(), finite=False))
 
 
 def _of_training(run: xr.DataTree, config: Mapping[str, Any]) -> dict[str, str]:
@@ -284,8 +277,8 @@ def report(run: xr.DataTree) -> str:
     blocks = {
         "choice": _choice,
         "probe": _reliability,
-        "readouts": _prediction_rules,
-        "new": _unseen_clients,
+        "prediction_rules": _prediction_rules,
+        "unseen_clients": _unseen_clients,
         "ablation": _ablation,
     }
     lines += [text for group, block in blocks.items() if group in run.children for text in block(run)]
@@ -468,15 +461,11 @@ def _above_half(table: pd.DataFrame) -> list[str]:
 
 
 def _prediction_rules(run: xr.DataTree) -> list[str]:
-    readouts = run["readouts"].to_dataset()
-    accuracy = readouts["accuracy"].weighted(run["metrics"].to_dataset()["n_test"]).mean("client")
+    rules = run["prediction_rules"].to_dataset()
+    accuracy = rules["accuracy"].weighted(run["metrics"].to_dataset()["n_test"]).mean("client")
     return [
         "Other prediction rules, test accuracy after the last round",
-        *(
-            f"  {x.item():.3f}  {algorithm_of(x['readout'].item())} "
-            f"(B: {_step_of(readouts['step'].sel(readout=x['readout']))})"
-            for x in accuracy
-        ),
+        *(f"  {x.item():.3f}  {x['rule'].item()} (B: {_step_of(rules['step'].sel(rule=x['rule']))})" for x in accuracy),
     ]
 
 
@@ -489,10 +478,10 @@ def _step_of(step: xr.DataArray) -> str:
 
 
 def _unseen_clients(run: xr.DataTree) -> list[str]:
-    by_rule = run_table.new_clients(run)
+    by_rule = run_table.unseen_clients(run)
     accuracies = ", ".join(f"{x['rule'].item().replace('_', ' ')} {x.item():.3f}" for x in by_rule)
-    comment = run["new/accuracy"].attrs.get("comment")
-    clients = count(run["new"].sizes["client"], "unseen client")
+    comment = run["unseen_clients/accuracy"].attrs.get("comment")
+    clients = count(run["unseen_clients"].sizes["client"], "unseen client")
     return [f"Test accuracy on {clients}: {accuracies}{f' ({comment})' if comment else ''}"]
 
 

@@ -137,11 +137,6 @@ OF_PRIVACY = ("clip", "noise_multiplier", "delta", "clip_moments", "noise_multip
 OF_AGGREGATOR = (*OF_PRIVACY, "aggregator")
 """Settings of :meth:`Settings.make_aggregator`."""
 
-LATER = (
-    "stratify", "class_labels", "domains", "sampling", "keep_weights", "metrics", "store_predictions", *OF_AGGREGATOR
-)  # fmt: skip
-"""Settings that older runs lack. Their defaults are not stored, so that names and settings of older runs stay valid."""
-
 
 @dataclass(frozen=True)
 class Settings:

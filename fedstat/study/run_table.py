@@ -19,7 +19,6 @@ from fedstat._utils.guard import replace_file
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import metrics as fl_metrics
 from fedstat.fl import nets
-from fedstat.fl.stored import from_stored
 from fedstat.results.base import TERMINAL, aligned
 from fedstat.stats.split import adjusted_rand, prop_unchanged
 
@@ -415,10 +414,10 @@ def states(run: xr.DataTree) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def new_clients(run: xr.DataTree) -> xr.DataArray:
+def unseen_clients(run: xr.DataTree) -> xr.DataArray:
     """Return the accuracy (rule,) of unseen clients, weighted by their test samples."""
-    new = run["new"].to_dataset()
-    return new["accuracy"].weighted(new["n_test"]).mean("client")
+    unseen = run["unseen_clients"].to_dataset()
+    return unseen["accuracy"].weighted(unseen["n_test"]).mean("client")
 
 
 def ablated(run: xr.DataTree) -> xr.DataArray:
@@ -474,7 +473,7 @@ def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArra
 def config_of(run: xr.DataTree) -> dict[str, Any]:
     """Read the settings of a run from its store; raise ValueError if it is not a run of the trainer."""
     try:
-        config = from_stored(json.loads(run.attrs["config"]))
+        config = json.loads(run.attrs["config"])
     except KeyError:
         config = {}
     if "algorithm" not in config or "metrics" not in run.children:

@@ -194,7 +194,7 @@ def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
     for method, rule in [("fedfac-dynamic", "ensemble"), ("fedfac-dynamic", "local_train"), ("fedavg", "global")]:
         by_hand = []
         for seed in range(3):
-            new = open_run(runs / f"dirichlet-0.1-{method}-{seed}.zarr")["new"]
+            new = open_run(runs / f"dirichlet-0.1-{method}-{seed}.zarr")["unseen_clients"]
             by_hand.append(np.average(new["accuracy"].sel(rule=rule), weights=new["n_test"]))
         name = method if method == "fedavg" else f"{method}, {rule}"
         assert_allclose(here.loc[name, "mean"], np.mean(by_hand), rtol=1e-5)
@@ -203,7 +203,7 @@ def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
 
 
 def test_new_clients_of_fedavg_and_fedprox_predict_by_the_global_model_unless_fine_tuned():
-    rules = {name: collect.about(name).new_clients for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
+    rules = {name: collect.about(name).unseen_clients for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
     assert list(rules.values()) == [("global",), ("global",), ("finetuned",), ("finetuned",)]
 
 
@@ -318,7 +318,8 @@ def test_layers_stand_in_the_order_of_the_network(tmp_path, run_table):
 
 
 def test_nothing_is_tuned_on_test_data(tmp_path, monkeypatch, capsys):
-    write(tmp_path / "a.zarr", algorithm="fedfac-dynamic", layers=["fc1"], tau="0.5", kappa=0.85, validation=0)
+    split = {"layers": ["fc1"], "tau": "0.5", "kappa": 0.85}
+    write(tmp_path / "a.zarr", algorithm="fedfac-dynamic", validation_fraction=0, **split)
     with pytest.raises(SystemExit):
         script("table4", "--runs", tmp_path, monkeypatch=monkeypatch, capsys=capsys)
     assert "test data are not used for tuning" in " ".join(capsys.readouterr().err.split())

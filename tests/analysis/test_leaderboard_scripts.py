@@ -66,7 +66,7 @@ def test_the_tables_say_how_methods_were_tuned_and_what_ranks_can_decide(made, c
     assert ranks["mean_rank"].sum() == pytest.approx(3 * 2)
     settings = pd.read_csv(made / "t-settings.csv")
     assert len(settings) == 2 * 3
-    assert settings[["accuracy", "worst", "new", "kept", "seconds"]].notna().all(axis=None)
+    assert settings[["accuracy", "worst", "unseen", "kept", "seconds"]].notna().all(axis=None)
     assert (settings["optimism"] >= 0).all()
     pairs = pd.read_csv(made / "t-pairs.csv")
     assert set(pairs["reference"]) == {"fedavg+", "fedfac-dynamic"}

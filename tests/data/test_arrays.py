@@ -31,7 +31,7 @@ def test_arrays_of_every_kind_train_by_the_command(tmp_path, given):
     assert command("--data", path, "--net", net, "--algorithm", "fedavg", "--clients", 4, "--rounds", 1,
                    "--min-samples", 5, "--participation", 1, "--out", tmp_path / "run.zarr") == 0  # fmt: skip
     noted = json.loads(store.attributes(tmp_path / "run.zarr")["config"])
-    assert noted["label"] == "own.npz, dirichlet:0.1"
+    assert noted["scenario"] == "own.npz, dirichlet:0.1"
     assert noted["data"] == str(path)
 
 

@@ -55,7 +55,7 @@ USERS: dict[str, Callable[[np.ndarray, Path], Any]] = {
     "train": lambda y, _: fedstat.fl.train(dealt(y), NET, algorithms.fedavg(), rounds=1),
     "train, dense": lambda y, _: fedstat.fl.train(dense(y), NET, algorithms.fedavg(), rounds=1),
     "train, new clients": lambda y, _: fedstat.fl.train(
-        dealt(CLIENT % 2), NET, algorithms.fedavg(), rounds=1, new=dealt(y)
+        dealt(CLIENT % 2), NET, algorithms.fedavg(), rounds=1, unseen_clients=dealt(y)
     ),
     "load": lambda y, folder: fedstat.data.load(own_file(y, folder)),
     "run": lambda y, folder: experiment.run(Settings.of(**SMALL, data=own_file(y, folder))),
@@ -224,8 +224,8 @@ def test_leaf_split_by_user_says_how_to_take_the_test_users(tmp_path: Path) -> N
         partition.train_test(partition.natural(fedstat.data.load("femnist", tmp_path, split=subset)))
         for subset in ("train", "test")
     )
-    seen = fedstat.fl.train(fed, nets.mlp([784, 4, 62]), algorithms.fedavg(), rounds=1, new=new)
-    assert seen["new/accuracy"].sizes["client"] == 1
+    seen = fedstat.fl.train(fed, nets.mlp([784, 4, 62]), algorithms.fedavg(), rounds=1, unseen_clients=new)
+    assert seen["unseen_clients/accuracy"].sizes["client"] == 1
 
 
 def test_users_of_one_subset_alone_are_named(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""What the command stores comes back as it was, also from earlier versions; its tables."""
+"""What the command stores comes back as it was; its tables."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from layers import weights
 import fedstat
 from fedstat.decompose.__main__ import main
 from fedstat.decompose.stored import read_split
-from fedstat.store.encoding import as_dataset, from_dataset, settings_of
+from fedstat.store.encoding import FORMAT, from_dataset
 
 W = weights()
 FIT = ["--n-factors", "2"]
@@ -34,51 +33,8 @@ def clients(tmp_path: Path) -> Path:
     return folder
 
 
-MADE = {
-    "of changes": lambda: fedstat.split(W, n_factors=2, init="smc", baseline=W[0]),
-    "by a test": lambda: fedstat.split(np.stack([W, W[::-1]], axis=1), method="icc", tau="test"),
-    "a bootstrap": lambda: fedstat.bootstrap(W, n_factors=2, n_boot=4),
-    "sensitivity": lambda: fedstat.sensitivity(W, kappas=(0.5,), n_starts=1),
-}
-
-
-EARLIER = {
-    "baseline_subtracted": "of_change", "conclusion": "outcome", "reliability": "personal",
-    "reliability_replicate": "personal_replicate", "ari": "adjusted_rand", "prop_unchanged": "same_state",
-    "init": "start",
-}  # fmt: skip
-
-
-def earlier(rest: Any, data: xr.Dataset) -> Any:
-    """Return a stored result with the names and values of earlier versions; renames arrays of ``data`` in place."""
-    if isinstance(rest, list):
-        return [earlier(x, data) for x in rest]
-    if not isinstance(rest, dict):
-        return "start" if rest == "init" else rest
-    if rest.get("array") == "conclusion":
-        values = data["conclusion"].to_numpy()
-        values[values == "inconclusive"], values[values == "constant"] = "undecided", "dead"
-        return rest | {"dtype": "<U9"}
-    return {EARLIER.get(name, name): earlier(x, data) for name, x in rest.items()}
-
-
-@pytest.mark.parametrize("made", MADE)
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_result_of_an_earlier_version_is_read_by_its_names_of_today(made: str) -> None:
-    result = MADE[made]()
-    data = as_dataset(result)
-    renamed = json.dumps(earlier(json.loads(data.attrs["result"]), data))
-    assert renamed != data.attrs["result"]
-    again = from_dataset(data.assign_attrs(result=renamed))
-    require_equal(again, result)
-
-
-def test_settings_of_an_earlier_version_are_read_by_their_names_of_today() -> None:
-    assert settings_of({"start": "smc", "minus": "a.npz"}) == {"init": "smc", "baseline": "a.npz"}
-
-
 def test_a_foreign_kind_of_result_is_refused() -> None:
-    data = xr.Dataset(attrs={"result": '{"of": "Popen", "with": {"args": "true"}}'})
+    data = xr.Dataset(attrs={"result": '{"of": "Popen", "with": {"args": "true"}}', "format": FORMAT})
     with pytest.raises(ValueError, match=r"must be one of 'Agreement', 'AgreementTest', .* but got 'Popen'"):
         from_dataset(data)
 

@@ -240,10 +240,16 @@ def test_memory_lasts_and_decides_what_a_client_begins_with():
 def test_a_killed_run_goes_on_with_its_memory_and_the_aggregators(tmp_path):
     method = REMEMBERS._replace(measures=MEASURES)
     chained = aggregate.chain(aggregate.weighted_mean(), momentum(0.5))
-    options = {"rounds": 4, "participation": (0.3, 0.9), "seed": 4, "aggregator": chained, "new": dataset([9, 5])}
+    options = {
+        "rounds": 4,
+        "participation": (0.3, 0.9),
+        "seed": 4,
+        "aggregator": chained,
+        "unseen_clients": dataset([9, 5]),
+    }
     go = partial(train, dataset(SAMPLES), nets.mlp(SIZES), method, probe=["drift", "trained-weights"], **options)
     same(whole := go(), interrupted_and_resumed(go, tmp_path / "run.zarr", after=2))
-    assert np.isfinite(whole["new/accuracy"]).all()
+    assert np.isfinite(whole["unseen_clients/accuracy"]).all()
 
 
 # --- models of others

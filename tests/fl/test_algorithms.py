@@ -135,7 +135,7 @@ def test_every_method_says_what_tables_and_command_lines_show(name):
     assert made.about == algorithms.about(name), "whatever its settings"
     assert made.name == name
     assert all(made.about[:4]) or name == "local"
-    assert set(made.about.new_clients) <= set(variants.RULES)
+    assert set(made.about.unseen_clients) <= set(variants.RULES)
     for setting, one in algorithms.settings_of(name).items():
         assert one.help, f"{setting} has no help"
         assert not one.effect or one.effect.other in algorithms.settings_of(name)

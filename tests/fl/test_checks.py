@@ -162,7 +162,9 @@ def test_new_clients_receive_under_what_all_clients_share():
         return {}
 
     method = toy(on_download=on_download)._replace(init_mask=init_mask)
-    train(dataset(SAMPLES), nets.mlp(SIZES), method, rounds=1, new=dataset(SAMPLES * 2))  # more than have masks
+    train(
+        dataset(SAMPLES), nets.mlp(SIZES), method, rounds=1, unseen_clients=dataset(SAMPLES * 2)
+    )  # more than have masks
     assert {"fc1.weight": (1, 1), "fc1.bias": (1,), "fc2.weight": (1, 1), "fc2.bias": (1,)} in seen  # no row is theirs
 
 

@@ -101,7 +101,7 @@ def test_labels_differ_where_a_label_has_two_classes_or_a_class_two_labels():
     assert prepare.labels_differ(one, known), "new clients count too"
     train(one, NET, algorithms.fedavg(), rounds=1)
     with pytest.raises(ValueError, match="'fedavg-personal-head'"):
-        train(one, NET, algorithms.fedavg(), rounds=1, new=known)
+        train(one, NET, algorithms.fedavg(), rounds=1, unseen_clients=known)
 
 
 def test_a_refused_run_leaves_nothing_behind(tmp_path):
@@ -113,7 +113,9 @@ def test_a_refused_run_leaves_nothing_behind(tmp_path):
 def test_rules_for_new_clients_that_predict_with_others_output_layers_are_left_out_with_a_note():
     known, theirs = permuted((9, 14, 6, 8))
     plain, own = (
-        train(fed, NET, personal_head(finetuned(algorithms.fedavg())), rounds=2, new=new, lr=0.1)["new"]
+        train(fed, NET, personal_head(finetuned(algorithms.fedavg())), rounds=2, unseen_clients=new, lr=0.1)[
+            "unseen_clients"
+        ]
         for fed, new in (partition.hold_out(data, fraction=0.25) for data in (known, theirs))
     )
     assert plain["rule"].values.tolist() == ["global", "finetuned", "local_train", "ensemble"]

@@ -94,10 +94,14 @@ def test_what_a_method_remembers_of_clients_is_on_disk_too(tmp_path):
     out = tmp_path / "run.zarr"
     found = train(fed(), nets.mlp(SIZES), REMEMBERS, memory_budget="2GiB", out=out, **RUN)
     same(train(fed(), nets.mlp(SIZES), REMEMBERS, **RUN), found)
-    rows = np.load(out / "journal/kept/memory.npy", mmap_mode="r")
+    rows = np.load(out / "journal/client_rows/algorithm_state.npy", mmap_mode="r")
     assert rows.dtype.names == tuple(nets.mlp(SIZES).shapes)
-    assert sorted(p.name for p in (out / "journal/kept").iterdir()) == ["memory.npy", "optimizer.npy", "params.npy"]
-    in_rows = sum(file.stat().st_size for file in (out / "journal/kept").iterdir())
+    assert sorted(p.name for p in (out / "journal/client_rows").iterdir()) == [
+        "algorithm_state.npy",
+        "client_params.npy",
+        "optimizer.npy",
+    ]
+    in_rows = sum(file.stat().st_size for file in (out / "journal/client_rows").iterdir())
     assert state_bytes(out) > in_rows > 0, "the leaderboard counts rows on disk"
 
 
@@ -106,18 +110,18 @@ def test_rows_that_differ_before_the_first_round_are_written(tmp_path):
     rows = {"a": torch.arange(6.0), "b": torch.zeros(6, 2, dtype=torch.bool), "c": torch.randn(6, 3)}
     rows["c"][3:] = rows["c"][0]
     equal = {name: p[:1].expand(6, *p.shape[1:]) for name, p in rows.items()}
-    found = client_rows.create(one, {"memory": rows, "params": equal, "optimizer": {}})
+    found = client_rows.create(one, {"algorithm_state": rows, "client_params": equal, "optimizer": {}})
     some = np.array([4, 0, 5])
-    for name, expected in (("memory", rows), ("params", equal)):
+    for name, expected in (("algorithm_state", rows), ("client_params", equal)):
         assert_equal(found[name].read(some), {n: p[some] for n, p in expected.items()})
-    assert [*found["memory"].slot] == [-1, 0, 1, 2, 3, 4]
-    assert [*found["params"].slot] == [-1] * 6
+    assert [*found["algorithm_state"].slot] == [-1, 0, 1, 2, 3, 4]
+    assert [*found["client_params"].slot] == [-1] * 6
     assert found["optimizer"].saved() == {}
 
 
 def test_rows_stay_in_memory_if_two_versions_of_all_of_them_fit(tmp_path):
     one = job(make("local"))
-    rows = {"params": {"a": torch.zeros(one.clients, 10)}, "memory": {"b": torch.zeros(one.clients, 3)}}
+    rows = {"client_params": {"a": torch.zeros(one.clients, 10)}, "algorithm_state": {"b": torch.zeros(one.clients, 3)}}
     two_versions = 2 * one.clients * (10 + 3) * 4
     for room, kind in ((two_versions, client_rows.StackedRows), (two_versions - 1, DiskRows)):
         created = client_rows.create(replace(one, rows_folder=tmp_path / str(room), room=room), rows)
@@ -208,7 +212,7 @@ def test_runs_are_made_longer_and_move_to_the_disk(tmp_path, whole):
     out = tmp_path / "run.zarr"
     go(out, rounds=2)
     go(out, rounds=3, resume=True, memory_budget="1GiB")
-    assert (out / "journal/kept/params.npy").is_file()
+    assert (out / "journal/client_rows/client_params.npy").is_file()
     same(whole, go(out, resume=True))
 
 
@@ -216,15 +220,15 @@ def test_runs_are_made_longer_and_move_to_the_disk(tmp_path, whole):
 def test_damaged_rows_are_found(tmp_path):
     out = tmp_path / "run.zarr"
     go(out, rounds=3, memory_budget="1GiB")
-    file = out / "journal/kept/params.npy"
+    file = out / "journal/client_rows/client_params.npy"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     shutil.copytree(out, tmp_path / "cut.zarr")
     file.write_bytes(content)
-    with pytest.raises(store.DamageError, match=r"params\.npy is damaged: wrong checksum for client \d"):
+    with pytest.raises(store.DamageError, match=r"client_params\.npy is damaged: wrong checksum for client \d"):
         go(out, resume=True, memory_budget="1GiB")
-    (tmp_path / "cut.zarr/journal/kept/params.npy").unlink()
-    with pytest.raises(store.DamageError, match=r"params\.npy is damaged: it is missing or truncated"):
+    (tmp_path / "cut.zarr/journal/client_rows/client_params.npy").unlink()
+    with pytest.raises(store.DamageError, match=r"client_params\.npy is damaged: it is missing or truncated"):
         go(tmp_path / "cut.zarr", resume=True, memory_budget="1GiB")
 
 

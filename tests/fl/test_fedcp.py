@@ -212,7 +212,7 @@ def test_bfloat16_changes_a_policy_with_batch_normalisation_by_its_rounding():
 def test_a_labelled_run_with_everything():
     run = train(
         three_splits(), NET, algorithms.fedcp(variant="code"), rounds=1,
-        new=dense(clients=2, seed=3), probe=["split-half", "drift", "trained-weights"], **SETTINGS,
+        unseen_clients=dense(clients=2, seed=3), probe=["split-half", "drift", "trained-weights"], **SETTINGS,
     )  # fmt: skip
     assert np.isfinite(run["metrics/validation_accuracy"]).all()
     ratio = run["measures/personalisation"]
@@ -220,4 +220,4 @@ def test_a_labelled_run_with_everything():
     share = run["weights/client/share"].isel(checkpoint=-1)
     last = ratio.isel(round=-1)
     np.testing.assert_allclose(share.mean("unit").where(last.notnull()), last, atol=1e-6)
-    assert np.isfinite(run["new/accuracy"].sel(rule="local_train")).all()
+    assert np.isfinite(run["unseen_clients/accuracy"].sel(rule="local_train")).all()

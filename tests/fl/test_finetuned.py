@@ -1,4 +1,4 @@
-"""What clients predict with, chosen: shrunken fine-tuning, early stopping, learning rates, and readouts of one run."""
+"""What clients predict with: shrunken fine-tuning, early stopping, learning rates, prediction rules of one run."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_client_of_one_sample_has_no_say_in_steps_by_layer():
 # --- runs
 
 
-def test_readouts_are_the_scores_of_the_runs_of_their_own():
+def test_prediction_rules_have_the_scores_of_the_runs_of_their_own():
     ways = {
         "plus": algorithms.finetuned,
         "early": partial(algorithms.finetuned, epochs=[0, 1, 3]),
@@ -134,12 +134,12 @@ def test_readouts_are_the_scores_of_the_runs_of_their_own():
     for name, wrap in ways.items():
         own = train(held_out(), NET, wrap(algorithms.fedavg()), **options)
         for score in ("accuracy", "loss"):
-            mine = both[f"readouts/{score}"].sel(readout=name)
+            mine = both[f"prediction_rules/{score}"].sel(rule=name)
             np.testing.assert_array_equal(mine, own[f"metrics/{score}"][-1], err_msg=name)
         if "choice" in own.children and "step" in own["choice"]:
-            step = both["readouts/step"].sel(readout=name)
+            step = both["prediction_rules/step"].sel(rule=name)
             assert (step == own["choice/step"][-1].astype("float32")).all()
-    assert (both["readouts/step"].sel(readout="plus") == 1).all()
+    assert (both["prediction_rules/step"].sel(rule="plus") == 1).all()
 
 
 def test_a_choice_is_kept_by_round_and_resumed(tmp_path, monkeypatch):

@@ -134,13 +134,13 @@ def test_other_ways_to_predict_must_have_finite_outputs_too():
     far = dense(clients=5)
     far["x"] = far["x"] * 1e22
     with pytest.raises(FloatingPointError, match="the test loss by 'finetuned' of client 0 is not finite"):
-        train(dense(), NET, algorithms.fedavg(), new=far, **usual)
+        train(dense(), NET, algorithms.fedavg(), unseen_clients=far, **usual)
 
 
 def test_a_candidate_without_finite_outputs_is_not_chosen():
     rules = {"one": partial(algorithms.finetuned, rate=1.0), "both": partial(algorithms.finetuned, rate=(1e22, 1.0))}
     done = train(three_splits(), NET, algorithms.fedavg(), rounds=1, lr=0.1, prediction_rules=rules)
-    np.testing.assert_array_equal(*done["readouts/loss"])
+    np.testing.assert_array_equal(*done["prediction_rules/loss"])
 
 
 def test_the_command_of_a_run_without_finite_outputs_fails(tmp_path, capsys):

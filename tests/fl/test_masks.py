@@ -94,7 +94,7 @@ def test_a_run_under_masks_of_single_clients_is_recorded_and_goes_on_where_it_wa
     spec = "client,unit,column"
     made = algorithm(mask(spec, share=0.98), update_mask=lambda up: SharedMask(mask(spec, 1 + up.round, share=0.98)))
     options = {"rounds": 4, "participation": 0.5, "seed": 4, "threads": 1, "ablation": 1}
-    go = partial(train, dataset(SAMPLES), nets.mlp(SIZES), made, new=dataset(SAMPLES[:4], 2), **options)
+    go = partial(train, dataset(SAMPLES), nets.mlp(SIZES), made, unseen_clients=dataset(SAMPLES[:4], 2), **options)
     again = interrupted_and_resumed(go, tmp_path / "run.zarr", after=2)
     same(go(), again)
     units = [mask(spec, 1 + t, share=0.98)["fc1.weight"].numpy().all((0, 2)) for t in range(4)]

@@ -65,7 +65,7 @@ def test_processes_that_share_rounds_agree_with_one(n, names, tmp_path):
 
 
 def test_processes_measure_and_store_what_one_does(tmp_path):
-    """Halves, choices, new clients, drift, readouts."""
+    """Halves, choices, unseen clients, drift, prediction rules."""
     names = ["fedavg", "fedfac-dynamic", "fedem", "fedamp"]
     shared(2, tmp_path, ranks_worker.measured, *names)
     for name in names:

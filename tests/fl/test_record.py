@@ -60,7 +60,10 @@ OFTEN = "fedavg, probed, shrunken"
 
 @pytest.mark.parametrize("case", [c if c == OFTEN else pytest.param(c, marks=pytest.mark.slow) for c in RUNS])
 def test_a_finished_run_made_longer_equals_one_that_was_never_stopped(case, tmp_path):
-    out, options = tmp_path / "run.zarr", {"new": dense(clients=2, seed=3), "ablation": 1, "evaluate_every": 2}
+    out, options = (
+        tmp_path / "run.zarr",
+        {"unseen_clients": dense(clients=2, seed=3), "ablation": 1, "evaluate_every": 2},
+    )
     go(case, out, rounds=3, **options)
     longer = go(case, out, rounds=4, resume=True, **options)
     planned = go(case, rounds=4, **options)

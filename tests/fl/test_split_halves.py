@@ -10,7 +10,7 @@ import pytest
 import torch
 import trainer
 from algorithm_jobs import job, make, rows, run, seldom
-from measured_runs import TIES, measured_alone, measured_run, readouts
+from measured_runs import TIES, measured_alone, measured_run, prediction_rules
 from small_runs import near
 
 from fedstat.fl import evaluate, nets, optim, split_halves
@@ -59,7 +59,7 @@ def test_halves_compare_trained_parameters_and_no_running_statistics():
 
 
 CHOOSERS = ["early", "early, halves", "early, client", "shrunken", "shrunken, halves", "shrunken, client"]
-CHOOSES = [name for name in ALGORITHMS if readouts(name)]
+CHOOSES = [name for name in ALGORITHMS if prediction_rules(name)]
 
 
 @pytest.mark.parametrize("name", seldom(CHOOSES))
@@ -68,7 +68,7 @@ def test_choices_equal_a_loop_over_clients(name):
     j = clients_of(HALVED, name)
     state, first = run(j, 1), CHOOSES.index(name)
     for way in (CHOOSERS[first % 6], CHOOSERS[(first + 3) % 6]):
-        chooses = replace(j, algorithm=readouts(name)[way](j.algorithm))
+        chooses = replace(j, algorithm=prediction_rules(name)[way](j.algorithm))
         (accuracy, loss), best = plain_halves.choose(chooses, state)
         ways = len(chooses.algorithm.choice.steps)
         for chunk in CHUNKS:

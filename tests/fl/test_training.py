@@ -224,14 +224,14 @@ def test_bad_data_are_named():
         train(poison(dense(), x=np.nan), NET, algorithms.fedavg(), rounds=1)
     with pytest.raises(ValueError, match=r"y must lie in 0, \.\.\., 1 for 1 output"):
         train(poison(dense(), y=7), NET, algorithms.fedavg(), rounds=1)
-    for split, says in (("validation", "the validation samples have"), ("new", "the new clients' samples have")):
+    for split, says in (("validation", "the validation samples have"), ("unseen", "the unseen clients' samples have")):
         given = three_splits()
         bad = given.copy(deep=True)
-        bad["y"][0, -1 if split == "new" else 24] = 7
+        bad["y"][0, -1 if split == "unseen" else 24] = 7
         with pytest.raises(ValueError, match=says):
             train(
                 bad if split == "validation" else given, NET, algorithms.fedavg(), rounds=1,
-                new=bad if split == "new" else None,
+                unseen_clients=bad if split == "unseen" else None,
             )  # fmt: skip
     with pytest.raises(ValueError, match="at least 1 client, but got 0"):
         train(data.isel(client=[]), NET, algorithms.fedavg(), rounds=1)
@@ -244,8 +244,8 @@ def test_bad_data_are_named():
 
 
 def test_new_clients_of_another_width_are_named_before_training(tmp_path):
-    with pytest.raises(ValueError, match=r"new clients must have samples of shape \(6,\), .* but got \(5,\)"):
-        train(dense(), NET, algorithms.fedavg(), rounds=1, new=dense(d=5), out=tmp_path / "run.zarr")
+    with pytest.raises(ValueError, match=r"unseen clients must have samples of shape \(6,\), .* but got \(5,\)"):
+        train(dense(), NET, algorithms.fedavg(), rounds=1, unseen_clients=dense(d=5), out=tmp_path / "run.zarr")
     assert not list(tmp_path.iterdir())
 
 

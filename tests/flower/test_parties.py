@@ -44,7 +44,7 @@ def test_parties_compute_what_one_engine_does(name, secure):
     models = trainer.models(job, states[-1])
     for c, context in enumerate(grid.contexts.values()):
         last = strategy.rounds[-1]
-        own = StackedRows({n: p[None] for n, p in tensors_in(context.state, "own").items()})
+        own = StackedRows({n: p[None] for n, p in tensors_in(context.state, "client_params").items()})
         mine = State(2, own, dict.fromkeys(models), last.global_params, last.mask, StackedRows())
         for n, p in trainer.models(job, mine, np.array([0])).items():
             torch.testing.assert_close(p[0], models[n][c], rtol=0, atol=1e-6)
@@ -90,7 +90,7 @@ def test_no_personal_entry_leaves_its_party(name):
     sizes = {c: len(own_data(context).where(own_data(context)["split"] == "train", drop=True).sample)
              for c, context in enumerate(grid.contexts.values())}  # fmt: skip
     for said in grid.said:
-        own = tensors_in(grid.contexts[100 - said.party].state, "own")
+        own = tensors_in(grid.contexts[100 - said.party].state, "client_params")
         values = {v for r in said.answer.content.array_records.values() for a in r.values() for v in a.numpy().ravel()}
         for n, p in own.items():
             personal = p[~shared[n].expand(p.shape)].double()

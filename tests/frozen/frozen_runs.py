@@ -13,8 +13,6 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,18 +23,26 @@ import xarray as xr
 import zarr
 
 import fedstat
-from fedstat.fl import aggregate, algorithms, nets, train
+from fedstat.fl import aggregate, algorithms, chunks, nets, train
 
 # Where the API of the base differs: a setting (its name, or a value that is a string) here -> in the base.
-BASE_SETTINGS: dict[str, str] = {}
+BASE_SETTINGS: dict[str, str] = {"unseen_clients": "new"}
 # Keyword arguments of train that the base lacks; their values here are the defaults.
-NEW_OPTIONS: tuple[str, ...] = ("metrics", "store_predictions")
+NEW_OPTIONS: tuple[str, ...] = ()
 # Arrays that were renamed since the base: a regular expression -> its replacement, as re.sub takes them.
 RENAMED_ARRAYS: dict[str, str] = {
-    r"/uploads/": "/trained/",
+    r"/new/": "/unseen_clients/",
+    r"/readouts/readout$": "/prediction_rules/rule",
+    r"/readouts/": "/prediction_rules/",
+    r"^(state[^/]*)/params/": r"\1/client_params/",
+    r"^(state[^/]*)/own/": r"\1/personal_units/",
+    r"^(state[^/]*)/server/": r"\1/global_params/",
+    r"^(state[^/]*)/sharing/": r"\1/mask/",
+    r"^(state[^/]*)/memory/": r"\1/algorithm_state/",
+    r"^(state[^/]*)/common/": r"\1/common_params/",
 }
 # Arrays that the base lacks: regular expressions.
-NEW_ARRAYS: tuple[str, ...] = (r"^(result|store)/(trained|common|replicates)/", r"/common/")
+NEW_ARRAYS: tuple[str, ...] = ()
 # Runs that the base cannot make.
 NEW_RUNS: set[str] = set()
 
@@ -98,14 +104,14 @@ OPTIONS: dict[str, Any] = {
     "rounds": 3, "participation": 0.6, "sampling": "fixed", "local_epochs": 2, "batch_size": 5, "optimizer": "sgd",
     "lr": 0.1, "server_lr": 1.0, "aggregator": "mean", "optimizer_state": "reset", "seed": 4, "device": "cpu",
     "client_chunk": 8, "threads": 1, "precision": "float32", "memory_budget": None, "checkpoints": (2,),
-    "keep_weights": None, "evaluate_every": 1, "new": None, "ablation": 0, "probe": None, "prediction_rules": {},
-    "metrics": (), "store_predictions": False, "about": {},
+    "keep_weights": None, "evaluate_every": 1, "unseen_clients": None, "ablation": 0, "probe": None,
+    "prediction_rules": {}, "metrics": (), "store_predictions": False, "about": {},
 }  # fmt: skip
 KEPT = {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep", "rounds": 4}
 SEVERAL = {"epochs": (0, 1, 3), "rate": 1.0, "by": "pooled", "held_out": "halves"}
 MEASURED = {
     "participation": 1.0, "evaluate_every": 2, "probe": ("split-half", "drift", "trained-weights", "parameters"),
-    "ablation": 2, "new": [9, 5, 12],
+    "ablation": 2, "unseen_clients": [9, 5, 12],
 }  # fmt: skip
 PREDICTED = {
     "fine-tuned": ("finetuned", FINETUNED),
@@ -238,17 +244,17 @@ class InterruptedRun(Exception):  # noqa: N818
 def make(run: Run, out: Path, *, base: bool) -> xr.DataTree:
     """Train a run into a store."""
     settings, options = SETTINGS[run.algorithm] | run.settings, OPTIONS | run.options
-    rules, budget = "prediction_rules", "memory_budget"
+    rules, budget, unseen = "prediction_rules", "memory_budget", "unseen_clients"
     if base:
-        settings, options, rules, budget = map(in_base, (settings, options, rules, budget))
+        settings, options, rules, budget, unseen = map(in_base, (settings, options, rules, budget, unseen))
         options = {name: value for name, value in options.items() if name not in NEW_OPTIONS}
     subsets: dict[str, int | None] = {"train": None, "test": 5} | ({"validation": 6} if run.validation else {})
     options["aggregator"] = aggregator(options["aggregator"])
     options[rules] = {
         name: partial(getattr(algorithms, wrapper), **given) for name, (wrapper, given) in options[rules].items()
     }
-    if options["new"]:
-        options["new"] = samples(options["new"], 1, run.net, {"train": None, "test": 5})
+    if options[unseen]:
+        options[unseen] = samples(options[unseen], 1, run.net, {"train": None, "test": 5})
     if run.on_disk:
         options[budget] = "64GiB"
     seen: list[int] = []
@@ -306,14 +312,10 @@ def leaves(value: Any, name: str) -> dict[str, np.ndarray]:
 
 def make_all(folder: Path, names: list[str], *, base: bool) -> None:
     """Make runs, and store the arrays of each in one file."""
-    memory = import_module(
-        "fedstat.fl.room" if find_spec("fedstat.fl.room") else "fedstat.fl.chunks"
-    )  # of the base, too
-    budget = "remaining_bytes" if hasattr(memory, "remaining_bytes") else "left"
-    remaining, first = getattr(memory, budget), not dist.is_initialized() or not dist.get_rank()
+    remaining, first = chunks.remaining_bytes, not dist.is_initialized() or not dist.get_rank()
     for name in names:
         run, out = RUNS[name], folder / f"{name}.zarr"
-        setattr(memory, budget, (lambda *_: 0) if run.on_disk else remaining)
+        chunks.remaining_bytes = (lambda *_: 0) if run.on_disk else remaining
         try:
             result = make(run, out, base=base)
             if first:

@@ -109,7 +109,7 @@ def test_communality_and_correlation_are_those_of_the_stored_weights(run):
     for on, w in (("weights", weights), ("updates", updates)):
         for method in ("pc", "leverage"):
             nu = fedstat.split(w.transpose("client", "unit", "weight"), kappa=0.75, method=method).communality
-            at = {"case": "iid", "on": on, "estimator": method}
+            at = {"case": "iid", "on": on, "method": method}
             np.testing.assert_allclose(run["split/communality"].sel(at), nu, rtol=1e-6)
             h = run["dispersion/entropy"].sel(case="iid", outputs="own").values
             rho = stats.spearmanr(h, nu, nan_policy="omit").statistic
@@ -288,7 +288,7 @@ def test_the_print_is_its_golden_file(run):
     made["outputs/accuracy"][:] = 0.75
     made["relation/spearman"][:] = np.round(rng.uniform(-0.5, 0.9, made["relation/spearman"].shape), 2)
     made["split/converged"][:] = True
-    made["split/converged"].loc[{"case": "iid", "estimator": "pa"}] = False
+    made["split/converged"].loc[{"case": "iid", "method": "pa"}] = False
     require_golden("motivation", findings.report(made, draws=19))
 
 
@@ -342,7 +342,7 @@ def test_figures_show_what_is_stored(run):
     assert legend.width <= axes.width
     ax.figure.clear()
     ax = plot.papers.relation(run, case="iid", on="updates")
-    rho = run["relation/spearman"].sel(case="iid", outputs="own", on="updates", estimator="pa").item()
+    rho = run["relation/spearman"].sel({"case": "iid", "outputs": "own", "on": "updates", "method": "pa"}).item()
     assert ax.get_title() == f"IID\npa: Spearman correlation {rho:+.2f}"
     ax.figure.clear()
     with pytest.raises(ValueError, match="case must be one of 'iid', 'one-class', but got 'idd'"):

@@ -145,8 +145,8 @@ def study(rounds_done: int = 4) -> xr.Dataset:
 
 
 def recovered() -> xr.Dataset:
-    dims = ("p", "alpha", "kappa", "estimator", "replicate")
-    coords = {"p": [0.5], "alpha": [0.4], "kappa": [0.5, 0.7], "estimator": np.array(["pa", "icc"], object)}
+    dims = ("p", "alpha", "kappa", "method", "replicate")
+    coords = {"p": [0.5], "alpha": [0.4], "kappa": [0.5, 0.7], "method": np.array(["pa", "icc"], object)}
     return xr.Dataset({"auc": (dims, np.ones((1, 1, 2, 2, 3)) * [0.5, 1, 1])}, coords)
 
 
@@ -282,7 +282,7 @@ def test_texts_of_figures_have_the_terms_of_the_glossary_in_us_spelling() -> Non
 
 def test_each_method_of_the_motivating_study_has_a_panel() -> None:
     run = fedstat.motivation.study(clients=10, hidden=6, local_epochs=1, common_samples=20, replicates=2)
-    methods = run["split"].to_dataset()["estimator"].values
+    methods = run["split"].to_dataset()["method"].values
     points = [ax for ax in papers.motivation_grid(run).axes if "rank of communality" in ax.get_ylabel()]
     assert len(points) == 2 * len(methods)
     for ax in points:
@@ -290,7 +290,7 @@ def test_each_method_of_the_motivating_study_has_a_panel() -> None:
         assert len(dots.get_offsets()) == 6, "one point a unit"
         assert ax.get_legend() is None
     assert {ax.get_title().split("\n")[1].partition(":")[0] for ax in points} == set(methods)
-    nu = run["split"].to_dataset()["communality"].sel(case="iid", on="weights", estimator="pc").to_series()
+    nu = run["split"].to_dataset()["communality"].sel({"case": "iid", "on": "weights", "method": "pc"}).to_series()
     drawn = papers.relation(run, case="iid", method="pc").collections[0].get_offsets()
     np.testing.assert_allclose(np.ma.filled(drawn[:, 1], np.nan), nu.rank(pct=True))
 

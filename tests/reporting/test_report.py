@@ -23,7 +23,6 @@ from fedstat.reporting import __main__ as cli
 from fedstat.reporting import document, training
 from fedstat.reporting.stored import Stored
 from fedstat.sim import __main__ as sim
-from fedstat.sim.experiment import from_stored
 from fedstat.study import compare_runs, experiment, run_table
 from fedstat.study.report import report as printed
 from fedstat.study.run_settings import Settings
@@ -206,7 +205,7 @@ def test_a_hostile_store_is_text(tmp_path):
     groups["/metrics"] = metrics.assign_coords(client=("client", names))
     bad = xr.DataTree.from_dict(groups)
     config = json.loads(tree.attrs["config"])
-    config |= dict.fromkeys(("label", "data", "net", HOSTILE), HOSTILE)
+    config |= dict.fromkeys(("scenario", "data", "net", HOSTILE), HOSTILE)
     config |= {"partition": f"{HOSTILE}:{HOSTILE}", "layers": [HOSTILE], "algorithm_settings": {HOSTILE: [HOSTILE]}}
     bad.attrs = {**tree.attrs, "title": HOSTILE, "source": HOSTILE, "revision": HOSTILE, "config": json.dumps(config),
                  "versions": json.dumps({HOSTILE: HOSTILE})}  # fmt: skip
@@ -320,11 +319,10 @@ def test_a_study_is_reported():
     table = fedstat.sim.summary(run).set_index("method")
     assert f"{table.loc['fedavg', 'difference']:+.3f} [{table.loc['fedavg', 'difference_low']:+.3f}" in text
     assert "Few replicates" in [one.title for one in made.cautions]
-    command = re.search(r"python -m fedstat\.sim .*?--seed \d+", text)[0]
+    command = re.search(r"python -m fedstat\.sim .*?--keep-weights \w+", text)[0]
     read = vars(sim.parser().parse_args(shlex.split(command)[3:]))
-    config = from_stored(json.loads(run.attrs["config"]))
-    unsaid = {"replicate_seeds": None, "keep_weights": None}  # a study that is gone on with keeps its own
-    assert {k: read[k] for k in config} == config | unsaid
+    config = json.loads(run.attrs["config"])
+    assert {k: read[k] for k in config} == config
 
 
 def test_a_split_is_reported(tmp_path):

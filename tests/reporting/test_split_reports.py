@@ -82,17 +82,6 @@ def test_a_layer_whose_result_cannot_be_read_does_not_take_the_others_with_it(st
     assert "Hidden units of 5 clients&#39; networks were split" in made.html
 
 
-def test_a_store_of_an_earlier_version_which_kept_no_result_is_a_table(stored: xr.DataTree) -> None:
-    made = fedstat.report(stored.drop_nodes("result"))
-    (part,) = made.parts
-    assert [section.title for section in part.sections] == ["Layer fc1", "Layer fc2"]
-    note, table = part.sections[0].blocks
-    assert "earlier version" in note.text
-    best = stored["split/fc1"].to_dataset().sortby("icc").isel(unit=-1)
-    assert table.rows[0][0] == str(best["unit"].item())
-    assert "Hidden units of the clients&#39; networks were split" in made.html
-
-
 def test_a_split_that_was_not_resampled_says_nothing_of_certainty(stored: xr.DataTree) -> None:
     told = [one.text for one in fedstat.report(stored).cautions if one.title == "Certainty not estimated"]
     assert [text.partition(":")[0] for text in told] == ["layer fc1", "layer fc2"]

@@ -37,22 +37,22 @@ def stacked(ds):
     return ds.w.transpose("client", "feature", "unit").values.reshape(-1, ds.sizes["unit"])
 
 
-def expected_communality(estimator, r, g):
-    if estimator == "pa":
+def expected_communality(method, r, g):
+    if method == "pa":
         model = Factor(corr=r, n_factor=g, method="pa", smc=False)
         model.fit(maxiter=5000, tol=1e-12)
         return model.communality
     values, vectors = np.linalg.eigh(r)
     values, vectors = values[::-1], vectors[:, ::-1]
-    if estimator == "pc":
+    if method == "pc":
         return (vectors[:, :g] ** 2 * values[:g]).sum(axis=1)
     return (vectors[:, : g - 1] ** 2).sum(axis=1)
 
 
-@pytest.mark.parametrize("estimator", ["pa", "pc", "leverage"])
-def test_auc_is_that_of_the_generated_weights_by_independent_software(estimator):
+@pytest.mark.parametrize("method", ["pa", "pc", "leverage"])
+def test_auc_is_that_of_the_generated_weights_by_independent_software(method):
     tight = recover(
-        p=0.5, alpha=0.4, kappa=[0.4, 0.6], methods=estimator, replicates=2, seed=6, max_iter=5000, tol=1e-10, **SIZE
+        p=0.5, alpha=0.4, kappa=[0.4, 0.6], methods=method, replicates=2, seed=6, max_iter=5000, tol=1e-10, **SIZE
     )
     assert bool(tight.converged.all())
     for replicate in (0, 1):
@@ -61,9 +61,9 @@ def test_auc_is_that_of_the_generated_weights_by_independent_software(estimator)
         share = np.cumsum(np.linalg.eigvalsh(r)[::-1]) / len(r)
         for kappa in (0.4, 0.6):
             g = 1 + int((share < kappa).sum())
-            here = tight.isel(p=0, alpha=0, estimator=0, replicate=replicate).sel(kappa=kappa)
+            here = tight.isel(p=0, alpha=0, method=0, replicate=replicate).sel(kappa=kappa)
             assert int(here.n_factors) == g
-            nu = expected_communality(estimator, r, g)
+            nu = expected_communality(method, r, g)
             assert float(here.auc) == pytest.approx(roc_auc_score(ds.unit_shared, nu))
 
 
@@ -84,9 +84,9 @@ def test_every_kappa_equals_a_factor_analysis_of_its_own(result):
     model = Model8(p=0.25, alpha=0.2, seed=replicate_seed(5, 2), **SIZE)
     r, truth = correlation(model), model.unit_shared
     for kappa in KAPPA:
-        for estimator in ("pa", "pc", "leverage"):
-            fit = factor.fit(r, kappa=kappa, method=estimator)
-            here = result.sel(p=0.25, alpha=0.2, kappa=kappa, estimator=estimator, replicate=2)
+        for method in ("pa", "pc", "leverage"):
+            fit = factor.fit(r, kappa=kappa, method=method)
+            here = result.sel({"p": 0.25, "alpha": 0.2, "kappa": kappa, "method": method, "replicate": 2})
             assert float(here.auc) == pytest.approx(float(split.auc(fit.communality.round(12), truth)))
             assert int(here.n_factors) == int(fit.n_factors)
             assert bool(here.converged) == bool(fit.converged)
@@ -95,10 +95,10 @@ def test_every_kappa_equals_a_factor_analysis_of_its_own(result):
 
 
 def test_dims_are_labelled_and_settings_can_be_read_back(result):
-    assert result.auc.dims == ("p", "alpha", "kappa", "estimator", "replicate")
+    assert result.auc.dims == ("p", "alpha", "kappa", "method", "replicate")
     assert result.auc.shape == (2, 2, 6, 4, 3)
     assert result.n_factors.dims == ("p", "alpha", "kappa", "replicate")
-    assert (result.n_iter.sel(estimator=["pc", "leverage"]) == 1).all()
+    assert (result.n_iter.sel({"method": ["pc", "leverage"]}) == 1).all()
     config = json.loads(result.attrs["config"])
     assert config["kappa"] == KAPPA
     assert config["clients"] == 12
@@ -106,7 +106,7 @@ def test_dims_are_labelled_and_settings_can_be_read_back(result):
 
 def test_a_part_of_the_grid_equals_the_part_of_the_whole(result):
     alone = recover(p=0.5, alpha=0.4, kappa=[0.75], methods=["pc"], replicates=1, seed=6, **SIZE)
-    part = result.sel(p=[0.5], alpha=[0.4], kappa=[0.75], estimator=["pc"]).isel(replicate=[1])
+    part = result.sel({"p": [0.5], "alpha": [0.4], "kappa": [0.75], "method": ["pc"]}).isel(replicate=[1])
     xr.testing.assert_allclose(alone.drop_vars("replicate"), part.drop_vars("replicate"), rtol=1e-12)
 
 
@@ -121,8 +121,8 @@ def test_split_by_hand_gives_the_adjusted_rand_index_of_an_inverted_split():
 
 
 def test_tidy_gives_means_and_standard_errors_over_replicates(result):
-    row = tidy(result).set_index(["p", "alpha", "kappa", "estimator"]).loc[(0.25, 0.4, 0.6, "pc")]
-    draws = result.auc.sel(p=0.25, alpha=0.4, kappa=0.6, estimator="pc").values
+    row = tidy(result).set_index(["p", "alpha", "kappa", "method"]).loc[(0.25, 0.4, 0.6, "pc")]
+    draws = result.auc.sel({"p": 0.25, "alpha": 0.4, "kappa": 0.6, "method": "pc"}).values
     assert row["auc"] == pytest.approx(draws.mean())
     assert row["auc_se"] == pytest.approx(np.sqrt(((draws - draws.mean()) ** 2).sum() / 2 / 3))
     assert len(tidy(result)) == 2 * 2 * 6 * 4
@@ -133,9 +133,9 @@ def test_all_estimators_recover_at_075_and_invert_in_opposite_regions_at_paper_s
     estimators = ["pa", "pc", "leverage"]
     paper = recover(p=0.5, kappa=[0.3, 0.75, 0.95], methods=estimators, replicates=1).auc.squeeze()
     assert (paper.sel(kappa=0.75) > 0.95).all()
-    assert (paper.sel(kappa=0.3, estimator=["pa", "pc"]) < 0.1).all()
-    assert paper.sel(kappa=0.95, estimator="leverage") < 0.1
-    assert (paper.sel(kappa=0.95, estimator=["pa", "pc"]) > 0.95).all()
+    assert (paper.sel({"kappa": 0.3, "method": ["pa", "pc"]}) < 0.1).all()
+    assert paper.sel({"kappa": 0.95, "method": "leverage"}) < 0.1
+    assert (paper.sel({"kappa": 0.95, "method": ["pa", "pc"]}) > 0.95).all()
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_command_prints_tables_and_writes_store_and_figure_without_a_warning(tmp
 
 
 def made(auc, converged=True):
-    """Result with given AUCs (kappa, estimator, replicate) for the report to describe."""
+    """Result with given AUCs (kappa, method, replicate) for the report to describe."""
     auc = np.asarray(auc, float)[None, None]
-    dims = ("p", "alpha", "kappa", "estimator", "replicate")
+    dims = ("p", "alpha", "kappa", "method", "replicate")
     same = {name: (dims, np.zeros_like(auc)) for name in ("ari", "heywood", "n_iter")}
     return xr.Dataset(
         {
@@ -186,7 +186,7 @@ def made(auc, converged=True):
             "n_factors": (("kappa",), np.arange(1, 5)),
             **same,
         },
-        coords={"p": [0.5], "alpha": [0.4], "kappa": [0.1, 0.2, 0.3, 0.4], "estimator": np.array(["pa", "pc"], object)},
+        coords={"p": [0.5], "alpha": [0.4], "kappa": [0.1, 0.2, 0.3, 0.4], "method": np.array(["pa", "pc"], object)},
         attrs={"config": json.dumps({"clients": 2, "d": 3, "m": 4, "max_iter": 9})},
     )  # fmt: skip
 
@@ -222,8 +222,8 @@ def test_figure_of_recovery_draws_the_means_in_one_panel_for_every_setting(resul
     assert [ax.get_title() for ax in figure.axes] == [
         rf"$p$ = {p}, $\alpha$ = {a}" for a in (0.2, 0.4) for p in (0.25, 0.5)
     ]
-    of_nu = result.auc.sel(estimator=["pa", "pc", "leverage"])
-    means = of_nu.mean("replicate").transpose("alpha", "p", "estimator", "kappa").values.reshape(4, 3, -1)
+    of_nu = result.auc.sel({"method": ["pa", "pc", "leverage"]})
+    means = of_nu.mean("replicate").transpose("alpha", "p", "method", "kappa").values.reshape(4, 3, -1)
     for ax, panel in zip(figure.axes, means, strict=True):
         drawn = [
             line.get_ydata()

@@ -47,7 +47,7 @@ def test_agreement_is_fedstat_icc_whatever_blocks_of_clients_are_summed(monkeypa
 
 
 def test_scores_are_those_of_scikit_learn_on_fedstat_icc_of_noisy_weights(noisy):
-    found = recover(p=0.5, alpha=0.4, kappa=[0.3, 0.9], replicates=3, seed=2, **SIZE).sel(estimator="icc").squeeze()
+    found = recover(p=0.5, alpha=0.4, kappa=[0.3, 0.9], replicates=3, seed=2, **SIZE).sel({"method": "icc"}).squeeze()
     for r in range(3):
         model = Model8(p=0.5, alpha=0.4, seed=replicate_seed(2, r), **SIZE)
         agreement = icc2(np.stack([client.w for client in noisy(model)]))
@@ -81,7 +81,7 @@ def test_communalities_do_not_depend_on_whether_agreement_is_asked_for():
     alone = recover(p=0.5, kappa=[0.4, 0.8], methods="pa", replicates=2, **SIZE)
     beside = recover(p=0.5, kappa=[0.4, 0.8], replicates=2, **SIZE)
     for name in ("auc", "ari", "converged", "n_iter", "heywood"):
-        np.testing.assert_array_equal(alone[name].sel(estimator="pa"), beside[name].sel(estimator="pa"))
+        np.testing.assert_array_equal(alone[name].sel({"method": "pa"}), beside[name].sel({"method": "pa"}))
 
 
 @pytest.mark.parametrize("few", [{"clients": 1}, {"d": 1}])
@@ -117,7 +117,7 @@ def test_the_figure_draws_agreement_as_one_level_line(noisy, estimators):  # noq
     _, ax = mpl.pyplot.subplots()
     plot_recovery(result, ax=ax)
     line = next(line for line in ax.lines if line.get_label() == r"icc (no $\kappa$)")
-    draws = result.auc.sel(estimator="icc").isel(kappa=0).values.ravel()
+    draws = result.auc.sel({"method": "icc"}).isel(kappa=0).values.ravel()
     np.testing.assert_allclose(line.get_ydata(), draws.mean())
     (band,) = ax.patches
     np.testing.assert_allclose(band.get_height(), 2 * draws.std(ddof=1) / np.sqrt(3))

@@ -80,7 +80,7 @@ def test_settings_can_be_read_back_and_kappa_is_sorted():
     found = spectrum(p=0.5, kappa=[0.9, 0.3], method="pc", means="shared", seed=2, **SIZE)
     assert found.kappa.values.tolist() == [0.3, 0.9]
     config = json.loads(found.attrs["config"])
-    assert (config["means"], config["estimator"], config["kappa"]) == ("shared", "pc", [0.3, 0.9])
+    assert (config["means"], config["method"], config["kappa"]) == ("shared", "pc", [0.3, 0.9])
     assert found.communality.dims == ("p", "alpha", "kappa", "unit")
     assert all(found[name].dims == ("p", "alpha", "component") for name in BY_COMPONENT)
     assert found.unit_shared.values.sum() == 12

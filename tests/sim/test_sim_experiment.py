@@ -65,28 +65,12 @@ def test_studies_of_neighbouring_seeds_have_no_replicate_in_common():
     assert studies[7].replicate_seed(0) == 7, "the first is what generate(seed=7) draws"
 
 
-def test_a_study_of_an_earlier_version_goes_on_as_it_was_begun(tmp_path):
-    """Its store does not say how replicates got their seeds: by seed + r."""
-    small = SMALL | {"rounds": 1, "methods": ["fedavg"]}
-    old = sim.study(out=tmp_path / "old.zarr", replicate_seeds="consecutive", **small | {"replicates": 2})
-    assert "replicate_seeds" not in json.loads(old.attrs["config"])
-    longer = sim.study(out=tmp_path / "old.zarr", resume=True, **small)
-    whole = sim.study(replicate_seeds="consecutive", **small)
-    np.testing.assert_array_equal(longer["metrics/accuracy"], whole["metrics/accuracy"])
-    shifted = sim.study(seed=1, replicate_seeds="consecutive", **small | {"replicates": 1})
-    np.testing.assert_array_equal(
-        shifted["metrics/accuracy"].isel(replicate=0), whole["metrics/accuracy"].isel(replicate=1)
-    )
-
-
-def test_the_factoring_method_has_its_earlier_name_in_stores_and_files(tmp_path, capsys):
-    """Studies and files that name it estimator are resumed, extended and reported by --method."""
+def test_a_study_with_another_factoring_method_is_resumed_extended_and_reported(tmp_path, capsys):
     out, file = tmp_path / "run.zarr", tmp_path / "study.toml"
     small = SMALL | {"replicates": 1, "rounds": 1, "methods": ["true", "dynamic"]}
     sim.study(out=out, method="pc", **small)
-    assert store.config_of(out)["estimator"] == "pc"
-    assert "method" not in store.config_of(out)
-    file.write_text('estimator = "pc"\n' + "\n".join(f"{k} = {json.dumps(v)}" for k, v in small.items()))
+    assert store.config_of(out)["method"] == "pc"
+    file.write_text('method = "pc"\n' + "\n".join(f"{k} = {json.dumps(v)}" for k, v in small.items()))
     assert main(["--config", str(file), "--out", str(out), "--resume", "--replicates", "2", "--quiet"]) == 0
     assert main(["--out", str(out), "--resume", "--quiet"]) == 0
     assert "pc, kappa = 0.85" in capsys.readouterr().out
@@ -94,10 +78,8 @@ def test_the_factoring_method_has_its_earlier_name_in_stores_and_files(tmp_path,
     xr.testing.assert_equal(store.open_run(out)["metrics/accuracy"].load(), alone["metrics/accuracy"])
     with pytest.raises(ValueError, match=r"other settings \(method: 'pc' stored, 'pa' now\)"):
         sim.study(out=out, resume=True, method="pa", **small | {"replicates": 2})
-    text = report(out).html
-    assert "--method pc" in text
-    assert "estimator" not in text.replace("estimators", "")
-    file.write_text('estimator = "pc"\nmethod = "pa"\n')
+    assert "--method pc" in report(out).html
+    file.write_text('estimator = "pc"\n')
     with pytest.raises(SystemExit):
         main(["--config", str(file), "--out", str(tmp_path / "other.zarr")])
     assert "'estimator'" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 
 import fedstat
-from fedstat import sim, store
+from fedstat import sim
 from fedstat.fl import algorithms, nets, train
 from fedstat.labelled.inputs import open_if_run
 
@@ -71,15 +71,6 @@ def test_what_a_study_does_not_hold_is_named(tmp_path: Any) -> None:
     without = sim.study(methods=["local"], keep_weights="none", **SMALL)
     with pytest.raises(ValueError, match="keep_weights='none'"):
         fedstat.icc(without)
-
-
-def test_a_study_that_was_begun_without_weights_goes_on_without_them(tmp_path: Any) -> None:
-    out = tmp_path / "study.zarr"
-    sim.study(methods=["local"], keep_weights="none", out=out, **SMALL)
-    assert "keep_weights" not in store.config_of(out), "as in stores of earlier versions"
-    more = sim.study(methods=["local", "fedavg"], out=out, resume=True, **SMALL)
-    assert "trained" not in more.children
-    assert (more["metrics/rounds_done"] == 3).all()
 
 
 def test_a_study_that_grows_has_the_weights_of_all_its_runs(tmp_path: Any) -> None:

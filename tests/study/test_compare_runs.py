@@ -22,10 +22,10 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs")
     for seed in SEEDS:
         for label in "AB":
-            write(path / f"{label}-fedavg-{seed}.zarr", seed=seed, label=label)
-            write(path / f"{label}-fedper-{seed}.zarr", seed=seed, label=label, algorithm="fedper")
-        write(path / f"A-fedper-slow-{seed}.zarr", seed=seed, label="A", algorithm="fedper", lr=0.0001, gain=0.03)
-    write(path / "A-unfinished.zarr", seed=7, label="A", finish=False)
+            write(path / f"{label}-fedavg-{seed}.zarr", seed=seed, scenario=label)
+            write(path / f"{label}-fedper-{seed}.zarr", seed=seed, scenario=label, algorithm="fedper")
+        write(path / f"A-fedper-slow-{seed}.zarr", seed=seed, scenario="A", algorithm="fedper", lr=0.0001, gain=0.03)
+    write(path / "A-unfinished.zarr", seed=7, scenario="A", finish=False)
     return path
 
 

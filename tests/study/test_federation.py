@@ -8,13 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import xarray as xr
-from fl_runs import EARLIER, SMALL, command
+from fl_runs import SMALL, command
 from real_data import require_real_data
 
 from fedstat import data as datasets
 from fedstat import store
 from fedstat.data import partition
-from fedstat.fl.stored import from_stored
 from fedstat.study import collect, experiment, federation, grid
 from fedstat.study.run_settings import Settings
 
@@ -152,20 +151,15 @@ def test_a_part_of_the_data_that_is_not_there_is_refused_by_name(data, message):
         Settings(data=data)
 
 
-def test_runs_without_the_new_settings_keep_their_names_and_what_they_note():
-    old = EARLIER.but(data="mnist", partition="iid", algorithm="fedprox", mu=0.1, seed=3)
-    assert grid.name_of(EARLIER) == "digits-dirichlet-0.1-fedfac-dynamic-seed0-832420a8"
-    assert grid.name_of(old) == "mnist-iid-fedprox-seed3-3653366e"
-    assert not {"labels", "domains"} & experiment.about(Settings()).keys()
+def test_permuted_labels_are_noted_named_and_another_scale():
     new = Settings(class_labels="permuted")
-    assert experiment.about(new)["labels"] == "permuted"
+    assert experiment.about(new)["class_labels"] == "permuted"
+    assert grid.name_of(new).startswith("digits-dirichlet-0.1-fedfac-dynamic-seed0-")
     assert grid.name_of(new) != grid.name_of(Settings())
     assert new.name == "digits, dirichlet:0.1, permuted labels"
     assert Settings(**experiment.noted({"about": json.dumps(experiment.about(new))})) == new.but(scenario=new.name)
-    with pytest.raises(ValueError, match=r'differ in class_labels \(null, "permuted"\)'):
-        collect.same_scale(
-            [from_stored(experiment.about(one.but(scenario="a"))) for one in (Settings(), new)], ["a", "a"]
-        )
+    with pytest.raises(ValueError, match=r'differ in class_labels \("common", "permuted"\)'):
+        collect.same_scale([experiment.about(one.but(scenario="a")) for one in (Settings(), new)], ["a", "a"])
 
 
 def test_a_grid_crosses_common_and_permuted_labels(tmp_path):

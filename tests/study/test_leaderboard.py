@@ -66,9 +66,9 @@ def test_a_run_is_judged_in_the_round_that_is_best_on_validation_samples(stored)
     np.testing.assert_allclose(course["accuracy"], weighted, rtol=1e-6)
     np.testing.assert_allclose(course["bytes"], np.cumsum(metrics["bytes_up"] + metrics["bytes_down"]))
     np.testing.assert_allclose(course["elapsed"], np.cumsum(metrics["seconds"]))
-    new = store.open_run(stored)["new"].to_dataset()
-    own = new["accuracy"].sel(rule=found["new_rule"])
-    assert found["new"] == pytest.approx(float(np.average(own, weights=new["n_test"])))
+    new = store.open_run(stored)["unseen_clients"].to_dataset()
+    own = new["accuracy"].sel(rule=found["unseen_rule"])
+    assert found["unseen"] == pytest.approx(float(np.average(own, weights=new["n_test"])))
     model = 4 * sum(math.prod(shape) for shape in [(64, 64), (10, 64)])
     assert found["kept"] > model, "the server's copy, at least"
     assert len(leaderboard.of_clients(stored, at + 1)) == metrics.sizes["client"]

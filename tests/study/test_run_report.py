@@ -100,7 +100,7 @@ def test_a_summary_says_how_far_a_run_is_and_agrees_with_the_store(tmp_path: Pat
 
 def test_records_print_in_80_columns_and_escape_names() -> None:
     data = dense().assign_coords(split=("sample", dense()["split"].values))
-    run = fedstat.fl.train(data, NET, algorithms.fedavg(), rounds=1, about={"label": "<b>" + "long " * 40})
+    run = fedstat.fl.train(data, NET, algorithms.fedavg(), rounds=1, about={"scenario": "<b>" + "long " * 40})
     for record in (fedstat.settings(run), fedstat.summary(run)):
         assert max(map(len, repr(record).splitlines())) <= 80
         assert "<b>" not in record._repr_html_()

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 from children import together
-from fl_runs import EARLIER, SMALL, command
+from fl_runs import SMALL, command
 from small_runs import same
 
 from fedstat import open_run, study
@@ -55,13 +55,13 @@ def runs(grid_file):
     return folder
 
 
-def test_the_default_leaves_names_settings_and_prints_of_runs_as_they_were(tmp_path, capsys):
+def test_the_default_has_its_name_and_is_not_printed(tmp_path, capsys):
     plain, named, other = SMALL, SMALL.but(aggregator="mean"), SMALL.but(aggregator="median")
     assert grid.name_of(plain) == grid.name_of(named) != grid.name_of(other)
     command(*ARGUMENTS, "--rounds", 1, "--out", tmp_path / "run.zarr")
     assert "ggregator" not in capsys.readouterr().out
     attrs = open_run(tmp_path / "run.zarr").attrs
-    assert "aggregator" not in json.loads(attrs["about"])
+    assert json.loads(attrs["about"])["aggregator"] == "mean"
     assert json.loads(attrs["config"])["aggregator"] == "weighted mean"
     assert command("--out", tmp_path / "run.zarr", "--resume", "--rounds", 2, "--aggregator", "mean") == 0
 
@@ -137,10 +137,7 @@ def without_accountant(monkeypatch):
     monkeypatch.setattr(private_training, "epsilon", lambda _, rounds: 1.5 * rounds)
 
 
-def test_older_runs_keep_their_names():
-    permuted = EARLIER.but(algorithm="fedavg", class_labels="permuted", data="mnist")
-    assert grid.name_of(permuted) == "mnist-dirichlet-0.1-fedavg-seed0-4660ffc0"
-    assert not set(run_settings.LATER) & set(experiment.about(Settings()))
+def test_private_runs_have_other_names():
     assert experiment.about(SMALL.but(**PRIVATE)).items() >= PRIVATE.items()
     assert grid.name_of(SMALL.but(**PRIVATE)) != grid.name_of(SMALL)
 

@@ -110,7 +110,7 @@ def test_the_report_says_how_many_of_ten_rounds_were_evaluated(tmp_path):
 
 
 def test_without_validation_data_the_validated_accuracy_is_unknown(tmp_path):
-    found = run_table.row(fedstat.open_run(write(tmp_path / "a.zarr", validation=0.0)))
+    found = run_table.row(fedstat.open_run(write(tmp_path / "a.zarr", validation_fraction=0.0)))
     assert np.isnan([found["validated"], found["validation"], found["optimism"]]).all()
     assert np.isfinite(found["best10"])
 
@@ -139,7 +139,7 @@ def test_scales_are_not_mixed(tmp_path):
     write(tmp_path / "b.zarr", rounds=12, lr=0.01, seed=1)
     with pytest.raises(ValueError, match=r"they differ in rounds \(24, 12\)"):
         collect.collect(tmp_path)
-    write(tmp_path / "c.zarr", label="another", rounds=12)
+    write(tmp_path / "c.zarr", scenario="another", rounds=12)
     assert len(collect.collect([tmp_path / "a.zarr", tmp_path / "c.zarr"]).table) == 2
 
 

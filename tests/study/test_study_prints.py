@@ -18,7 +18,7 @@ def made_up(folder: Path) -> xr.DataTree:
     """A run with a split layer, as ``python -m fedstat.fl`` names it."""
     label = "digits, dirichlet:0.1"
     return fedstat.open_run(
-        write(folder / "run.zarr", algorithm="fedfac-dynamic", label=label, weights=True, new=True, ablation=True)
+        write(folder / "run.zarr", algorithm="fedfac-dynamic", scenario=label, weights=True, new=True, ablation=True)
     ).load()
 
 
@@ -39,10 +39,10 @@ def probed(folder: Path) -> xr.DataTree:
         rng.uniform(0.6, 0.8, (2, clients)),
         np.broadcast_to([[[1.0, 1.0]], [[0.25, 1.0]]], (2, clients, 2)),
     )
-    run["readouts"] = xr.DataTree(
+    run["prediction_rules"] = xr.DataTree(
         xr.Dataset(
-            {"accuracy": (("readout", "client"), accuracy), "step": (("readout", "client", "layer"), step)},
-            {"readout": ["fedavg+", "fedavg-shrunken:by=layer"], "client": range(clients), "layer": layers},
+            {"accuracy": (("rule", "client"), accuracy), "step": (("rule", "client", "layer"), step)},
+            {"rule": ["fedavg+", "fedavg-shrunken:by=layer"], "client": range(clients), "layer": layers},
         )
     )
     return run

@@ -17,9 +17,6 @@ SMALL = Settings(
     clients=8, participation=0.5, rounds=3, max_samples=40, local_epochs=1, batch_size=10, optimizer="adam", lr=1e-3
 )
 
-# Defaults of earlier versions: runs that were made with them keep their names and settings.
-EARLIER = Settings(clients=100, participation=0.1, local_epochs=1, optimizer="adam", lr=1e-3)
-
 
 def job(algorithm, samples=40, **options):
     fed, new = experiment.federated(replace(SMALL, unseen_fraction=0.25, partition="iid", max_samples=samples))

@@ -18,10 +18,12 @@ RULES = ("global", "finetuned", "local_train", "ensemble")
 
 def config(**changes: Any) -> dict[str, Any]:
     base = {
-        "label": "CIFAR-10, π = 0.1", "data": "cifar-10", "partition": "dirichlet:0.1", "clients": 6, "samples": None,
+        "scenario": "CIFAR-10, π = 0.1", "data": "cifar-10", "partition": "dirichlet:0.1", "clients": 6,
+        "max_samples": None,
         "net": "lenet", "width": 0.2, "norm": None, "algorithm": "fedavg", "layers": None, "kappa": None, "tau": None,
         "estimator": None, "rounds": 24, "participation": 0.5, "local_epochs": 1, "batch_size": 10,
-        "optimizer": "adam", "lr": 0.001, "seed": 0, "validation": 0.2, "new_share": 0.0, "evaluate_every": 1,
+        "optimizer": "adam", "lr": 0.001, "seed": 0, "validation_fraction": 0.2, "unseen_fraction": 0.0,
+        "evaluate_every": 1,
     }  # fmt: skip
     return base | changes
 
@@ -40,7 +42,7 @@ def write(
     c = config(**changes)
     clients, rounds = c["clients"], c["rounds"]
     rng = np.random.default_rng([c["seed"], sum(map(ord, c["algorithm"] + str(c["tau"]) + str(c["layers"]))), rounds])
-    common = np.random.default_rng([c["seed"], sum(map(ord, c["label"]))])
+    common = np.random.default_rng([c["seed"], sum(map(ord, c["scenario"]))])
     level = 0.6 + 0.05 * common.normal() + GAIN.get(c["algorithm"], 0.0) + gain
     rise = level - 0.3 * np.exp(-np.arange(rounds) / 4)
     accuracy = np.clip(rise[:, None] + common.normal(0, 0.08, clients) + rng.normal(0, 0.01, (rounds, clients)), 0, 1)
@@ -55,7 +57,7 @@ def write(
             active, 2.3 * np.exp(-np.arange(rounds) / 8)[:, None] - GAIN.get(c["algorithm"], 0), np.nan
         ),
     }
-    if not c["validation"]:
+    if not c["validation_fraction"]:
         del metrics["validation_accuracy"]
     groups = {
         "metrics": _group(
@@ -70,7 +72,7 @@ def write(
         )
     }
     if new:
-        groups["new"] = _group(
+        groups["unseen_clients"] = _group(
             {"rule": list(RULES), "client": np.arange(3)},
             {
                 "accuracy": (
@@ -153,7 +155,7 @@ def grid(folder: Path, *, seeds: int = 3, methods: tuple[str, ...] = tuple(GAIN)
                 settings = split if "fac" in method or method == "random" else {}
                 ablation = options.get("ablation", False) and "fedfac" in method
                 write(
-                    path, label=label, partition=partition, algorithm=method, seed=seed,
+                    path, scenario=label, partition=partition, algorithm=method, seed=seed,
                     **(settings | options | {"ablation": ablation}),
                 )  # fmt: skip
     return folder

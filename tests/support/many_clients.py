@@ -73,7 +73,7 @@ def main() -> None:
         out=Path(folder) / "run.zarr", progress=progress,
     )  # fmt: skip
     between = np.diff(ends)
-    rows = Path(folder) / "run.zarr/journal/kept"
+    rows = Path(folder) / "run.zarr/journal/client_rows"
     found = {
         "clients": n,
         "before": between[0],

@@ -33,7 +33,7 @@ MEASURED = ("plus", "early", "early, client", "shrunken, halves", "shrunken, lay
 """Rules that between them have every kind of choice, of its scope and of samples held out."""
 
 
-def readouts(name: str) -> dict[str, Any]:
+def prediction_rules(name: str) -> dict[str, Any]:
     """Every choice that the method allows."""
     method = make(name)
     if method.finetune or method.choice:
@@ -44,13 +44,13 @@ def readouts(name: str) -> dict[str, Any]:
 
 def takes_new(name: str) -> bool:
     """Whether the method's memory does without training of all clients."""
-    return bool(make(name).about.new_clients)
+    return bool(make(name).about.unseen_clients)
 
 
 def measured_run(name: str, sizes: list[int], *, batch_size: int, **options: Any) -> xr.DataTree:
     """A run of two rounds with all probes, every kind of choice, and new clients."""
-    rules = {one: wrap for one, wrap in readouts(name).items() if one in MEASURED}
-    new = {"new": dataset(sizes[::-1], seed=7)} if takes_new(name) else {}
+    rules = {one: wrap for one, wrap in prediction_rules(name).items() if one in MEASURED}
+    new = {"unseen_clients": dataset(sizes[::-1], seed=7)} if takes_new(name) else {}
     settings = {"rounds": 2, "local_epochs": 2, "lr": 0.1, "seed": 4, "threads": 1, "evaluate_every": 2, "ablation": 1}
     probe = ("split-half", "drift", "trained-weights")
     return train(

@@ -80,15 +80,15 @@ def write(
     whole[4] = 0.1
     whole[-1] = of_clients(cell.algorithm)
     of_rounds = {"round": np.arange(1, rounds + 1), "client": np.arange(clients)}
-    of_rules = {"readout": np.array(rules, object), "client": np.arange(clients), "layer": np.array(LAYERS, object)}
+    of_rules = {"rule": np.array(rules, object), "client": np.arange(clients), "layer": np.array(LAYERS, object)}
     sizes = {"n_train": ("client", N_TEST * 2), "n_test": ("client", N_TEST)}
     steps = np.broadcast_to([0.2, 0.4, 0.6], (len(rules), clients, len(LAYERS)))
     groups = {
         "metrics": xr.Dataset({"accuracy": (("round", "client"), whole)}, of_rounds | sizes),
-        "readouts": xr.Dataset(
+        "prediction_rules": xr.Dataset(
             {
-                "accuracy": (("readout", "client"), np.array([of_clients(name) for name in rules])),
-                "step": (("readout", "client", "layer"), steps),
+                "accuracy": (("rule", "client"), np.array([of_clients(name) for name in rules])),
+                "step": (("rule", "client", "layer"), steps),
             },
             of_rules,
         ),

@@ -211,7 +211,7 @@ def about(name: str) -> About:
 
     Examples
     --------
-    >>> about("fedfac-dynamic").title, about("fedper+").title, about("fedavg").new_clients
+    >>> about("fedfac-dynamic").title, about("fedper+").title, about("fedavg").unseen_clients
     ('FedFac dynamic', 'FedPer+', ('global',))
     """
     required = [key for key, setting in settings_of(name).items() if setting.default is Parameter.empty]

@@ -8,7 +8,7 @@ from fedstat.fl import masks
 from fedstat.fl.algorithm import About, Algorithm, SharedMask
 from fedstat.fl.wrappers.finetuned import finetuned
 
-LOCAL = About("Local", shared="nothing", personal="everything", new_clients=("ensemble",))
+LOCAL = About("Local", shared="nothing", personal="everything", unseen_clients=("ensemble",))
 
 
 def local() -> Algorithm:

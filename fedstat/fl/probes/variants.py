@@ -23,7 +23,6 @@ from fedstat.fl.local_training import diverged, train_chunk
 from fedstat.fl.nets import Params
 from fedstat.fl.probes import Observer, Values
 from fedstat.fl.state import AlgorithmRows, Download, State
-from fedstat.store.encoding import stored_algorithm
 
 PARTS = ("none", "shared", "personal", "shared, N(0, 1)", "personal, N(0, 1)")
 
@@ -99,14 +98,14 @@ def prediction_jobs(job: Job, rules: Mapping[str, Callable[[Algorithm], Algorith
 
 
 def prediction_rules_probe(job: Job, rules: Mapping[str, Job]) -> Observer:
-    """Return the probe of group ``readouts``: scores (readout, client, ...), step (readout, client, layer)."""
-    coords = {"readout": [*map(stored_algorithm, rules)], "client": job.clients, "layer": [*nets.layers(job.net)]}
+    """Return the probe of group ``prediction_rules``: scores (rule, client, ...), step (rule, client, layer)."""
+    coords = {"rule": [*rules], "client": job.clients, "layer": [*nets.layers(job.net)]}
     group = store.group(
         coords | {"class": job.metrics.classes},
-        accuracy=("readout client", "float32", "test accuracy"),
-        loss=("readout client", "float32", "mean test loss"),
-        step=("readout client layer", "float32", "B of W + B (W' − W)"),
-        **metrics.layout(job.metrics, ("readout", "client")),
+        accuracy=("rule client", "float32", "test accuracy"),
+        loss=("rule client", "float32", "mean test loss"),
+        step=("rule client layer", "float32", "B of W + B (W' − W)"),
+        **metrics.layout(job.metrics, ("rule", "client")),
     )
 
     def measure(job: Job, state: State) -> Values:
@@ -120,11 +119,11 @@ def prediction_rules_probe(job: Job, rules: Mapping[str, Job]) -> Observer:
             for name in ("accuracy", "loss", *job.metrics.names):
                 columns[name].append(scores[name])
         return {
-            f"readouts/{name}": job.process_group.of_all(np.stack(values, 1)).swapaxes(0, 1)
+            f"prediction_rules/{name}": job.process_group.of_all(np.stack(values, 1)).swapaxes(0, 1)
             for name, values in columns.items()
         }
 
-    return Observer({"readouts": group}, on_end=measure)
+    return Observer({"prediction_rules": group}, on_end=measure)
 
 
 RULES = ("global", "finetuned", "local_train", "ensemble")
@@ -136,7 +135,7 @@ def rules(job: Job) -> tuple[str, ...]:
 
 
 def new_clients_probe(job: Job, train: Rows, test: Rows) -> Observer:
-    """Return the probe of group ``new``: accuracy (rule, client), see :func:`accuracy`."""
+    """Return the probe of group ``unseen_clients``: accuracy (rule, client), see :func:`accuracy`."""
     attrs = {"long_name": "test accuracy"}
     if skipped := [rule for rule in RULES if rule not in rules(job)]:
         attrs["comment"] = f"{' and '.join(skipped)} left out: clients number their classes differently"
@@ -146,9 +145,9 @@ def new_clients_probe(job: Job, train: Rows, test: Rows) -> Observer:
 
     def measure(job: Job, state: State) -> dict[str, np.ndarray]:
         by_rule = accuracy(job, state, train, test)
-        return {"new/accuracy": np.stack([by_rule[rule] for rule in rules(job)])}
+        return {"unseen_clients/accuracy": np.stack([by_rule[rule] for rule in rules(job)])}
 
-    return Observer({"new": group}, on_end=measure)
+    return Observer({"unseen_clients": group}, on_end=measure)
 
 
 def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.ndarray]:

@@ -107,7 +107,7 @@ def with_copy(algorithm: Algorithm, end: str, copy: str, key: str) -> About:
     return row.citing(key)._replace(
         title=f"{row.title or algorithm.name}{end}",
         personal=personal,
-        new_clients=("finetuned",) if row.new_clients == ("global",) else row.new_clients,
+        unseen_clients=("finetuned",) if row.unseen_clients == ("global",) else row.unseen_clients,
     )
 
 
@@ -258,7 +258,7 @@ def personal_head(algorithm: Algorithm) -> Algorithm:
         about=algorithm.about.citing("jeong2022")._replace(
             title=f"{algorithm.about.title or algorithm.name}, personal head",
             personal="; ".join(filter(None, (algorithm.about.personal.removeprefix("nothing"), "the output layer"))),
-            new_clients=("local_train", "ensemble"),
+            unseen_clients=("local_train", "ensemble"),
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Recovery of the true split over κ, by estimator."""
+"""Recovery of the true split over κ, by method."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Recovery of the true split of model (8) from true weights, by κ and estimator."""
+"""Recovery of the true split of model (8) from true weights, by κ and method."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ def sums(model: Model8, *, agreement: bool) -> tuple[Floats, Floats]:
 def scores(
     model: Model8, kappa: list[float], methods: list[str], *, max_iter: int, tol: float
 ) -> dict[str, NDArray[Any]]:
-    """Compute :data:`VARIABLES` (kappa, estimator) of one draw of the weights, and n_factors (kappa,)."""
+    """Compute :data:`VARIABLES` (kappa, method) of one draw of the weights, and n_factors (kappa,)."""
     r, agreement = sums(model, agreement=ICC in methods)
     pairs = eigen(r)
     counts = count_factors(pairs[0], kappa)
-    by_estimator = []
+    by_method = []
     for name in methods:
         if name == ICC:
             values = {**score(agreement, model.unit_shared), "converged": [True], "n_iter": [0]}
-            by_estimator.append({key: np.repeat(x, len(kappa)) for key, x in values.items()})
+            by_method.append({key: np.repeat(x, len(kappa)) for key, x in values.items()})
             continue
         nu, converged, n_iter = communality(r, name, pairs, counts, max_iter=max_iter, tol=tol)
-        by_estimator.append({**score(nu, model.unit_shared), "converged": converged, "n_iter": n_iter})
-    out = {name: np.stack([values[name] for values in by_estimator], axis=-1) for name in VARIABLES}
+        by_method.append({**score(nu, model.unit_shared), "converged": converged, "n_iter": n_iter})
+    out = {name: np.stack([values[name] for values in by_method], axis=-1) for name in VARIABLES}
     return {**out, "n_factors": counts}
 
 
@@ -234,7 +234,7 @@ def spectrum(
             require_both_kinds(model)
     with threadpool_limits(1, user_api="blas"):
         spectra = [[_decompose(x, axes["kappa"], method, max_iter=max_iter, tol=tol) for x in row] for row in models]
-    settings = {**axes, "estimator": method, "clients": clients, "d": d, "m": m, "means": means, "seed": seed}
+    settings = {**axes, "method": method, "clients": clients, "d": d, "m": m, "means": means, "seed": seed}
     return xr.Dataset(
         {
             name: (("p", "alpha", *dims), np.array([[values[name] for values in row] for row in spectra]))
@@ -288,7 +288,7 @@ KAPPA = (*(k / 100 for k in range(5, 100, 5)), 0.99)
 DEFAULT = ("pa", "pc", "leverage", ICC)
 """Default methods: of communality, and agreement."""
 
-DIMS = ("p", "alpha", "kappa", "estimator", "replicate")
+DIMS = ("p", "alpha", "kappa", "method", "replicate")
 
 
 @check.named_options()
@@ -311,7 +311,7 @@ def recover(
     """Measure recovery of the true split from the true weights of model (8), over κ, p, α and methods.
 
     The factor analysis gets the true weights W_c of all clients, as in the paper's oracle decomposition (FedFac
-    §4.3.1), so any error is due to κ and the estimator. Agreement between clients has no κ. It recovers the split by
+    §4.3.1), so any error is due to κ and the method. Agreement between clients has no κ. It recovers the split by
     construction: it is 1 for a shared unit, whose true weights are equal for all clients, and else below 1.
 
     Parameters
@@ -336,14 +336,14 @@ def recover(
     Returns
     -------
     xarray.Dataset
-        Dims p, alpha, kappa, estimator, replicate. Variables:
+        Dims p, alpha, kappa, method, replicate. Variables:
 
         - ``auc``: probability that a shared unit has a higher ν (``"icc"``: ICC2) than a personal unit.
         - ``ari``: adjusted Rand index of the split, with τ set to give the true number of shared units. It does not
           depend on which group is called shared, so a reversed split into equal halves scores 1.
         - ``heywood``: proportion of units with ν > 1; 0 for ``"icc"``.
         - ``converged``, ``n_iter`` (eigendecompositions): ``"icc"`` needs none and counts as converged.
-        - ``n_factors`` (p, alpha, kappa, replicate), for the estimators of ν.
+        - ``n_factors`` (p, alpha, kappa, replicate), for the methods that estimate ν.
 
     Raises
     ------
@@ -353,13 +353,13 @@ def recover(
 
     Notes
     -----
-    κ affects the result only through the number of factors G. An iterative estimator runs once per distinct G.
+    κ affects the result only through the number of factors G. An iterative method runs once per distinct G.
 
     Examples
     --------
     >>> result = recover(p=0.5, kappa=[0.2, 0.6], clients=20, d=20, m=20, replicates=2)
-    >>> tidy(result)[["kappa", "estimator", "auc", "n_factors"]].round(2)
-       kappa estimator   auc  n_factors
+    >>> tidy(result)[["kappa", "method", "auc", "n_factors"]].round(2)
+       kappa    method   auc  n_factors
     0    0.2        pa  0.00        1.0
     1    0.2        pc  0.00        1.0
     2    0.2  leverage  0.50        1.0
@@ -370,8 +370,8 @@ def recover(
     7    0.6       icc  1.00        4.0
     """
     axes: dict[str, Any] = grids(p=p, alpha=alpha, kappa=kappa)
-    axes["estimator"] = [methods] if isinstance(methods, str) else list(methods)
-    for name in check.distinct("methods", axes["estimator"]):
+    axes["method"] = [methods] if isinstance(methods, str) else list(methods)
+    for name in check.distinct("methods", axes["method"]):
         check.choice("methods", name, ESTIMATORS)
     axes["replicate"] = list(range(check.integer("replicates", replicates)))
     check.integer("max_iter", max_iter, low=2)
@@ -384,29 +384,29 @@ def recover(
     }
     for model in models.values():
         require_both_kinds(model)
-        if ICC in axes["estimator"]:
+        if ICC in axes["method"]:
             require_agreement(model)
 
     out: dict[str, NDArray[Any]] = {
         name: np.empty([len(axes[dim]) for dim in DIMS], dtype) for name, dtype in VARIABLES.items()
     }
-    n_factors = np.empty([len(axes[dim]) for dim in DIMS if dim != "estimator"], np.int64)
+    n_factors = np.empty([len(axes[dim]) for dim in DIMS if dim != "method"], np.int64)
     # BLAS threads do not speed up a few hundred units, and on a busy machine make them twenty times slower.
     with threadpool_limits(1, user_api="blas"), track(models.items(), "draw", progress) as draws:
         for (i, j, r), model in draws:
-            by_name = scores(model, axes["kappa"], axes["estimator"], max_iter=max_iter, tol=tol)
+            by_name = scores(model, axes["kappa"], axes["method"], max_iter=max_iter, tol=tol)
             n_factors[i, j, :, r] = by_name.pop("n_factors")
             for name, values in by_name.items():
                 out[name][i, j, ..., r] = values
 
-    settings = {name: value for name, value in axes.items() if name != "replicate"}
+    settings = {name: axes[name] for name in ("p", "alpha", "kappa")} | {"methods": axes["method"]}
     settings |= {"clients": clients, "d": d, "m": m, "replicates": replicates, "means": means, "seed": seed}
     return xr.Dataset(
         {
             **{name: (DIMS, values) for name, values in out.items()},
             "n_factors": (("p", "alpha", "kappa", "replicate"), n_factors),
         },
-        coords={name: np.array(x, object) if name == "estimator" else x for name, x in axes.items()},
+        coords={name: np.array(x, object) if name == "method" else x for name, x in axes.items()},
         attrs={
             "title": "Recovery of the split of model (8) from its true weights",
             "source": SOURCE,
@@ -418,7 +418,7 @@ def recover(
 
 
 def tidy(result: xr.Dataset) -> pd.DataFrame:
-    """Return one row per p, alpha, kappa and estimator: means over replicates and their standard errors.
+    """Return one row per p, alpha, kappa and method: means over replicates and their standard errors.
 
     Parameters
     ----------
@@ -428,7 +428,7 @@ def tidy(result: xr.Dataset) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Columns p, alpha, kappa, estimator; ``auc``, ``auc_se``, ``ari``, ``ari_se`` (NaN for one replicate);
+        Columns p, alpha, kappa, method; ``auc``, ``auc_se``, ``ari``, ``ari_se`` (NaN for one replicate);
         means of ``heywood``, ``converged`` (proportion of replicates), ``n_iter``, ``n_factors``.
     """
     n = result.sizes["replicate"]
@@ -440,14 +440,14 @@ def tidy(result: xr.Dataset) -> pd.DataFrame:
     return mean.to_dataframe(dim_order=[dim for dim in DIMS if dim != "replicate"])[columns].reset_index()
 
 
-# Largest difference of mean AUCs at which estimators count as similar.
+# Largest difference of mean AUCs at which methods count as similar.
 AGREE = 0.05
 
 
 def report(result: xr.Dataset) -> str:
-    """Return a table of AUC by κ and estimator for every p and α, with the κ of reversed and of similar AUCs."""
+    """Return a table of AUC by κ and method for every p and α, with the κ of reversed and of similar AUCs."""
     config, rows = json.loads(result.attrs["config"]), tidy(result)
-    n, agreement = result.sizes["replicate"], ICC in result["estimator"].values
+    n, agreement = result.sizes["replicate"], ICC in result["method"].values
     over = f"mean (SE) of {n} draws" if n > 1 else "one draw, no SE"
     icc = " icc: 1 by construction, needs no kappa." if agreement else ""
     title = f"AUC of communality for shared units (true weights of model (8)): {over}.{icc} AUC < 0.5: order reversed."
@@ -462,7 +462,7 @@ def report(result: xr.Dataset) -> str:
 
 
 def _format_table(block: pd.DataFrame) -> str:
-    names = list(dict.fromkeys(block["estimator"]))
+    names = list(dict.fromkeys(block["method"]))
     heads = ["icc (no kappa)" if name == ICC else name for name in names]
     rows = []
     for kappa, row in block.groupby("kappa", sort=False):
@@ -477,7 +477,7 @@ def _format_cell(auc: float, se: float, converged: float) -> str:
 
 
 def _describe_kappa(block: pd.DataFrame) -> str:
-    auc = block.pivot(index="kappa", columns="estimator", values="auc")[list(dict.fromkeys(block["estimator"]))]
+    auc = block.pivot(index="kappa", columns="method", values="auc")[list(dict.fromkeys(block["method"]))]
     reversed_ = [f"{name} at kappa {', '.join(runs(auc[name] < 0.5))}" for name in auc if (auc[name] < 0.5).any()]
     sentences = [f"Order reversed: {'; '.join(reversed_) or 'none'}."]
     nu = auc.drop(columns=ICC, errors="ignore")
