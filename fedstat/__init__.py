@@ -7,7 +7,7 @@ fedstat estimates which hidden units of a federated network are shared by all cl
     uncertainty        bootstrap, jackknife, permutation_test, sensitivity
     clients            icc, variance_components, personal_from, client_clusters
     compare methods    compare
-    files              load, open_run, settings, summary, read_weights, read_split, report
+    files              load, open_run, settings, summary, read_weights, report
 
 Packages: data (data sets, partitions), fl (training), study (grids of runs), results (classes of results), plot, sim,
 motivation, ntk, attack, decompose.
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from fedstat import results as results
     from fedstat import sim as sim
     from fedstat import study as study
-    from fedstat.decompose import read_split as read_split
     from fedstat.decompose import read_weights as read_weights
     from fedstat.labelled import bootstrap as bootstrap
     from fedstat.labelled import client_clusters as client_clusters
@@ -75,7 +74,7 @@ _VERBS = {
     "fedstat.store": ("open_run",),
     "fedstat.store.results": ("load",),
     "fedstat.study.report": ("settings", "summary"),
-    "fedstat.decompose": ("read_weights", "read_split"),
+    "fedstat.decompose": ("read_weights",),
     "fedstat.reporting": ("report",),
 }  # fmt: skip
 _PACKAGES = ("attack", "data", "decompose", "fl", "motivation", "ntk", "plot", "results", "sim", "study")

@@ -29,7 +29,6 @@ from fedstat.sim.experiment import LAYER
 from fedstat.sim.recovery.accuracy import report as print_recovery
 from fedstat.store import results
 from fedstat.store.encoding import settings_of
-from fedstat.store.results import layer_results
 
 _WRITES = ("overwrite", "out", "plot", "summary", "csv", "latex")  # options that no number depends on
 _CAPTIONS = {
@@ -59,7 +58,11 @@ def of_decompose(stored: Stored) -> Part:
     """Report of the splits in a store."""
     tree = xr.DataTree() if stored.tree is None else stored.tree
     layers = tree["split"].children if "split" in tree.children else {}
-    kinds_by_layer, lost = stored.attempt({layer: partial(layer_results, tree, layer) for layer in layers})
+    nodes = results.nodes_by_kind(tree)
+    by_kind, lost = stored.attempt({kind: partial(results.read_result, node) for kind, node in nodes.items()})
+    kinds_by_layer = {
+        layer: {kind: found[layer] for kind, found in by_kind.items() if layer in found} for layer in layers
+    }
     sections: dict[str, Callable[[xr.DataTree], Section | None]] = {
         f"layer {shown(layer)}": partial(_layer, layer, kinds) for layer, kinds in kinds_by_layer.items()
     }
