@@ -19,7 +19,6 @@ motivation, ntk, attack, decompose.
 (10,)
 """
 
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -87,6 +86,4 @@ __getattr__, __dir__ = lazy.attach(
     | {name: f"fedstat.{name}" for name in _PACKAGES},
     unlisted=("Absolute",),
 )
-lazy.figures = partial(import_module, "fedstat.plot")
-lazy.saved_results = partial(import_module, "fedstat.store.results")
 show_trees(lambda tree: import_module("fedstat.study.report").tree_html(tree))

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, timedelta
-from functools import partial
 from importlib import import_module
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
@@ -18,7 +17,7 @@ from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
 from fedstat._utils import check, guard
-from fedstat._utils.lazy import pd, torch, xr
+from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Result
 from fedstat.results.origin import with_origin
 from fedstat.stats.split import Absolute
