@@ -150,12 +150,12 @@ def require_format(number: Any, where: object) -> None:
 def encode(result: Any) -> tuple[Any, Arrays]:
     """Encode a result, or results by layer, as JSON and arrays by name.
 
-    Arrays have numbers, bools or texts; tensors become such arrays. An object of the JSON has one key, its kind, and a
+    Arrays have numbers, bools or texts; dates are integers, and tensors become arrays. An object of the JSON has one key, its kind, and a
     list of parts:
 
     - ``array``: name and dtype of an array;
-    - ``labels``: entries of an array of mixed kinds, dates, bytes or complex numbers in row-major order, its shape, and
-      its dtype;
+    - ``labels``: entries of an array of mixed kinds, bytes or complex numbers in row-major order, its shape, and its
+      dtype;
     - ``dict``: pairs of key and value;
     - a class of :data:`MODULES`: its fields, and its origin;
     - another kind of :data:`_KINDS`: parts from which it is rebuilt.
@@ -269,7 +269,7 @@ def _variable_parts(variable: xr.Variable) -> list[Any]:
 
 _KINDS: dict[str, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
     "float": (lambda x: [str(x)], float),
-    "generic": (lambda x: [x.item(), x.dtype.str], _of_scalar),
+    "generic": (lambda x: [(x.astype("i8") if x.dtype.kind in "mM" else x).item(), x.dtype.str], _of_scalar),
     "labels": (lambda x: [x.ravel().tolist(), [*x.shape], x.dtype.str], _of_labels),
     "list": (lambda x: x, lambda *parts: [*parts]),
     "tuple": (lambda x: x, lambda *parts: parts),
@@ -308,15 +308,18 @@ def _encode(value: Any, path: str, arrays: Arrays) -> Any:
     if isinstance(value, np.generic):
         kind = "generic"
     elif kind is None and hasattr(value, "__array__") and not isinstance(value, pd.api.extensions.ExtensionArray):
-        value = np.asarray(value.detach().cpu() if is_torch_array(value) else value)
+        try:
+            value = np.asarray(value.detach().cpu() if is_torch_array(value) else value)
+        except (TypeError, RuntimeError):  # a type that NumPy lacks, such as bfloat16
+            raise _refused(f"an array of {value.dtype}", path) from None
         value = np.array(value.tolist(), str) if value.dtype.kind == "T" else value
-        kind = "labels" if value.dtype.kind in "OScmM" else "array"
+        kind = "labels" if value.dtype.kind in "OSc" else "array"
     if kind is None or hasattr(value, "_fields"):
         raise _refused(f"a {name}", path)
     if kind in ("generic", "labels", "array") and not _DTYPE.fullmatch(value.dtype.str):
-        raise _refused(f"a {name} of {value.dtype}", path)
+        raise _refused(f"an array or a number of {value.dtype}", path)
     if kind == "array":
-        native = value.astype(value.dtype.newbyteorder("="), copy=False)
+        native = value.astype("i8" if value.dtype.kind in "mM" else value.dtype.newbyteorder("="), copy=False)
         return {"array": [_name(path, arrays, native), value.dtype.str]}
     try:
         parts = _KINDS[kind][0](value)
