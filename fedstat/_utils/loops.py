@@ -285,8 +285,8 @@ class _Shown(tqdm):
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Show the bar, or clear it if ``msg`` is empty; ``pos`` is 0 when the bar closes."""
-        elapsed = time.time() - self.start_t
-        if msg is None and (self._open[-1] is not self or elapsed < self.delay):
+        elapsed, innermost = time.time() - self.start_t, self._open[-1] if self._open else None
+        if msg is None and (self is not innermost or elapsed < self.delay):
             return False
         line = str(self) if msg is None else msg
         if self._place == "terminal":
@@ -294,7 +294,7 @@ class _Shown(tqdm):
         if self._place == "pipe" and line and (pos == 0 or self.n < self.total):
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
-            self.mininterval = min(60.0, max(LINE_SECONDS, elapsed / 10))
+            self.mininterval = LINE_SECONDS * min(12, max(1, elapsed / 50))
         elif self._place == "notebook" and line and self._output is None:
             from IPython.display import display
 

@@ -61,7 +61,9 @@ def of_decompose(stored: Stored) -> Part:
     nodes = results.nodes_by_kind(tree)
     by_kind, lost = stored.attempt({kind: partial(results.read_result, node) for kind, node in nodes.items()})
     kinds_by_layer = {
-        layer: {kind: found[layer] for kind, found in by_kind.items() if layer in found} for layer in layers
+        layer: kinds
+        for layer in layers
+        if (kinds := {kind: found[layer] for kind, found in by_kind.items() if layer in found}) or not lost
     }
     sections: dict[str, Callable[[xr.DataTree], Section | None]] = {
         f"layer {shown(layer)}": partial(_layer, layer, kinds) for layer, kinds in kinds_by_layer.items()

@@ -150,8 +150,8 @@ def require_format(number: Any, where: object) -> None:
 def encode(result: Any) -> tuple[Any, Arrays]:
     """Encode a result, or results by layer, as JSON and arrays by name.
 
-    Arrays have numbers, bools or texts; dates are integers, and tensors become arrays. An object of the JSON has one key, its kind, and a
-    list of parts:
+    Arrays have numbers, bools or texts; dates are integers, and tensors become arrays. An object of the JSON has one
+    key, its kind, and a list of parts:
 
     - ``array``: name and dtype of an array;
     - ``labels``: entries of an array of mixed kinds, bytes or complex numbers in row-major order, its shape, and its
