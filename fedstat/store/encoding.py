@@ -131,9 +131,9 @@ def as_dataset(result: Any) -> xr.Dataset:
     return xr.Dataset(variables, attrs={"result": json.dumps(rest), "format": FORMAT})
 
 
-def from_dataset(data: xr.Dataset) -> Any:
+def from_dataset(data: xr.Dataset, where: object = "the result") -> Any:
     """Rebuild a result from :func:`as_dataset`; nothing in the data is executed."""
-    require_format(data.attrs.get("format"), "the result")
+    require_format(data.attrs.get("format"), where)
     rest = guard.parsed("the result", data.attrs["result"].encode())
     return decode(rest, lambda name: (data[name].size, lambda dtype: data[name].to_numpy().astype(dtype)))
 

@@ -33,7 +33,6 @@ def require_sound(result: Any) -> None:
         try:
             repr(single)
             single.tidy()
-            single.glance()
         except Exception as error:  # values that do not fit together raise errors of many types
             raise ValueError(
                 f"fields of a {type(single).__name__} do not fit together: {guard.reason(error)}"

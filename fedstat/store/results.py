@@ -99,10 +99,12 @@ def load(path: str | Path, *, kind: Kind = "split") -> Any:
     if command == DECOMPOSE:
         nodes = nodes_by_kind(run)
         if kind not in nodes:
-            raise ValueError(f"{path} holds no {kind}, only: {', '.join(nodes)}. Ask for it when splitting.")
+            raise ValueError(
+                f"{path} holds no {kind}, only: {', '.join(nodes) or 'nothing'}. Ask for it when splitting."
+            )
         node = nodes[kind]
     with _decoding(path), read.reading(path):
-        return read_result(node)
+        return read_result(node, path)
 
 
 def nodes_by_kind(run: xr.DataTree) -> dict[str, xr.DataTree]:
@@ -111,9 +113,9 @@ def nodes_by_kind(run: xr.DataTree) -> dict[str, xr.DataTree]:
     return {kind: children[kind] for kind in KINDS if kind in children}
 
 
-def read_result(node: Any) -> Any:
-    """Return the result in a group of a store."""
-    return from_dataset(node.to_dataset(inherit=False))
+def read_result(node: Any, where: object = "the result") -> Any:
+    """Return the result in a group of a store; ``where`` names it in messages."""
+    return from_dataset(node.to_dataset(inherit=False), where)
 
 
 def _suffix(path: Path) -> str:

@@ -302,7 +302,7 @@ def test_a_file_of_another_format_is_refused(change: int, tmp_path: Path, monkey
     for suffix in SUFFIXES:
         made("IccResult").save(tmp_path / f"a{suffix}")
     monkeypatch.undo()
-    message = f"has the format {today + change}, but this version of fedstat reads the format {today}"
+    message = rf"a\.(zarr|json) has the format {today + change}, but this version of fedstat reads the format {today}"
     for suffix in SUFFIXES:
         with pytest.raises(ValueError, match=message):
             fedstat.load(tmp_path / f"a{suffix}")
@@ -383,7 +383,6 @@ def test_forged_fields_are_refused_or_can_be_printed(name: str, tmp_path: Path) 
             else:
                 assert repr(result)
                 assert len(result.tidy().columns)
-                assert len(result.glance()) == 1
         pair[1] = sound
     assert messages
     for path, message in messages.items():
