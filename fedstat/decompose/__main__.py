@@ -232,7 +232,9 @@ def save(args: argparse.Namespace, settings: Settings, results: dict[str, LayerR
     }
     if sources := [result.source for result in results["split"].values() if result.source]:
         options["weights"] = sources[0]
-    tree = xr.DataTree.from_dict(tables | {f"/result/{kind}": as_dataset(found) for kind, found in results.items()})
+    tree = xr.DataTree.from_dict(
+        tables | {f"/result/{kind}": as_dataset(by_layer) for kind, by_layer in results.items()}
+    )
     attrs = store.provenance("Split of hidden units", {"files": args.files} | options, command=COMMAND)
     store.save(args.out, tree, attrs, overwrite=args.overwrite)
 

@@ -63,7 +63,7 @@ def of_decompose(stored: Stored) -> Part:
     kinds_by_layer = {
         layer: kinds
         for layer in layers
-        if (kinds := {kind: found[layer] for kind, found in by_kind.items() if layer in found}) or not lost
+        if (kinds := {kind: by_layer[layer] for kind, by_layer in by_kind.items() if layer in by_layer}) or not lost
     }
     sections: dict[str, Callable[[xr.DataTree], Section | None]] = {
         f"layer {shown(layer)}": partial(_layer, layer, kinds) for layer, kinds in kinds_by_layer.items()
