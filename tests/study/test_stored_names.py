@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
-import xarray as xr
 
 import fedstat
 from fedstat import open_run, store
 from fedstat.fl import algorithms
 from fedstat.fl.stored import from_stored, to_stored
 from fedstat.reporting import report
-from fedstat.store.encoding import algorithm_of, as_dataset, from_dataset, rename_algorithms
+from fedstat.store.encoding import algorithm_of
 from fedstat.study import collect, compare_runs, experiment, grid, leaderboard
 from fedstat.study import report as run_report
 from fedstat.study.run_settings import Settings
@@ -113,33 +110,3 @@ def test_parts_of_paths_are_not_renamed():
     for name in (*paths, "fedavg-private"):
         assert algorithm_of(name) == name
     assert algorithm_of("/a/b.py:c-private-head-shrunken") == "/a/b.py:c-personal-head-shrunken"
-
-
-def test_a_saved_comparison_of_runs_whose_scenarios_were_called_settings_is_read(folder):
-    compared = compare_runs(folder / f"{NAME}.zarr")
-    data = as_dataset(compared)
-    stored = json.loads(data.attrs["result"])
-    stored["with"]["settings"] = stored["with"].pop("scenarios")
-    again = from_dataset(data.assign_attrs(result=json.dumps(stored)))
-    assert str(again) == str(compared)
-    assert list(again.scenarios) == ["A"]
-
-
-def test_saved_results_have_todays_names_of_algorithms(folder, tmp_path):
-    """Names of earlier versions in tables, references and coordinates of saved results."""
-    table = pd.DataFrame({"method": ["a", "b"] * 4, "seed": np.repeat(range(4), 2), "accuracy": np.arange(8.0) ** 2})
-    today = fedstat.compare(table.replace({"a": "fedavg-personal-head", "b": "fedprox, mu=0.1"}), block="seed",
-                            reference="fedavg-personal-head", value="accuracy")  # fmt: skip
-    earlier = replace(today, reference="fedavg-private-head", table=today.table.replace(
-        {"method": {"fedavg-personal-head": "fedavg-private-head"}}))  # fmt: skip
-    earlier.save(tmp_path / "earlier.json")
-    loaded = fedstat.load(tmp_path / "earlier.json")
-    assert loaded.reference == "fedavg-personal-head"
-    pd.testing.assert_frame_equal(loaded.table, today.table)
-    split = fedstat.split(open_run(folder / f"{NAME}.zarr"), layer="fc1")
-    replace(split, algorithm="random-private-head").save(tmp_path / "split.json")
-    assert fedstat.load(tmp_path / "split.json").algorithm == "random-personal-head"
-    attacked = xr.Dataset(coords={"run": ["fedavg-private-head, seed 1"], "method": ("run", ["fedavg-private-head"])})
-    renamed = rename_algorithms(attacked)
-    assert renamed["run"].item() == "fedavg-personal-head, seed 1"
-    assert renamed["method"].item() == "fedavg-personal-head"
