@@ -7,7 +7,7 @@ fedstat estimates which hidden units of a federated network are shared by all cl
     uncertainty        bootstrap, jackknife, permutation_test, sensitivity
     clients            icc, variance_components, personal_from, client_clusters
     compare methods    compare
-    files              load, open_run, settings, summary, read_weights, read_split, report
+    files              load, open_run, settings, summary, read_weights, report
 
 Packages: data (data sets, partitions), fl (training), study (grids of runs), results (classes of results), plot, sim,
 motivation, ntk, attack, decompose.
@@ -19,7 +19,6 @@ motivation, ntk, attack, decompose.
 (10,)
 """
 
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from fedstat import results as results
     from fedstat import sim as sim
     from fedstat import study as study
-    from fedstat.decompose import read_split as read_split
     from fedstat.decompose import read_weights as read_weights
     from fedstat.labelled import bootstrap as bootstrap
     from fedstat.labelled import client_clusters as client_clusters
@@ -75,7 +73,7 @@ _VERBS = {
     "fedstat.store": ("open_run",),
     "fedstat.store.results": ("load",),
     "fedstat.study.report": ("settings", "summary"),
-    "fedstat.decompose": ("read_weights", "read_split"),
+    "fedstat.decompose": ("read_weights",),
     "fedstat.reporting": ("report",),
 }  # fmt: skip
 _PACKAGES = ("attack", "data", "decompose", "fl", "motivation", "ntk", "plot", "results", "sim", "study")
@@ -88,6 +86,4 @@ __getattr__, __dir__ = lazy.attach(
     | {name: f"fedstat.{name}" for name in _PACKAGES},
     unlisted=("Absolute",),
 )
-lazy.figures = partial(import_module, "fedstat.plot")
-lazy.saved_results = partial(import_module, "fedstat.store.results")
 show_trees(lambda tree: import_module("fedstat.study.report").tree_html(tree))

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-from fedstat._utils import lazy
-
-if __name__ == "__main__" or Path(sys.argv[0]).stem == "fedstat":  # python -m fedstat, or the script fedstat
-    lazy.leave_while_loading()
-
 import argparse
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
 from fedstat import __version__, _cli

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedstat import store
-from fedstat._utils import check, guard, lazy
+from fedstat._utils import check, guard
 from fedstat._utils.guard import draft_of, replace_file
 from fedstat._utils.lazy import xr
 
@@ -102,7 +102,6 @@ def run(
     """
     cli.prog = _prog.get() or cli.prog
     args = argparse.Namespace()
-    lazy.raise_again()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", UserWarning)

@@ -30,6 +30,7 @@ def imported(tree: ast.Module, modules: Set[str]) -> set[str]:
 
 def test_no_circle() -> None:
     graph = {name: modules - {name, "fedstat"} for name, modules in imports().items() if name != "fedstat"}
+    graph["fedstat.results.base"] -= {"fedstat.plot", "fedstat.store.results"}  # by its methods plot and save
     assert len(list(TopologicalSorter(graph).static_order())) == len(graph)  # CycleError names a circle
 
 

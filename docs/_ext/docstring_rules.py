@@ -24,7 +24,7 @@ OF_PAPERS = (
 )  # fmt: skip
 # Of these, what arranges, reads, selects or tabulates, and implements no formula.
 NO_FORMULA = {
-    "fedstat.layer_matrix", "fedstat.load", "fedstat.open_run", "fedstat.read_split", "fedstat.read_weights",
+    "fedstat.layer_matrix", "fedstat.load", "fedstat.open_run", "fedstat.read_weights",
     "fedstat.update", "fedstat.sensitivity", "fedstat.settings", "fedstat.summary",
     "fedstat.data.partition.hold_out", "fedstat.data.partition.label_table",
     "fedstat.data.partition.limit",

@@ -1,4 +1,4 @@
-"""Lazy imports of packages and names at their first use, and Ctrl-C during imports.
+"""Lazy imports of packages and names at their first use.
 
 ``from fedstat._utils.lazy import torch`` replaces ``import torch``, which takes a second. From Python 3.15 on,
 ``lazy import`` (PEP 810) replaces this module.
@@ -6,9 +6,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from types import ModuleType
@@ -60,33 +57,3 @@ def attach(
         return module if modules[name] == f"{package}.{name}" else getattr(module, name)
 
     return get, lambda: [name for name in modules if name not in unlisted]
-
-
-figures: Callable[[], ModuleType]
-"""Import ``fedstat.plot``. The package sets this function, so that results, a layer below plot, can draw figures."""
-
-
-saved_results: Callable[[], ModuleType]
-"""Import ``fedstat.store.results``. The package sets this function, so that results, a layer below, can be saved."""
-
-
-def leave_while_loading() -> None:
-    """Let Ctrl-C end this process with one line and exit status 130, until :func:`raise_again`.
-
-    An exception would be lost if it is raised in a callback of the import system. A process that ignores the signal, as
-    jobs in the background do, continues to ignore it.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
-
-
-def raise_again() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt again, after :func:`leave_while_loading`."""
-    if signal.getsignal(signal.SIGINT) is _leave:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _leave(*_: Any) -> None:
-    sys.stderr.write("fedstat: interrupted.\n")
-    sys.stderr.flush()
-    os._exit(130)  # immediately: imports have nothing to clean up

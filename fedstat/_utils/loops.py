@@ -8,21 +8,23 @@ in a terminal or notebook if the work takes longer than two seconds.
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 import sysconfig
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from threading import Lock
 from traceback import walk_tb
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from threadpoolctl import threadpool_info, threadpool_limits
+from tqdm import tqdm
 
 from fedstat._utils import shell
 
@@ -149,28 +151,30 @@ DELAY = 2.0
 """Seconds after which a bar appears that was not requested."""
 LINE_SECONDS = 5.0
 """Seconds before the first line and between two lines, without terminal and notebook; up to 60 in long work."""
+_CELL = 72
+"""Columns of a bar in a notebook: JupyterLab breaks lines of 78 columns if its window is 1,050 pixels wide."""
+_BAR = 8
+"""Columns that remain for the bar itself."""
 
 
-_SCREEN = {"ncols": 80, "nrows": 24}
-_CELL = {"ncols": 72, "nrows": 24}
-"""Size of a bar in a notebook: JupyterLab breaks lines of 78 columns if its window is 1,050 pixels wide."""
-
-
-class Bar(Protocol):
-    """Progress of one loop, a context."""
+class Bar:
+    """Progress of one loop, a context; this class shows nothing."""
 
     def update(self, n: int = 1) -> object:
         """Count ``n`` more items."""
 
-    def set_description(self, label: str) -> object:
+    def set_description(self, label: str) -> None:
         """Set the label of the current work."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
-def progress_bar(total: int, unit: str, progress: bool | None, *, label: str = "", resumed: bool = False) -> Bar:
-    """Return the progress of a loop; a bar within another bar disappears at its end.
+def progress_bar(total: int, unit: str, progress: bool | None, *, label: str = "") -> Bar:
+    """Return the progress of a loop; of nested loops, one bar shows the innermost, after the counts of the others.
 
     Parameters
     ----------
@@ -183,8 +187,6 @@ def progress_bar(total: int, unit: str, progress: bool | None, *, label: str = "
         bar in a terminal or notebook, after two seconds.
     label : str
         Name of the work.
-    resumed : bool
-        True if the first update counts the items that an earlier process finished, whose time is not known.
 
     Raises
     ------
@@ -195,11 +197,8 @@ def progress_bar(total: int, unit: str, progress: bool | None, *, label: str = "
         raise ValueError(f"progress must be True, False or None, but got {progress!r}")
     place = None if progress is False else _place()
     if place is None or (place == "pipe" and progress is None):
-        return _Silent()
-    if place == "pipe":
-        return _Lines(total, unit, label, resumed=resumed)
-    delay = 0.0 if progress else DELAY
-    return _Tqdm(total, unit, label, delay=delay, resumed=resumed, notebook=place == "notebook")
+        return Bar()
+    return _Shown(total, unit, label, place=place, delay=0.0 if progress else DELAY)
 
 
 @contextmanager
@@ -231,11 +230,7 @@ def _counted(items: Iterable[Item], shown: Bar) -> Iterator[Item]:
 
 def say(text: str) -> None:
     """Print a line on stdout, above any bar."""
-    tqdm = sys.modules["tqdm"].tqdm if "tqdm" in sys.modules else None
-    if tqdm is not None and any(map(_is_shown, tqdm._instances)):
-        tqdm.write(text, file=sys.stdout)
-    else:
-        sys.stdout.write(f"{text}\n")
+    _Shown.write(text, file=sys.stdout)
     sys.stdout.flush()
 
 
@@ -261,185 +256,61 @@ def _place() -> Literal["notebook", "terminal", "pipe"]:
     return "terminal" if sys.stderr is not None and sys.stderr.isatty() else "pipe"
 
 
-class _Silent:
-    """Progress that is not shown."""
+class _Shown(tqdm):
+    """Bar of tqdm in a terminal; one output of a notebook, where widgets break without a kernel; lines elsewhere."""
 
-    def update(self, n: int = 1) -> None:
-        pass
+    _open: ClassVar[list[_Shown]] = []
+    _output: ClassVar[Any] = None  # of the notebook
 
-    def set_description(self, label: str) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-_BAR = 8
-"""Columns that remain for the bar itself."""
-
-
-def fit(label: str, total: int, unit: str, columns: int) -> tuple[str, str | None]:
-    """Return the label of a bar and tqdm's format with which the time left fits in.
-
-    If the columns do not suffice, the rate is left out, and then the beginning of the label.
-
-    Examples
-    --------
-    >>> fit("fedavg, seed 0", 10, "round", 72)
-    ('fedavg, seed 0', None)
-    >>> fit("p=0.5 alpha=0.4 replicate=0 dynamic", 1000, "round", 72)
-    ('…pha=0.4 replicate=0 dynamic', '{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]')
-    """
-    most = max(1, columns - _BAR - len(f": 100%|| {total}/{total} [0:00:00<0:00:00]"))
-    if len(label) <= most - len(f", 1000.00s/{unit}"):
-        return label, None
-    short = label if len(label) <= most else f"…{label[len(label) - most + 1 :]}"
-    return short, "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
-
-
-class _Tqdm:
-    """Bar of tqdm, a line of text: widgets would leave broken icons in a notebook whose kernel is gone."""
-
-    def __init__(self, total: int, unit: str, label: str, *, delay: float, resumed: bool, notebook: bool) -> None:
-        from tqdm import tqdm
-
-        self._line = _NotebookLine() if notebook else None
-        place: dict[str, Any] = _screen() if self._line is None else _CELL | {"file": self._line}
-        self._fit = partial(fit, total=total, unit=unit, columns=place["ncols"])
-        label, layout = self._fit(label or f"{unit}s")
-        self._bar = tqdm(total=total, unit=unit, desc=label, bar_format=layout, delay=delay, **place)
-        self._delay, self._resumed = delay, resumed
-        self._bar.leave = not self._bar.pos
-
-    def update(self, n: int = 1) -> None:
-        if self._resumed:
-            self._resumed, self._bar.n, self._bar.last_print_n, self._bar.initial = False, n, n, n
-            return
-        if self._bar.pos:
-            self._show_outer()
-        self._bar.update(n)
-
-    def _show_outer(self) -> None:
-        """Show the outer bars before this one, though none of their items is done."""
-        now = time.time()
-        if now < self._bar.start_t + self._delay:
-            return
-        for other in sorted(self._bar._instances, key=lambda other: abs(other.pos)):
-            if abs(other.pos) < abs(self._bar.pos) and not _is_shown(other) and other.start_t + other.delay <= now:
-                other.refresh()
-                other.last_print_t = now
+    def __init__(self, total: int, unit: str, label: str, *, place: str, delay: float) -> None:
+        counts = f"{{n_fmt}}/{{total_fmt}} {unit}s [{{elapsed}}<{{remaining}}]"
+        bar = "" if place == "pipe" else "{percentage:3.0f}%|{bar}| "
+        columns = _CELL if place == "notebook" else shutil.get_terminal_size().columns
+        options = {} if place == "terminal" else {"file": StringIO(), "ascii": False}
+        self._place = place
+        self._most = max(1, columns - _BAR - len(f": 100%|| {total}/{total} {unit}s [0:00:00<0:00:00]"))
+        self._outer = [f"{bar.n}/{bar.total} {bar.unit}s" for bar in self._open]
+        super().__init__(
+            total=total, unit=unit, ncols=columns, nrows=24, leave=not self._open, position=0, miniters=1,
+            delay=delay or sys.float_info.min,  # with 0, tqdm shows the bar before it is open
+            mininterval=LINE_SECONDS if place == "pipe" else 0.1,
+            bar_format=f"{{desc}}: {bar}{counts}", **options,
+        )  # fmt: skip
+        self.set_description(label)
 
     def set_description(self, label: str) -> None:
-        label, self._bar.bar_format = self._fit(label)
-        self._bar.set_description(label, refresh=False)
+        text = ", ".join(filter(None, [*self._outer, label]))
+        short = text if len(text) <= self._most or self._place == "pipe" else f"…{text[1 - self._most :]}"
+        self.set_description_str(short, refresh=False)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-        if self._line is not None:
-            self._line.close(is_inner=not self._bar.leave)
-
-
-def _screen() -> dict[str, int]:
-    """Return the size of the terminal; in a terminal of unknown size, tqdm would show nothing."""
-    with suppress(OSError, ValueError, AttributeError):
-        size = os.get_terminal_size(sys.stderr.fileno())
-        return {"ncols": size.columns, "nrows": size.lines} if size.columns and size.lines else _SCREEN
-    return _SCREEN
-
-
-def _is_shown(bar: Any) -> bool:
-    """Return True if a bar of tqdm was shown, after its delay."""
-    return bool(bar.last_print_t >= bar.start_t + bar.delay)
-
-
-class _NotebookLine:
-    """File whose last line is an output of a notebook; stderr would be red, and stdout cannot hold two bars."""
-
-    encoding = "utf-8"
-    _empty: ClassVar[list[Any]] = []  # outputs of inner bars that are gone, for the next ones
-
-    def __init__(self) -> None:
-        self._output: Any = None
-
-    def write(self, text: str) -> None:
-        start, _, line = text.rpartition("\r")
-        if start == line == "" or "\x1b" in text or not (line.strip() or text.startswith("\r")):
-            return  # movements between the lines of a terminal
-        content = {"text/plain": line.rstrip()}
-        if self._output is None and self._empty and line.strip():
-            self._output = self._empty.pop()
-        if self._output is not None:
-            self._output.update(content, raw=True)
-        elif line.strip():
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Show the bar, or clear it if ``msg`` is empty; ``pos`` is 0 when the bar closes."""
+        elapsed, innermost = time.time() - self.start_t, self._open[-1] if self._open else None
+        if msg is None and (self is not innermost or elapsed < self.delay):
+            return False
+        line = str(self) if msg is None else msg
+        if self._place == "terminal":
+            return bool(super().display(line, 0))
+        if self._place == "pipe" and line and (pos == 0 or self.n < self.total):
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+            self.mininterval = LINE_SECONDS * min(12, max(1, elapsed / 50))
+        elif self._place == "notebook" and line and self._output is None:
             from IPython.display import display
 
-            self._output = display(content, raw=True, display_id=True)
-
-    def close(self, *, is_inner: bool) -> None:
-        """Leave the output of an inner bar, now empty, to the next one; only the outermost bar stays."""
-        if not is_inner:
-            self._empty.clear()
-        elif self._output is not None:
-            self._empty.append(self._output)
-
-    def flush(self) -> None:
-        pass
-
-
-class _Lines:
-    """Progress for a log file: lines on stderr, the last when the work is done, others seldom.
-
-    Of short work within other work there are none.
-    """
-
-    _n_open: ClassVar[int] = 0  # loops that show lines now
-
-    def __init__(self, total: int, unit: str, label: str, *, resumed: bool) -> None:
-        self._total, self._unit, self._label, self._resumed = total, unit, label, resumed
-        self._done = self._n_before = 0
-        self._start, self._last_line = time.monotonic(), 0.0
-        self._is_inner = _Lines._n_open > 0
-
-    def update(self, n: int = 1) -> None:
-        self._done += n
-        if self._resumed:
-            self._resumed, self._n_before = False, n
-            return
-        spent = time.monotonic() - self._start
-        if not self._is_due(spent):
-            return
-        self._last_line = spent
-        n_left = self._total - self._done
-        remaining = (
-            f", about {_seconds(spent / (self._done - self._n_before) * n_left)} left"
-            if self._done < self._total
-            else ""
-        )
-        name = f"{self._label}: " if self._label else ""
-        sys.stderr.write(f"{name}{self._done} of {self._total} {self._unit}s, {_seconds(spent)}{remaining}\n")
-        sys.stderr.flush()
-
-    def _is_due(self, spent: float) -> bool:
-        if self._done >= self._total and (not self._is_inner or spent >= LINE_SECONDS):
-            return True
-        return spent - self._last_line >= LINE_SECONDS * min(12, max(1, spent / 50))
-
-    def set_description(self, label: str) -> None:
-        self._label = label
+            _Shown._output = display({"text/plain": line}, raw=True, display_id=True)
+        elif self._place == "notebook" and line:
+            self._output.update({"text/plain": line}, raw=True)
+        return True
 
     def __enter__(self) -> Self:
-        _Lines._n_open += 1
+        self._open.append(self)
+        if self._place != "pipe":
+            self.refresh()
         return self
 
     def __exit__(self, *_: object) -> None:
-        _Lines._n_open -= 1
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        self.close()
+        self._open[:] = [bar for bar in self._open if bar is not self]  # tqdm's bars of one position are equal
+        if not self._outer:
+            _Shown._output = None

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from fedstat._utils import lazy
-
-if __name__ == "__main__":
-    lazy.leave_while_loading()
-
 import argparse
 import math
 import sys
@@ -28,8 +23,8 @@ from fedstat.labelled.runs import AUTO, COMMON, Stage
 from fedstat.results import Absolute, LayerResults
 from fedstat.results.base import describe_skipped
 from fedstat.stats.split import Method, Tau
+from fedstat.store.encoding import as_dataset
 from fedstat.store.results import DECOMPOSE as COMMAND
-from fedstat.store.results import result_groups
 
 _WEIGHTS, _SPLIT, _UNCERTAINTY = "weights", "split", "uncertainty"  # titles of groups of options
 _FITTING = ("kappa", "n_factors", "method", "init", "max_iter")
@@ -225,7 +220,7 @@ def show(args: argparse.Namespace, results: dict[str, LayerResults[Any]]) -> Non
         if path is not None:
             print(f"Saved: {path}")
     if args.out is not None:
-        print(f"\nSaved: fedstat.read_split({str(args.out)!r})")
+        print(f"\nSaved: fedstat.load({str(args.out)!r})")
 
 
 def save(args: argparse.Namespace, settings: DecomposeSettings, results: dict[str, LayerResults[Any]]) -> None:
@@ -237,7 +232,9 @@ def save(args: argparse.Namespace, settings: DecomposeSettings, results: dict[st
     }
     if sources := [result.source for result in results["split"].values() if result.source]:
         options["weights"] = sources[0]
-    tree = xr.DataTree.from_dict(tables | result_groups(results))
+    tree = xr.DataTree.from_dict(
+        tables | {f"/result/{kind}": as_dataset(by_layer) for kind, by_layer in results.items()}
+    )
     attrs = store.provenance("Split of hidden units", {"files": args.files} | options, command=COMMAND)
     store.save(args.out, tree, attrs, overwrite=args.overwrite)
 

@@ -1,21 +1,16 @@
-"""Splits of weights as stored, and in words."""
+"""Tables of splits, as the command writes them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
-from fedstat import store
-from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
-from fedstat.labelled.layer_names import is_pattern, match_names, require_names
 from fedstat.results import BootstrapResult, LayerResults, SplitResult
 from fedstat.results.exports import latex as to_latex
 from fedstat.results.tables import texts
-from fedstat.store.results import DECOMPOSE as COMMAND
-from fedstat.store.results import KINDS, Kind, read_layers
 
 _BESIDE = {"bootstrap": ("std_error", "conf_low", "conf_high", "prop_shared"), "permutation": ("p_value", "p_adjusted")}
 
@@ -92,64 +87,3 @@ def write_table(path: Path, rows: pd.DataFrame, *, latex: bool) -> None:
         axis=1, how="all"
     )
     path.write_text(f"% fedstat.decompose: needs \\usepackage{{booktabs}}\n{to_latex(texts(shown))}", encoding="utf-8")
-
-
-@overload
-def read_split(path: str | Path, layer: str, *, kind: Kind = "split") -> Any: ...
-@overload
-def read_split(path: str | Path, layer: None = None, *, kind: Kind = "split") -> LayerResults[Any]: ...
-@check.named_options()
-def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "split") -> Any:
-    """Results that ``python -m fedstat.decompose --out`` stored, as they were.
-
-    Parameters
-    ----------
-    path : str or Path
-        The store, such as ``"split.zarr"``.
-    layer : str, optional
-        One layer; all by default.
-    kind : {"split", "bootstrap", "permutation", "sensitivity"}
-        What to read of what the command was asked for.
-
-    Returns
-    -------
-    SplitResult, BootstrapResult, PermutationResult or SensitivityResult
-        Equal to what was stored, to the bit, with labels and settings. A :class:`fedstat.results.LayerResults` of them
-        without ``layer``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no store.
-    ValueError
-        If it holds no split (but weights, say), or not of this layer or kind: the message says what there is.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> from fedstat.decompose.__main__ import main
-    >>> rng = np.random.default_rng(0)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for client in "abc":
-    ...         np.savez(f"{folder}/{client}.npz", **{"fc1.weight": rng.normal(size=(6, 9))})
-    ...     status = main([folder, "--n-factors", "1", "--out", f"{folder}/split.zarr"])
-    ...     again = read_split(f"{folder}/split.zarr", "fc1")
-    fc1: Split of 6 units by communality: 3 shared, 3 personal, 0 constant
-    ...
-    >>> again.shared.sum(), again.factors.n_factors
-    (np.int64(3), 1)
-    """
-    check.choice("kind", kind, KINDS)
-    require_names("layer", () if layer is None else (layer,))
-    run = store.open_run(path)
-    command = run.attrs.get("command", "another program")
-    if command != COMMAND:
-        raise ValueError(
-            f"{path} holds no split: it was made by {command}. If it is a run with weights, "
-            f"fedstat.split({str(path)!r}) splits them."
-        )
-    if layer is None:
-        return read_layers(run, path, kind)
-    by_layer = read_layers(run, path, kind, lambda names: match_names([layer], names, str(path)))
-    return by_layer if is_pattern(layer) else next(iter(by_layer.values()))

@@ -193,7 +193,7 @@ def train(
     del job  # frees the samples of other ranks' clients
     show = False if callable(progress) or process_group.rank else progress
     label = f"{config.get('scenario', '')} {algorithm.name}, seed {seed}".lstrip()
-    shown = progress_bar(rounds, "round", show, label=label, resumed=True)
+    shown = progress_bar(rounds, "round", show, label=label)
     with on_interrupt(lambda: _resume_hint(out)), shown as bar:
         tick = progress if callable(progress) else bar.update
         plan = _Plan(config, attrs, groups, weights, probes, tick, resume)

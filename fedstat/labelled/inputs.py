@@ -308,7 +308,7 @@ def _of_tree(
         elif is_run:
             hint = runs.why_not_trained(run)
         elif "split" in tree.children:
-            hint = "It holds splits, which fedstat.read_split(path) reads."
+            hint = "It holds splits, which fedstat.load(path) reads."
         raise ValueError(f"the run must hold weights, but has {few(sorted(tree.children), 8) or 'nothing'}. {hint}")
     else:
         lead = ("checkpoint", "client", "replicate")

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from fedstat._utils import lazy
-
-if __name__ == "__main__":
-    lazy.leave_while_loading()
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -28,7 +28,6 @@ from fedstat.sim import recovery as sim_recovery
 from fedstat.sim.experiment import LAYER
 from fedstat.sim.recovery.accuracy import report as print_recovery
 from fedstat.store import results
-from fedstat.store.results import layer_results
 
 _WRITES = ("overwrite", "out", "plot", "summary", "csv", "latex")  # options that no number depends on
 _CAPTIONS = {
@@ -57,7 +56,13 @@ def of_decompose(stored: Stored) -> Part:
     """Report of the splits in a store."""
     tree = xr.DataTree() if stored.tree is None else stored.tree
     layers = tree["split"].children if "split" in tree.children else {}
-    kinds_by_layer, lost = stored.attempt({layer: partial(layer_results, tree, layer) for layer in layers})
+    nodes = results.nodes_by_kind(tree)
+    by_kind, lost = stored.attempt({kind: partial(results.read_result, node) for kind, node in nodes.items()})
+    kinds_by_layer = {
+        layer: kinds
+        for layer in layers
+        if (kinds := {kind: by_layer[layer] for kind, by_layer in by_kind.items() if layer in by_layer}) or not lost
+    }
     sections: dict[str, Callable[[xr.DataTree], Section | None]] = {
         f"layer {shown(layer)}": partial(_layer, layer, kinds) for layer, kinds in kinds_by_layer.items()
     }

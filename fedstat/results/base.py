@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat._utils import check, lazy
+from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat.results import tables
 from fedstat.results.exports import Headings, Tables, printed
@@ -163,6 +163,7 @@ class Result(Tables):
         """Write the result to a zarr store or a JSON file, from which :func:`fedstat.load` reads an equal result.
 
         The file also holds the tidy table, versions, time, the verb with its arguments, and a checksum of the input.
+        Tensors are saved as NumPy arrays.
 
         Parameters
         ----------
@@ -178,9 +179,12 @@ class Result(Tables):
         ValueError
             If the path ends in another suffix.
         TypeError
-            If the result holds an object that cannot be saved, such as complex numbers.
+            If the result holds an object that cannot be saved, such as a categorical column; the message names the
+            field.
         """
-        lazy.saved_results().save(self, path, overwrite=overwrite)
+        from fedstat.store.results import save
+
+        save(self, path, overwrite=overwrite)
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Draw the main figure of the result by a function of ``fedstat.plot``.
@@ -200,7 +204,9 @@ class Result(Tables):
         -------
         matplotlib Axes
         """
-        axes: Axes = getattr(lazy.figures(), self._figure)(self, ax=ax, **options)
+        from fedstat import plot
+
+        axes: Axes = getattr(plot, self._figure)(self, ax=ax, **options)
         return axes
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
@@ -450,7 +456,9 @@ class LayerResults(Tables, Mapping[str, R]):
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the results of all layers to a zarr store or a JSON file; see :meth:`SplitResult.save`."""
-        lazy.saved_results().save(self, path, overwrite=overwrite)
+        from fedstat.store.results import save
+
+        save(self, path, overwrite=overwrite)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return ``to_dict()`` of each layer's result."""

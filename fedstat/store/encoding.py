@@ -1,14 +1,13 @@
-"""Results as arrays and JSON, without loss."""
+"""Results as arrays of a Dataset and JSON, without loss."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, timedelta
-from functools import partial
 from importlib import import_module
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
@@ -18,7 +17,7 @@ from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
 from fedstat._utils import check, guard
-from fedstat._utils.lazy import pd, torch, xr
+from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Result
 from fedstat.results.origin import with_origin
 from fedstat.stats.split import Absolute
@@ -50,13 +49,10 @@ MODULES = {
 _MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
 
 _VARIABLE = re.compile(r"(?!\.)[\w.-]{1,100}", re.ASCII)
-_DTYPE = re.compile(r"[<>|=][biufU]\d{1,12}|[<>|=][mM]8(\[\d{0,9}[a-zA-Z]{1,2}\])?")
-_EXTENSIONS = ("str", "string", "boolean", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64",
-               "Float32", "Float64")  # fmt: skip
-"""Columns of pandas that are no arrays of NumPy."""
+_DTYPE = re.compile(r"[<>|=](b1|[iu][1248]|f[248]|c8|c16|O|U\d{1,12}|S\d{0,4}|[mM]8(\[\d{0,9}[a-zA-Z]{1,2}\])?)")
 
 Arrays = dict[str, NDArray[Any]]
-Take = Callable[[str, np.dtype[Any]], NDArray[Any]]
+Take = Callable[[str, str], NDArray[Any]]
 """Function that returns an array of a file by its name and its dtype."""
 
 
@@ -70,51 +66,43 @@ def as_dataset(result: Any) -> xr.Dataset:
     return xr.Dataset(variables, attrs={"result": json.dumps(rest), "format": FORMAT})
 
 
-def from_dataset(data: xr.Dataset) -> Any:
+def from_dataset(data: xr.Dataset, where: object = "the result") -> Any:
     """Rebuild a result from :func:`as_dataset`; nothing in the data is executed."""
-    require_version(data.attrs.get("format", 1), FORMAT, "the result")
-
-    def read(name: str, dtype: np.dtype[Any]) -> tuple[int, Callable[[], NDArray[Any]]]:
-        return data[name].size, lambda: data[name].to_numpy().astype(dtype)
-
-    return decode(guard.parsed("the result", data.attrs["result"].encode()), read)
+    require_version(data.attrs.get("format", 1), FORMAT, where)
+    rest = guard.parsed("the result", data.attrs["result"].encode())
+    return decode(rest, lambda name: (data[name].size, lambda dtype: data[name].to_numpy().astype(dtype)))
 
 
 def encode(result: Any) -> tuple[Any, Arrays]:
     """Encode a result, or results by layer, as JSON and arrays by name.
 
-    Arrays have numbers, bools or texts; dates are integers. An object of the JSON has one key that tells what it is:
+    Arrays have numbers, bools or texts; dates are integers, and tensors become arrays. An object of the JSON has one
+    key, its kind, and a list of parts:
 
-    - ``array``: name of the array, with its ``dtype``; ``scalar``: a NumPy scalar, with its ``dtype``;
-    - ``tensor``: name of the array of a tensor of torch, with its ``dtype``;
-    - ``labels``: entries of an array of mixed kinds, bytes or complex numbers in row-major order, with its ``shape``
-      and, for the last two, its ``dtype``;
-    - ``bytes``, ``complex``, ``date``, ``datetime``, ``timedelta``, ``Timestamp``, ``Timedelta``, ``Period``,
-      ``Interval``: parts of a label of this kind;
-    - ``float``: "nan", "inf" or "-inf"; ``list``, ``tuple``: entries; ``dict``: values by name; ``items``: pairs;
-    - ``absolute``: value of an absolute threshold;
-    - ``frame``: columns of a table, each with its name, and the ``index``, null for positions;
-    - ``dataset``, ``dataarray``: names and variables, of which ``coords`` lists the coordinates; the ``attrs`` of the
-      dataset; the ``name`` and the ``values`` of the DataArray; ``levels``, names of the levels of an index by dim;
-    - ``of``: name of a class, ``with`` its fields, and the ``origin`` of a result where it is known.
+    - ``array``: name and dtype of an array;
+    - ``labels``: entries of an array of mixed kinds, bytes or complex numbers in row-major order, its shape, and its
+      dtype;
+    - ``dict``: pairs of key and value;
+    - a class of :data:`MODULES`: its fields, and its origin;
+    - another kind of :data:`_KINDS`: parts from which it is rebuilt.
 
     Raises
     ------
     TypeError
-        If the result holds an object of another kind.
+        If the result holds an object of another kind; the message names the place.
     """
     arrays: Arrays = {}
     return _encode(result, "", arrays), arrays
 
 
-def decode(rest: Any, read: Callable[[str, np.dtype[Any]], tuple[int, Callable[[], NDArray[Any]]]]) -> Any:
+def decode(rest: Any, read: Callable[[str], tuple[int, Callable[[str], NDArray[Any]]]]) -> Any:
     """Rebuild what :func:`encode` encoded; nothing is executed.
 
     Parameters
     ----------
     rest : JSON
-    read : callable (name, dtype)
-        Returns the number of entries of an array, and a function that reads it.
+    read : callable (name)
+        Returns the number of entries of an array, and a function that reads it as a dtype.
 
     Raises
     ------
@@ -123,29 +111,27 @@ def decode(rest: Any, read: Callable[[str, np.dtype[Any]], tuple[int, Callable[[
     LimitError
         If all arrays together exceed the limit.
     """
-    sizes: dict[str, int] = {}
+    sizes: list[int] = []
 
-    def take(name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-        if name in sizes:
-            raise ValueError(f"the array {name!r:.100} is used twice")
-        n, content = read(name, dtype)
-        sizes[name] = n * dtype.itemsize
-        guard.size("the result", sum(sizes.values()), f"{name:.100} as {dtype} and the arrays before it")
-        return content()
+    def take(name: str, dtype: str) -> NDArray[Any]:
+        n, content = read(name)
+        sizes.append(n * _dtype(dtype).itemsize)
+        guard.size("the result", sum(sizes), f"{name:.100} as {dtype} and the arrays before it")
+        return content(dtype)
 
     result = _decode(rest, take)
     require_sound(result)
     return result
 
 
-def _class(name: Any) -> Any:
-    check.choice("the kind of a stored result", name, sorted(_MODULE_OF))
+def _class(name: str) -> Any:
     return getattr(import_module(_MODULE_OF[name]), name)
 
 
-def _of_timestamp(text: str, zone: str | None) -> Any:
-    stamp = pd.Timestamp(text)
-    return stamp if zone is None else stamp.tz_convert(ZoneInfo(zone))
+def _dtype(text: Any) -> np.dtype[Any]:
+    if not isinstance(text, str) or not _DTYPE.fullmatch(text):
+        raise ValueError(f"there is no dtype {text!r:.100} in results")
+    return np.dtype(text)
 
 
 def _zone(stamp: Any) -> str | None:
@@ -153,11 +139,74 @@ def _zone(stamp: Any) -> str | None:
     if stamp.tzinfo is None:
         return None
     if str(stamp.tzinfo) not in available_timezones():
-        raise TypeError(f"a label with the time zone {stamp.tzinfo} cannot be saved. Convert it to UTC.")
+        raise TypeError(f"a label with the time zone {stamp.tzinfo}")
     return str(stamp.tzinfo)
 
 
-_LABELS: dict[str, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
+def _of_timestamp(text: str, zone: str | None) -> Any:
+    stamp = pd.Timestamp(text)
+    return stamp if zone is None else stamp.tz_convert(ZoneInfo(zone))
+
+
+def _of_scalar(value: Any, dtype: str) -> Any:
+    guard.size("the result", _dtype(dtype).itemsize)
+    return np.array(value, dtype)[()]
+
+
+def _of_labels(entries: list[Any], shape: list[int], dtype: str) -> NDArray[Any]:
+    """Return an array of labels; NumPy would make an axis of labels that are tuples."""
+    labels = np.fromiter(entries, object, len(entries)) if _dtype(dtype).kind == "O" else np.array(entries, dtype)
+    return labels.reshape(shape)
+
+
+def _frame_parts(table: pd.DataFrame) -> list[Any]:
+    columns = {
+        name: column.to_numpy(object) if column.dtype == "str"
+        else column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array
+        for name, column in table.items()
+    }  # fmt: skip
+    is_default = table.index.equals(pd.RangeIndex(len(table))) and table.index.name is None
+    return [columns, [str(dtype) for dtype in table.dtypes], None if is_default else table.index.to_numpy()]
+
+
+def _of_frame(columns: dict[Any, NDArray[Any]], dtypes: list[str], index: Any) -> pd.DataFrame:
+    index = pd.RangeIndex(max(map(len, columns.values()), default=0)) if index is None else pd.Index(index)
+    parts = zip(columns.items(), dtypes, strict=True)
+    return pd.DataFrame({name: pd.Series(values, index, dtype=dtype) for (name, values), dtype in parts}, index)
+
+
+def _dataset_parts(data: xr.Dataset) -> list[Any]:
+    """Return variables, coordinates, attributes, and the levels of each index of several levels."""
+    levels = {
+        dim: [*index.names]
+        for dim, index in data.indexes.items()
+        if isinstance(index, pd.MultiIndex) and dim in data.dims
+    }
+    data = data.reset_index([*levels])
+    variables, coords = ({name: x.variable for name, x in part.items()} for part in (data.data_vars, data.coords))
+    return [variables, coords, data.attrs, levels]
+
+
+def _variable_parts(variable: xr.Variable) -> list[Any]:
+    is_zoned = isinstance(variable, xr.IndexVariable) and isinstance(variable.to_index().dtype, pd.DatetimeTZDtype)
+    values = variable.to_index().astype(object).to_numpy() if is_zoned else variable.values
+    return [list(variable.dims), values, variable.attrs]
+
+
+_KINDS: dict[str, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
+    "float": (lambda x: [str(x)], float),
+    "generic": (lambda x: [(x.astype("i8") if x.dtype.kind in "mM" else x).item(), x.dtype.str], _of_scalar),
+    "labels": (lambda x: [x.ravel().tolist(), [*x.shape], x.dtype.str], _of_labels),
+    "list": (lambda x: x, lambda *parts: [*parts]),
+    "tuple": (lambda x: x, lambda *parts: parts),
+    "Absolute": (lambda x: [x.value], Absolute),
+    "DataFrame": (_frame_parts, _of_frame),
+    "Dataset": (_dataset_parts, lambda *parts: xr.Dataset(*parts[:3]).set_index(parts[3])),
+    "DataArray": (
+        lambda x: [x.variable, x.coords.to_dataset(), x.name],
+        lambda variable, coords, name: xr.DataArray(variable, coords.coords, name=name),
+    ),
+    "Variable": (_variable_parts, lambda *parts: xr.Variable(*parts)),
     "bytes": (lambda x: [x.decode("latin-1")], lambda text: text.encode("latin-1")),
     "complex": (lambda x: [x.real, x.imag], complex),
     "date": (lambda x: [x.isoformat()], date.fromisoformat),
@@ -168,72 +217,50 @@ _LABELS: dict[str, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
     "Period": (lambda x: [x.ordinal, x.freqstr], lambda ordinal, freq: pd.Period(ordinal=ordinal, freq=freq)),
     "Interval": (lambda x: [x.left, x.right, x.closed], lambda *parts: pd.Interval(*parts)),
 }
-"""Labels of coordinates that JSON lacks: their parts, and the label of these parts."""
-_LABEL_DTYPES = ("S", "<c8", "<c16")
-_MOST_BYTES = {"S": 10_000, "c": 16}
+"""What JSON lacks, by the name of its class: its parts, and the object of these parts. The last nine are of labels."""
 
 
 def _encode(value: Any, path: str, arrays: Arrays) -> Any:
-    kind = next((k.__name__ for k in type(value).__mro__ if k.__name__ in _LABELS), None)
-    if kind is not None:
-        return {kind: [_encode(part, path, arrays) for part in _LABELS[kind][0](value)]}
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.generic)):
+        return {"float": [str(value)]} if isinstance(value, float) and not math.isfinite(value) else value
+    name = type(value).__name__
+    if name in _MODULE_OF and type(value) is _class(name):
+        names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
+        origin = _encode(value.origin, f"{path}.origin", arrays) if isinstance(value, Result) else None
+        return {name: [_encode({name: getattr(value, name) for name in names}, path, arrays), origin]}
+    kind = next((k.__name__ for k in type(value).__mro__ if k.__name__ in _KINDS), None)
+    if kind is None and isinstance(value, Mapping):
+        return {"dict": [[_encode(key, path, arrays), _encode(x, f"{path}.{key}", arrays)] for key, x in value.items()]}
     if isinstance(value, np.generic):
-        dtype = value.dtype.str
-        item = value.astype("i8").item() if value.dtype.kind in "mM" else value.item()
-        return {"scalar": _encode(item, path, arrays), "dtype": dtype}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Absolute):
-        return {"absolute": _encode(value.value, path, arrays)}
-    if isinstance(value, list) or type(value) is tuple:
-        return {type(value).__name__: [_encode(x, f"{path}.{i}", arrays) for i, x in enumerate(value)]}
-    if type(value).__name__ in _MODULE_OF and type(value) is _class(type(value).__name__):
-        return _encode_fields(value, path, arrays)
-    if isinstance(value, pd.DataFrame):
-        return _encode_frame(value, path, arrays)
-    if isinstance(value, xr.Dataset | xr.DataArray):
-        return _encode_labelled(value, path, arrays)
-    if isinstance(value, Mapping):
-        if all(type(name) is str for name in value):
-            return {"dict": {name: _encode(x, f"{path}.{name}", arrays) for name, x in value.items()}}
-        return {"items": [[_encode(name, path, arrays), _encode(x, path, arrays)] for name, x in value.items()]}
-    if is_torch_array(value):
-        return {"tensor": _name(path, arrays, value.detach().cpu().numpy()), "dtype": str(value.dtype)}
-    if hasattr(value, "__array__"):
-        return _encode_array(np.asarray(value), path, arrays)
-    raise TypeError(
-        f"a {type(value).__name__} cannot be saved, but the result holds one{f' in {path[1:]}' if path else ''}. Save "
-        "result.tidy() by pandas instead."
+        kind = "generic"
+    elif kind is None and hasattr(value, "__array__") and not isinstance(value, pd.api.extensions.ExtensionArray):
+        try:
+            value = np.asarray(value.detach().cpu() if is_torch_array(value) else value)
+        except (TypeError, RuntimeError):  # a type that NumPy lacks, such as bfloat16
+            raise _refused(f"an array of {value.dtype}", path) from None
+        value = np.array(value.tolist(), str) if value.dtype.kind == "T" else value
+        kind = "labels" if value.dtype.kind in "OSc" else "array"
+    if kind is None or hasattr(value, "_fields"):
+        raise _refused(f"a {name}", path)
+    if kind in ("generic", "labels", "array") and not _DTYPE.fullmatch(value.dtype.str):
+        raise _refused(f"an array or a number of {value.dtype}", path)
+    if kind == "array":
+        native = value.astype("i8" if value.dtype.kind in "mM" else value.dtype.newbyteorder("="), copy=False)
+        return {"array": [_name(path, arrays, native), value.dtype.str]}
+    try:
+        parts = _KINDS[kind][0](value)
+    except TypeError as error:
+        raise _refused(str(error), path) from None
+    is_sequence = kind in ("list", "tuple")
+    return {kind: [_encode(x, f"{path}.{i}" if is_sequence else path, arrays) for i, x in enumerate(parts)]}
+
+
+def _refused(what: str, path: str) -> TypeError:
+    place = f" in {path[1:]}" if path else ""
+    return TypeError(
+        f"{what} cannot be saved, but the result holds one{place}. Save result.tidy() by pandas, or convert it to "
+        "numbers or texts."
     )
-
-
-def _encode_fields(value: Any, path: str, arrays: Arrays) -> dict[str, Any]:
-    names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
-    rest = {
-        "of": type(value).__name__,
-        "with": {name: _encode(getattr(value, name), f"{path}.{name}", arrays) for name in names},
-    }
-    origin = value.origin if isinstance(value, Result) else None
-    return rest if origin is None else rest | {"origin": _encode(origin, f"{path}.origin", arrays)}
-
-
-def _encode_array(array: NDArray[Any], path: str, arrays: Arrays) -> dict[str, Any]:
-    if array.dtype.kind == "O":  # labels of mixed kinds
-        labels = [_encode(x, path, arrays) for x in array.ravel().tolist()]
-        return {"labels": labels, "shape": list(array.shape)}
-    if array.dtype.kind == "T":  # StringDType of NumPy
-        array = np.array(array.tolist(), dtype=str)
-    if array.dtype.kind in "Sc" and array.itemsize <= _MOST_BYTES[array.dtype.kind]:
-        labels = [_encode(x, path, arrays) for x in array.ravel().tolist()]
-        dtype = "S" if array.dtype.kind == "S" else f"<c{array.itemsize}"
-        return {"labels": labels, "shape": list(array.shape), "dtype": dtype}
-    dtype = array.dtype.str
-    if not _DTYPE.fullmatch(dtype) or (array.dtype.kind == "f" and array.itemsize > 8):
-        raise TypeError(f"an array of {array.dtype} cannot be saved, but the result holds one in {path[1:]}.")
-    native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return {"array": _name(path, arrays, native.view("i8") if array.dtype.kind in "mM" else native), "dtype": dtype}
 
 
 def _name(path: str, arrays: Arrays, array: NDArray[Any]) -> str:
@@ -245,181 +272,18 @@ def _name(path: str, arrays: Arrays, array: NDArray[Any]) -> str:
     return name
 
 
-def _encode_frame(table: pd.DataFrame, path: str, arrays: Arrays) -> dict[str, Any]:
-    columns = [_encode_column(table.iloc[:, i], f"{path}.{name}", arrays) for i, name in enumerate(table)]
-    is_default = table.index.equals(pd.RangeIndex(len(table))) and table.index.name is None
-    return {
-        "frame": columns,
-        "columns": _encode_index(table.columns, f"{path}.columns", arrays),
-        "index": None if is_default else _encode_index(table.index, f"{path}.index", arrays),
-        "rows": len(table),
-    }
-
-
-def _encode_index(index: pd.Index, path: str, arrays: Arrays) -> Any:
-    if isinstance(index, pd.MultiIndex):
-        raise TypeError(f"an index of several levels cannot be saved, but the result holds one in {path[1:]}.")
-    return {"values": _encode_column(index.to_series(), path, arrays), "name": _encode(index.name, path, arrays)}
-
-
-def _encode_column(column: pd.Series[Any], path: str, arrays: Arrays) -> Any:
-    if isinstance(column.dtype, np.dtype):
-        return _encode_array(column.to_numpy(), path, arrays)
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        return {
-            "categorical": _encode_array(column.cat.codes.to_numpy(), path, arrays),
-            "categories": _encode_index(column.cat.categories, f"{path}.categories", arrays),
-            "ordered": bool(column.cat.ordered),
-        }
-    values = column.astype(object).where(column.notna(), None).to_numpy()
-    return {"column": _encode_array(values, path, arrays), "dtype": str(column.dtype)}
-
-
-def _encode_labelled(data: xr.Dataset | xr.DataArray, path: str, arrays: Arrays) -> dict[str, Any]:
-    levels = {
-        dim: [*index.names]
-        for dim, index in data.indexes.items()
-        if isinstance(index, pd.MultiIndex) and dim in data.dims
-    }
-    variables = {name: variable.variable for name, variable in data.coords.items() if name not in levels}
-    rest: dict[str, Any] = {"coords": _encode([*variables], path, arrays)}
-    if levels:
-        rest["levels"] = _encode(levels, path, arrays)
-    if isinstance(data, xr.Dataset):
-        variables = {**variables, **{name: variable.variable for name, variable in data.data_vars.items()}}
-        rest |= {"attrs": _encode(data.attrs, path, arrays)}
-    else:
-        rest |= {"name": _encode(data.name, path, arrays), "values": _encode_variable(data.variable, path, arrays)}
-    pairs = [
-        [_encode(name, path, arrays), _encode_variable(variable, f"{path}.{name}", arrays)]
-        for name, variable in variables.items()
-    ]
-    return {"dataset" if isinstance(data, xr.Dataset) else "dataarray": pairs, **rest}
-
-
-def _encode_variable(variable: xr.Variable, path: str, arrays: Arrays) -> dict[str, Any]:
-    is_zoned = isinstance(variable, xr.IndexVariable) and isinstance(variable.to_index().dtype, pd.DatetimeTZDtype)
-    values = variable.to_index().astype(object).to_numpy() if is_zoned else variable.values
-    return {
-        "dims": _encode([*variable.dims], path, arrays),
-        "data": _encode_array(values, path, arrays),
-        "attrs": _encode(variable.attrs, f"{path}.attrs", arrays),
-    }
-
-
 def _decode(rest: Any, take: Take) -> Any:
     if not isinstance(rest, dict):
         return rest
-    (kind,) = _DECODERS.keys() & rest.keys()
-    return _DECODERS[kind](rest, take)
-
-
-def _decode_fields(rest: dict[str, Any], take: Take) -> Any:
-    kind = _class(rest["of"])
-    result = kind(**{name: _decode(x, take) for name, x in rest["with"].items()})
-    if "origin" in rest and isinstance(result, Result):
-        return with_origin(result, _decode(rest["origin"], take))
-    return result
-
-
-def _dtype(text: Any) -> np.dtype[Any]:
-    if not isinstance(text, str) or not _DTYPE.fullmatch(text):
-        raise ValueError(f"there is no dtype {text!r:.100} in results")
-    return np.dtype(text)
-
-
-def _decode_array(rest: dict[str, Any], take: Take) -> NDArray[Any]:
-    return take(rest["array"], _dtype(rest["dtype"]))
-
-
-def _decode_scalar(rest: dict[str, Any], take: Take) -> Any:
-    return np.array(_decode(rest["scalar"], take), _dtype(rest["dtype"]))[()]
-
-
-def _decode_tensor(rest: dict[str, Any], take: Take) -> Any:
-    dtype = torch.empty(0, dtype=getattr(torch, check.choice("a dtype", rest["dtype"], _TENSORS)[6:])).numpy().dtype
-    return torch.from_numpy(np.array(take(rest["tensor"], dtype)))
-
-
-_TENSORS = [f"torch.{name}" for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32",
-                                         "float64")]  # fmt: skip
-
-
-def _decode_label(kind: str, rest: dict[str, Any], take: Take) -> Any:
-    return _LABELS[kind][1](*(_decode(part, take) for part in rest[kind]))
-
-
-def _decode_labels(rest: dict[str, Any], take: Take) -> NDArray[Any]:
-    entries = rest["labels"]
-    labels = np.empty(len(entries), object)
-    for i, entry in enumerate(entries):
-        labels[i] = _decode(entry, take)
-    if "dtype" in rest:
-        labels = np.array(labels.tolist(), dtype=check.choice("a dtype", rest["dtype"], _LABEL_DTYPES))
-    return labels.reshape(rest["shape"])
-
-
-def _decode_frame(rest: dict[str, Any], take: Take) -> pd.DataFrame:
-    columns = [_decode_column(column, take) for column in rest["frame"]]
-    if wrong := [len(column) for column in columns if len(column) != rest["rows"]]:
-        raise ValueError(f"a table of {rest['rows']!r:.100} rows has a column of {wrong[0]}")
-    index = pd.RangeIndex(guard.size("the table", rest["rows"], share=32, unit="rows"))
-    table = pd.DataFrame(dict(enumerate(columns)), index=index)
-    table.columns = _decode_index(rest["columns"], take)
-    return table if rest["index"] is None else table.set_axis(_decode_index(rest["index"], take), axis="index")
-
-
-def _decode_index(rest: dict[str, Any], take: Take) -> pd.Index:
-    values = _decode_column(rest["values"], take)
-    return pd.Index(values, dtype=values.dtype, name=_decode(rest["name"], take))
-
-
-def _decode_column(rest: dict[str, Any], take: Take) -> Any:
-    if "categorical" in rest:
-        codes, categories = _decode(rest["categorical"], take), _decode_index(rest["categories"], take)
-        return pd.Categorical.from_codes(codes, categories, ordered=rest["ordered"])
-    if "column" in rest:
-        return pd.array(_decode(rest["column"], take), dtype=check.choice("a dtype", rest["dtype"], _EXTENSIONS))
-    return _decode(rest, take)
-
-
-def _decode_labelled(rest: dict[str, Any], take: Take) -> xr.Dataset | xr.DataArray:
-    pairs = rest["dataset"] if "dataset" in rest else rest["dataarray"]
-    variables = {_decode(name, take): _decode_variable(variable, take) for name, variable in pairs}
-    names = _decode(rest["coords"], take)
-    coords = {name: variables.pop(name) for name in names}
-    for dim, level_names in _decode(rest.get("levels"), take).items() if "levels" in rest else ():
-        columns = [coords.pop(name).values for name in level_names]
-        index = pd.MultiIndex.from_arrays(columns, names=level_names)
-        coords |= xr.Coordinates.from_pandas_multiindex(index, dim).variables
-    if "dataset" in rest:
-        return xr.Dataset(variables, coords, _decode(rest["attrs"], take))
-    data = _decode_variable(rest["values"], take)
-    return xr.DataArray(data, coords, name=_decode(rest["name"], take))
-
-
-def _decode_variable(rest: dict[str, Any], take: Take) -> xr.Variable:
-    return xr.Variable(_decode(rest["dims"], take), _decode(rest["data"], take), _decode(rest["attrs"], take))
-
-
-def _decode_dict(rest: dict[str, Any], take: Take) -> dict[str, Any]:
-    return {name: _decode(x, take) for name, x in rest["dict"].items()}
-
-
-_DECODERS: dict[str, Callable[[dict[str, Any], Take], Any]] = {
-    "of": _decode_fields,
-    "array": _decode_array,
-    "scalar": _decode_scalar,
-    "tensor": _decode_tensor,
-    **{kind: partial(_decode_label, kind) for kind in _LABELS},
-    "labels": _decode_labels,
-    "float": lambda rest, _: float(rest["float"]),
-    "absolute": lambda rest, take: Absolute(_decode(rest["absolute"], take)),
-    "list": lambda rest, take: [_decode(x, take) for x in rest["list"]],
-    "tuple": lambda rest, take: tuple(_decode(x, take) for x in rest["tuple"]),
-    "dict": _decode_dict,
-    "items": lambda rest, take: {_decode(name, take): _decode(x, take) for name, x in rest["items"]},
-    "frame": _decode_frame,
-    "dataset": _decode_labelled,
-    "dataarray": _decode_labelled,
-}
+    ((kind, parts),) = rest.items()
+    if kind == "array":
+        return take(*parts)
+    if kind == "dict":
+        return {_decode(key, take): _decode(value, take) for key, value in parts}
+    check.choice("the kind of a stored object", kind, sorted(_MODULE_OF.keys() | _KINDS.keys()))
+    parts = [_decode(part, take) for part in parts]
+    if kind in _KINDS:
+        return _KINDS[kind][1](*parts)
+    values, origin = parts
+    result = _class(kind)(**values)
+    return result if origin is None else with_origin(result, origin)

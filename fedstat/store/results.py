@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,11 @@ from fedstat.store.journal import DamageError
 COMMAND, DECOMPOSE = "fedstat.save", "fedstat.decompose"
 """Programs that write stores with results: ``result.save`` and the command."""
 SUFFIXES = (".zarr", ".json")
+Kind = Literal["split", "bootstrap", "permutation", "sensitivity"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 _GROUP = "result"
 _MARK = b'{\n"fedstat_result": '
 """Beginning of a JSON file of a result: such a file may be replaced."""
-_NON_FINITE = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
 
 AnyResult = Result | LayerResults[Any]
 
@@ -44,8 +45,9 @@ def save(result: AnyResult, path: str | Path, *, overwrite: bool = False) -> Non
     write.save(path, tree, _provenance(result), overwrite=overwrite)
 
 
-def load(path: str | Path) -> Any:
-    """Read a result that ``result.save`` wrote, or the split that ``python -m fedstat.decompose --out`` wrote.
+@check.named_options()
+def load(path: str | Path, *, kind: Kind = "split") -> Any:
+    """Read a result that ``result.save`` wrote, or those that ``python -m fedstat.decompose --out`` wrote.
 
     Nothing in the file is executed: classes are those of fedstat, by a list of their names. A file or an array of more
     than 4 GiB is refused, unless the environment variable FEDSTAT_MAX_BYTES sets another limit.
@@ -54,13 +56,14 @@ def load(path: str | Path) -> Any:
     ----------
     path : str or Path
         A store, such as ``"split.zarr"``, or a JSON file, such as ``"split.json"``.
+    kind : {"split", "bootstrap", "permutation", "sensitivity"}
+        What to read of a store of the command, which holds all that the command was asked for.
 
     Returns
     -------
     Result or LayerResults
         Equal to what was saved: class, arrays with their dtypes, floats to the bit (of NaN, that it is NaN), labels,
-        and ``origin``. Tensors are on the CPU. Of a store of the command, the splits by layer; :func:`read_split` reads
-        its other results.
+        and ``origin``. Tensors come back as NumPy arrays. Of a store of the command, results by layer.
 
     Raises
     ------
@@ -68,7 +71,8 @@ def load(path: str | Path) -> Any:
         If there is no such file.
     ValueError
         If the path does not end in .zarr or .json; if it is a run, or another program's file; if it is damaged; if a
-        field has another type or shape than its class declares; if a newer version of fedstat wrote it.
+        field has another type than its class declares; if another version of fedstat wrote it, in another format; if
+        the store of a command holds no result of this kind.
 
     Examples
     --------
@@ -81,19 +85,37 @@ def load(path: str | Path) -> Any:
     >>> np.array_equal(again.coefficients.icc, result.coefficients.icc), again.origin["verb"]
     (True, 'fedstat.icc')
     """
+    check.choice("kind", kind, KINDS)
     path = Path(path)
     if _suffix(path) == ".json":
         return _load_json(path)
     run = read.open_run(path)
     command = run.attrs.get("command", "another program")
-    if command == DECOMPOSE:
-        return read_layers(run, path)
-    if command != COMMAND:
+    if command not in (COMMAND, DECOMPOSE):
         raise ValueError(
             f"{path} holds no result, but a run: it was made by {command}. fedstat.open_run({str(path)!r}) reads it."
         )
+    node = run.children.get(_GROUP)
+    if command == DECOMPOSE:
+        nodes = nodes_by_kind(run)
+        if kind not in nodes:
+            raise ValueError(
+                f"{path} holds no {kind}, only: {', '.join(nodes) or 'nothing'}. Ask for it when splitting."
+            )
+        node = nodes[kind]
     with _decoding(path), read.reading(path):
-        return from_dataset(run.children[_GROUP].to_dataset(inherit=False))
+        return read_result(node, path)
+
+
+def nodes_by_kind(run: xr.DataTree) -> dict[str, xr.DataTree]:
+    """Return the groups of a store of ``python -m fedstat.decompose`` that hold a result, by kind."""
+    children = run.children[_GROUP].children if _GROUP in run.children else {}
+    return {kind: children[kind] for kind in KINDS if kind in children}
+
+
+def read_result(node: Any, where: object = "the result") -> Any:
+    """Return the result in a group of a store; ``where`` names it in messages."""
+    return from_dataset(node.to_dataset(inherit=False), where)
 
 
 def _suffix(path: Path) -> str:
@@ -181,9 +203,9 @@ def _load_json(path: Path) -> Any:
         if content["checksum"] != _digest(rest, stored):
             raise ValueError("its checksum differs from its content")
 
-        def reader(name: str, dtype: np.dtype[Any]) -> tuple[int, Callable[[], NDArray[Any]]]:
-            entry = stored[name]
-            return len(entry["values"]), lambda: _array(entry, dtype)
+        def reader(name: str) -> tuple[int, Callable[[str], NDArray[Any]]]:
+            values, shape, n = stored[name]["values"], stored[name]["shape"], len(stored[name]["values"])
+            return n, lambda dtype: np.fromiter(values, dtype, n).reshape(shape)
 
         return encoding.decode(rest, reader)
 
@@ -194,81 +216,13 @@ def _digest(rest: Any, stored: Any) -> str:
 
 
 def _list(array: NDArray[Any]) -> dict[str, Any]:
-    """Return the values of an array in row-major order, and its shape; JSON has no NaN and infinity but as texts."""
+    """Return the values of an array in row-major order, and its shape; NaN and infinity, which JSON lacks, as texts."""
     values = array.ravel().tolist()
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        values = [
-            x if np.isfinite(x) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(x)] for x in values
-        ]
+        values = [x if math.isfinite(x) else str(x) for x in values]
     return {"shape": list(array.shape), "values": values}
-
-
-def _array(entry: dict[str, Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    values, shape = entry["values"], entry["shape"]
-    if not all(isinstance(n, int) and n >= 0 for n in shape) or prod(shape) != len(values):
-        raise ValueError(f"an array has {len(values)} values, but the shape {shape!r:.100}")
-    if dtype.kind == "f":
-        values = [_NON_FINITE[x] if isinstance(x, str) else x for x in values]
-    stored = np.dtype("i8") if dtype.kind in "mM" else dtype
-    array = np.array(values, stored) if values else np.empty(0, stored)
-    return array.reshape(shape).astype(dtype)
-
-
-Kind = Literal["split", "bootstrap", "permutation", "sensitivity"]
-KINDS: tuple[Kind, ...] = ("split", "bootstrap", "permutation", "sensitivity")
 
 
 def leakage(run: xr.DataTree) -> LeakageResult:
     """Return the result in a store of ``python -m fedstat.attack``."""
     return LeakageResult(run["leakage"].to_dataset().load())
-
-
-def result_groups(results_by_kind: Mapping[str, LayerResults[Any]]) -> dict[str, xr.Dataset]:
-    """Return the groups of a store that :func:`read_layers` reads, from results by kind."""
-    attrs = {
-        "layers": json.dumps(list(results_by_kind["split"])),
-        "skipped_layers": json.dumps(results_by_kind["split"].skipped_layers),
-    }
-    groups = {f"/{_GROUP}": xr.Dataset(attrs=attrs)}
-    for kind, by_layer in results_by_kind.items():
-        groups |= {f"/{_GROUP}/{layer}/{kind}": as_dataset(result) for layer, result in by_layer.items()}
-    return groups
-
-
-def read_layers(
-    run: xr.DataTree,
-    path: str | Path,
-    kind: Kind = "split",
-    select: Callable[[Sequence[str]], Sequence[str]] = lambda layers: layers,
-) -> LayerResults[Any]:
-    """Read results of a kind from a store of ``python -m fedstat.decompose``.
-
-    Parameters
-    ----------
-    run : DataTree
-    path : str or Path
-        Path of the store, for messages.
-    kind : {"split", "bootstrap", "permutation", "sensitivity"}
-    select : callable (list of str)
-        Selects layers from all layers, in the order of the network.
-
-    Raises
-    ------
-    ValueError
-        If the store holds no result of this kind.
-    """
-    check.choice("kind", kind, KINDS)
-    with read.reading(path):
-        layers, attrs = run[_GROUP].children, run[_GROUP].attrs
-        names = select(guard.parsed("layers", attrs["layers"].encode()))
-        if lacking := [name for name in names if kind not in layers[name].children]:
-            has = ", ".join(other for other in KINDS if other in layers[lacking[0]].children)
-            raise ValueError(f"{path} holds no {kind} of layer {lacking[0]!r}, only: {has}. Ask for it when splitting.")
-        results = {name: from_dataset(layers[name].children[kind].to_dataset(inherit=False)) for name in names}
-        return LayerResults(results, guard.parsed("skipped_layers", attrs["skipped_layers"].encode()))
-
-
-def layer_results(run: xr.DataTree, layer: str) -> dict[str, Any]:
-    """Return all results that a store holds of a layer, by kind."""
-    nodes = run[_GROUP].children[layer].children
-    return {kind: from_dataset(nodes[kind].to_dataset(inherit=False)) for kind in KINDS if kind in nodes}

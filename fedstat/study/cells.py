@@ -179,7 +179,7 @@ def _run_cells(
     ]
     # BLAS threads slow down matrices of a few hundred units.
     total = len(study.cells) * study.steps
-    with threadpool_limits(1, user_api="blas"), progress_bar(total, study.unit, progress, resumed=True) as bar:
+    with threadpool_limits(1, user_api="blas"), progress_bar(total, study.unit, progress) as bar:
         bar.update((len(study.cells) - len(missing)) * study.steps)
         if executor is None:
             make_cell = study.begin(writer, machine)

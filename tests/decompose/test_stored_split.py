@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import xarray as xr
 from equality import require_equal
 from layers import weights
 
 import fedstat
 from fedstat.decompose.__main__ import main
-from fedstat.decompose.stored import read_split
-from fedstat.store.encoding import FORMAT, from_dataset
 
 W = weights()
 FIT = ["--n-factors", "2"]
@@ -33,12 +30,6 @@ def clients(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_foreign_kind_of_result_is_refused() -> None:
-    data = xr.Dataset(attrs={"result": '{"of": "Popen", "with": {"args": "true"}}', "format": FORMAT})
-    with pytest.raises(ValueError, match=r"must be one of 'Agreement', 'AgreementTest', .* but got 'Popen'"):
-        from_dataset(data)
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_command_stores_all_that_it_was_asked_for(clients: Path, tmp_path: Path) -> None:
     out = tmp_path / "split.zarr"
@@ -51,17 +42,18 @@ def test_the_command_stores_all_that_it_was_asked_for(clients: Path, tmp_path: P
         "permutation": fedstat.permutation_test(clients, n_permutations=4, **how),
         "sensitivity": fedstat.sensitivity(clients, **how),
     }.items():
-        found = fedstat.read_split(out, kind=kind)
+        found = fedstat.load(out, kind=kind)
         assert list(found) == ["fc1", "fc2"]
         for layer in found:
             require_equal(found[layer], expected[layer])
-        require_equal(read_split(str(out), "fc1", kind=kind), expected["fc1"])
-    assert fedstat.read_split(out).skipped_layers == {"head": "output layer, by its name"}
+            assert found[layer].origin["verb"].startswith("fedstat.")
+    require_equal(fedstat.load(str(out)), fedstat.load(out, kind="split"))
+    assert fedstat.load(out).skipped_layers == {"head": "output layer, by its name"}
     run = fedstat.open_run(out, verify=True)
-    np.testing.assert_array_equal(run["split/fc1/communality"], fedstat.read_split(out, "fc1").communality)
-    with pytest.raises(ValueError, match=r"split.zarr has no layer 'fc3', only fc1, fc2\. Did you mean"):
-        fedstat.read_split(out, "fc3")
-    with pytest.raises(ValueError, match=r"must hold weights, but has result, split.*fedstat.read_split\(path\) reads"):
+    np.testing.assert_array_equal(run["split/fc1/communality"], fedstat.load(out)["fc1"].communality)
+    with pytest.raises(KeyError, match=r"no result of layer 'fc3'\. There are fc1, fc2\. Did you mean"):
+        fedstat.load(out)["fc3"]
+    with pytest.raises(ValueError, match=r"must hold weights, but has result, split.*fedstat\.load\(path\) reads"):
         fedstat.split(out)
 
 
@@ -69,17 +61,10 @@ def test_the_command_stores_all_that_it_was_asked_for(clients: Path, tmp_path: P
 def test_what_a_store_does_not_hold_is_said(clients: Path, tmp_path: Path) -> None:
     out = tmp_path / "split.zarr"
     assert main([str(clients), *FIT, "--layer", "fc1", "--out", str(out)]) == 0
-    with pytest.raises(ValueError, match="no bootstrap of layer 'fc1', only: split"):
-        fedstat.read_split(out, kind="bootstrap")
+    with pytest.raises(ValueError, match=r"split\.zarr holds no bootstrap, only: split\. Ask for it when splitting"):
+        fedstat.load(out, kind="bootstrap")
     with pytest.raises(ValueError, match=r"kind must be one of .* Did you mean 'bootstrap'"):
-        fedstat.read_split(out, kind="boot")  # type: ignore[call-overload]
-    with pytest.raises(FileNotFoundError, match="no run at"):
-        fedstat.read_split(tmp_path / "none.zarr")
-    data = fedstat.sim.generate(clients=3, d=4, m=5, n_train=5, n_test=5)
-    net = fedstat.fl.nets.mlp([4, 5, 1])
-    fedstat.fl.train(data, net, fedstat.fl.algorithms.local(), rounds=1, out=tmp_path / "run.zarr")
-    with pytest.raises(ValueError, match=r"holds no split: it was made by fedstat.fl.*If it is a run with weights"):
-        fedstat.read_split(tmp_path / "run.zarr")
+        fedstat.load(out, kind="boot")  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -297,13 +297,13 @@ def test_the_command_takes_the_stage_and_the_baseline(
 ) -> None:
     assert main([str(path), "--out", str(tmp_path / "changes.zarr")]) == 0
     assert "Weights before averaging, round 3, 8 clients, minus the last common value" in capsys.readouterr().out
-    changed = fedstat.read_split(tmp_path / "changes.zarr", "fc1")
+    changed = fedstat.load(tmp_path / "changes.zarr")["fc1"]
     np.testing.assert_array_equal(changed.shared, fedstat.split(path, layer="fc1", stage="trained").shared)
     assert main([str(path), "--baseline", "none", "--out", str(tmp_path / "split.zarr")]) == 0
     stored = fedstat.split(path, layer="fc1")
-    np.testing.assert_array_equal(fedstat.read_split(tmp_path / "split.zarr", "fc1").shared, stored.shared)
+    np.testing.assert_array_equal(fedstat.load(tmp_path / "split.zarr")["fc1"].shared, stored.shared)
     assert main([str(path), "--stage", "aggregated", "--method", "icc", "--out", str(tmp_path / "icc.zarr")]) == 0
-    again = fedstat.read_split(tmp_path / "icc.zarr", "fc1")
+    again = fedstat.load(tmp_path / "icc.zarr")["fc1"]
     assert "6 units are identical in all clients (averaged)" in repr(again)
 
 

@@ -17,7 +17,6 @@ from pages import Page
 import fedstat
 from fedstat import store
 from fedstat.decompose import __main__ as decompose
-from fedstat.decompose import read_split
 from fedstat.fl import __main__ as fl
 from fedstat.reporting import __main__ as cli
 from fedstat.reporting import document, training
@@ -336,7 +335,7 @@ def test_a_split_is_reported(tmp_path):
     made = fedstat.report(out)
     text = page(made).text
     data = fedstat.open_run(out)["split/fc1"]
-    split, drawn = (read_split(out, "fc1", kind=kind) for kind in ("split", "bootstrap"))
+    split, drawn = (fedstat.load(out, kind=kind)["fc1"] for kind in ("split", "bootstrap"))
     assert made.parts[0].summary == f"fc1: {split!r}\nfc1: {drawn!r}"
     assert f"{int(data['shared'].sum())} shared, {int((~data['shared']).sum())} personal" in text
     p = data["prop_shared"].values

@@ -72,14 +72,17 @@ def stored(two_layers: xr.DataTree) -> xr.DataTree:
     return two_layers.copy(deep=True)
 
 
-def test_a_layer_whose_result_cannot_be_read_does_not_take_the_others_with_it(stored: xr.DataTree) -> None:
-    stored["result/fc1/split"].attrs["result"] = "{"
+def test_results_that_cannot_be_read_do_not_take_the_others_with_them(stored: xr.DataTree) -> None:
+    stored["result/bootstrap"] = stored["result/split"].copy(deep=True)
+    stored["result/bootstrap"].attrs["result"] = "{"
     made = fedstat.report(stored)
     (part,) = made.parts
-    assert "fc1 (" in next(one.text for one in made.cautions if one.title == "Not in this report")
-    assert [section.title for section in part.sections] == ["Layer fc2"]
-    assert part.summary.startswith("fc2: Split of 9 units by agreement")
+    assert "bootstrap (" in next(one.text for one in made.cautions if one.title == "Not in this report")
+    assert [section.title for section in part.sections] == ["Layer fc1", "Layer fc2"]
+    assert part.summary.startswith("fc1: Split of")
     assert "Hidden units of 5 clients&#39; networks were split" in made.html
+    stored["result/split"].attrs["result"] = "{"
+    assert not fedstat.report(stored).parts[0].sections
 
 
 def test_a_split_that_was_not_resampled_says_nothing_of_certainty(stored: xr.DataTree) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import matplotlib as mpl
@@ -14,17 +11,10 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 
-import fedstat
 from fedstat import _cli, store
 from fedstat._utils.guard import replace_file
 
 mpl.use("Agg")
-PROGRAMS = sorted(Path(fedstat.__file__).parent.glob("**/*/__main__.py"))
-BEGINNING = """
-from fedstat._utils import lazy
-if __name__ == '__main__':
-    lazy.leave_while_loading()
-"""
 FULL = Path("/dev/full")
 
 
@@ -78,24 +68,6 @@ def test_a_mistake_of_the_program_keeps_its_traceback():
 def run(command, *argv, stdout=subprocess.PIPE):
     process = [sys.executable, "-m", command, *argv]
     return subprocess.Popen(process, stdout=stdout, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.parent.name)
-def test_every_command_says_first_how_ctrl_c_ends_it(path):
-    beginning = ast.parse(BEGINNING).body
-    assert [ast.unparse(node) for node in ast.parse(path.read_text()).body[2:4]] == [*map(ast.unparse, beginning)]
-
-
-@pytest.mark.parametrize("command", ["fedstat.sim", "fedstat.fl"])
-def test_ctrl_c_while_a_command_loads_ends_in_one_line(command):
-    process = run(command, "--help")
-    maps = Path(f"/proc/{process.pid}/maps")
-    while process.poll() is None and "_multiarray_umath" not in maps.read_text():
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert "Traceback" not in said
-    assert process.returncode in (0, 130)  # 0: it was faster
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
