@@ -25,7 +25,6 @@ SIM_TOML = {
     "methods = 3": "methods in --config",
     "means = 3": "means in --config",
     "method = ['pa']": "method in --config",
-    "estimator = ['pa']": "method in --config",
     "tau = '0.5'": "tau in --config",
     "lr = nan": "lr must be a finite number",
     "clinets = 3": "Did you mean 'clients'",
