@@ -291,7 +291,7 @@ class _Shown(tqdm):
         line = str(self) if msg is None else msg
         if self._place == "terminal":
             return bool(super().display(line, 0))
-        if self._place == "pipe" and line and (pos == 0 or self.n < self.total):
+        if self._place == "pipe" and line and self.n and (pos == 0 or self.n < self.total):
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
             self.mininterval = LINE_SECONDS * min(12, max(1, elapsed / 50))

@@ -270,9 +270,9 @@ def test_new_clients_have_the_rules_of_the_method(name):
     options = {"rounds": 2, "participation": 0.5, "batch_size": 5, "lr": 0.1, "seed": 4}
     new = jobs.dataset([9, 12], seed=3)
     probe = ["drift", "trained-weights"]
-    run = train(jobs.dataset(SAMPLES, method=name), net_of(name), make(name), new=new, probe=probe, **options)
+    run = train(jobs.dataset(SAMPLES, method=name), net_of(name), make(name), unseen_clients=new, probe=probe, **options)
     assert np.isfinite(run["metrics/accuracy"]).all()
-    assert np.isfinite(run["new/accuracy"].sel(rule=list(algorithms.about(name).new_clients))).all()
+    assert np.isfinite(run["unseen_clients/accuracy"].sel(rule=list(algorithms.about(name).unseen_clients))).all()
 
 
 # --- limiting cases, exact
