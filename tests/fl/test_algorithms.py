@@ -268,9 +268,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(name, tmp_path):
 @pytest.mark.parametrize("name", ["fedrod", "fedphp", "pfedsd", "fedbn", "clustered-fl", "fedamp", "fedfomo"])
 def test_new_clients_have_the_rules_of_the_method(name):
     options = {"rounds": 2, "participation": 0.5, "batch_size": 5, "lr": 0.1, "seed": 4}
-    new = jobs.dataset([9, 12], seed=3)
-    probe = ["drift", "trained-weights"]
-    run = train(jobs.dataset(SAMPLES, method=name), net_of(name), make(name), unseen_clients=new, probe=probe, **options)
+    options |= {"unseen_clients": jobs.dataset([9, 12], seed=3), "probe": ["drift", "trained-weights"]}
+    run = train(jobs.dataset(SAMPLES, method=name), net_of(name), make(name), **options)
     assert np.isfinite(run["metrics/accuracy"]).all()
     assert np.isfinite(run["unseen_clients/accuracy"].sel(rule=list(algorithms.about(name).unseen_clients))).all()
 
