@@ -125,8 +125,9 @@ def test_a_terminal_shows_the_inner_bar_after_the_counts_of_the_outer_one() -> N
 def test_a_terminal_shows_nothing_of_short_work_or_if_refused() -> None:
     short = SLOW.format(progress=None, delay=9, seconds=0)
     refused = SLOW.format(progress=False, delay=0, seconds=0.02)
-    output = in_terminal(short + refused).replace("\r", "")
-    assert output == "run 0 is done\nrun 1 is done\n" * 2
+    disabled = "import os\nos.environ['TQDM_DISABLE'] = '1'\n" + SLOW.format(progress=True, **LONG)
+    output = in_terminal(short + refused) + in_terminal(disabled)
+    assert output.replace("\r", "") == "run 0 is done\nrun 1 is done\n" * 3
 
 
 def test_a_pipe_gets_plain_lines_on_stderr_if_asked() -> None:

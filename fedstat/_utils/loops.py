@@ -269,7 +269,8 @@ class _Shown(tqdm):
         options = {} if place == "terminal" else {"file": StringIO(), "ascii": False}
         self._place = place
         self._most = max(1, columns - _BAR - len(f": 100%|| {total}/{total} {unit}s [0:00:00<0:00:00]"))
-        self._outer = [f"{bar.n}/{bar.total} {bar.unit}s" for bar in self._open]
+        self._unit = unit  # tqdm has none if TQDM_DISABLE is set
+        self._outer = [f"{bar.n}/{bar.total} {bar._unit}s" for bar in self._open]
         super().__init__(
             total=total, unit=unit, ncols=columns, nrows=24, leave=not self._open, position=0, miniters=1,
             delay=delay or sys.float_info.min,  # with 0, tqdm shows the bar before it is open
