@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import plain_loop
 import pytest
 import torch
 import trainer
@@ -221,21 +222,13 @@ def test_an_lstm_trained_by_the_engine_is_a_loop_of_torch_modules():
     for number in range(2):
         state = trainer.step(job, state)
         trained = []
-        for c, size in enumerate(sizes):
+        for c in range(len(sizes)):
             module = LSTM()
-            module.lstm.bias_hh_l0.requires_grad_(False).zero_()
-            module.lstm.bias_hh_l1.requires_grad_(False).zero_()
             load(module, server)
-            optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=0.01)
-            order = streams.generator(3, "batches", number, 0, c).permuted(
-                np.tile(np.arange(rows.start[c], rows.start[c + 1]), (2, 1)), axis=1
-            )
-            for epoch in order:
-                for low in range(0, size, min(4, size)):
-                    at = torch.from_numpy(epoch[low : low + min(4, size)])
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(module(rows.x[at]), rows.y[at]).backward()
-                    optimizer.step()
+            plain_loop.train_client(
+                module, *plain_loop.samples(rows, c), lambda p: torch.optim.Adam(p, lr=0.01), epochs=2, batch_size=4,
+                rng=streams.generator(3, "batches", number, 0, c), is_trainable=lambda name: "bias_hh" not in name,
+            )  # fmt: skip
             trained.append({name: f([p.detach() for p in w]) for name, w, f in names_of(module)})
         server = {k: sum(s / n * t[k] for s, t in zip(sizes, trained, strict=True)) for k in server}
     for name, p in server.items():
@@ -250,6 +243,7 @@ def load(module, params):
             getattr(module.lstm, f"weight_ih_l{i}").copy_(by_gate[..., :n_in].flatten(0, 1))
             getattr(module.lstm, f"weight_hh_l{i}").copy_(by_gate[..., n_in:].flatten(0, 1))
             getattr(module.lstm, f"bias_ih_l{i}").copy_(params[f"lstm{i + 1}.bias"].T.flatten())
+            getattr(module.lstm, f"bias_hh_l{i}").zero_()
         module.embedding.weight.copy_(params["embedding.weight"].T)
         for layer in ("fc1", "fc2"):
             getattr(module, layer).weight.copy_(params[f"{layer}.weight"])
