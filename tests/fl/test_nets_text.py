@@ -9,12 +9,12 @@ import plain_loop
 import pytest
 import torch
 import trainer
+from algorithm_jobs import job, run
 from torch import nn
 
 from fedstat._utils import streams
-from fedstat.fl import algorithms, losses, masks, nets, optim
+from fedstat.fl import algorithms, masks, nets, optim
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import ComputeConfig, Job
 
 CLIENTS, SAMPLES, LENGTH, VOCABULARY, OUTPUTS = 3, 5, 7, 11, 4
 
@@ -213,14 +213,14 @@ def test_an_lstm_trained_by_the_engine_is_a_loop_of_torch_modules():
     n = sum(sizes)
     x = torch.from_numpy(rng.integers(0, VOCABULARY, (n, LENGTH)).astype(np.uint8))
     rows = Rows(x, torch.from_numpy(rng.integers(0, OUTPUTS, n)), np.concatenate([[0], np.cumsum(sizes)]))
-    job = Job(
-        rows, rows, net, algorithms.fedavg(), losses.cross_entropy, optimizer=optim.adam(0.01), local_epochs=2,
-        batch_size=4, seed=3, compute=ComputeConfig(threads=2, client_chunk=2),
+    j = job(
+        algorithms.fedavg(), net=net, data=rows, sizes=sizes, optimizer=optim.adam(0.01), batch_size=4, seed=3,
+        threads=2, client_chunk=2,
     )  # fmt: skip
-    state = trainer.start(job)
+    state = trainer.start(j)
     server = {name: p.clone() for name, p in state.global_params.items()}
     for number in range(2):
-        state = trainer.step(job, state)
+        state = trainer.step(j, state)
         trained = []
         for c in range(len(sizes)):
             module = LSTM()
@@ -271,17 +271,8 @@ def test_factor_analysis_splits_an_lstm_layer():
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, VOCABULARY, (40, LENGTH)))
     rows = Rows(x, torch.from_numpy(rng.integers(0, OUTPUTS, 40)), np.arange(5) * 10)
-    job = Job(
-        rows,
-        rows,
-        make("lstm"),
-        algorithms.fedfac(["lstm2", "fc1"]),
-        losses.cross_entropy,
-        optimizer=optim.adam(0.01),
-        local_epochs=1,
-        batch_size=None,
-    )
-    state = trainer.step(job, trainer.start(job))
+    method = algorithms.fedfac(["lstm2", "fc1"])
+    state = run(job(method, net=make("lstm"), data=rows, sizes=[10] * 4, optimizer=optim.adam(0.01)), 1)
     assert state.mask.fits["lstm2"].communality.shape == (6,)
     assert state.mask.shared["lstm2.bias"].shape == (6, 1)
 
