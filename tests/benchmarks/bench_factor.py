@@ -5,11 +5,7 @@ Every benchmark checks that both sides give the same answer; the ratio is printe
 
 from __future__ import annotations
 
-import json
 import os
-import warnings
-from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +19,7 @@ from threadpoolctl import threadpool_limits
 import fedstat
 from fedstat._utils.streams import generator
 from fedstat.fl.__main__ import main as train
-from fedstat.stats import factor, factor_solvers, resampling
+from fedstat.stats import factor, factor_solvers
 from fedstat.stats.moments import correlation, moments
 
 pytestmark = pytest.mark.usefixtures("one_thread_an_operation")
@@ -36,85 +32,33 @@ def ten_factors(d: int) -> np.ndarray:
     return correlation(moments(z))
 
 
-def seconds(run: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
-    """Shortest time of a peer, and its answer."""
-    times, answer = [], None
-    for _ in range(repeats):
-        began = perf_counter()
-        answer = run()
-        times.append(perf_counter() - began)
-    return min(times), answer
-
-
-def say(name: str, ours: float, peer: str, theirs: float) -> None:
-    print(f"\n{name}: {ours:.4f} s, {peer} {theirs:.4f} s, ratio {theirs / ours:.1f}")
-
-
 @pytest.mark.parametrize("d", [200, 512, 1024, 2048])
-def test_bench_principal_axis_against_statsmodels(benchmark: Any, d: int) -> None:
+def test_bench_principal_axis_against_statsmodels(compare: Any, d: int) -> None:
     r = ten_factors(d)
-    ours = benchmark.pedantic(lambda: factor.fit(r, n_factors=10, tol=1e-8), rounds=5, warmup_rounds=1)
-    peer = lambda: Factor(corr=r, n_factor=10, method="pa", smc=False).fit(maxiter=50, tol=1e-8)  # noqa: E731
-    theirs, answer = seconds(peer, repeats=1 if d > 1024 else 3)
-    np.testing.assert_allclose(ours.communality, answer.communality, atol=1e-7)
-    say(f"pa, 10 factors, d = {d}", benchmark.stats.stats.min, "statsmodels pa", theirs)
+    ours, peer = compare(
+        f"pa, 10 factors, d = {d}", lambda: factor.fit(r, n_factors=10, tol=1e-8),
+        lambda: Factor(corr=r, n_factor=10, method="pa", smc=False).fit(maxiter=50, tol=1e-8), "statsmodels pa",
+        rounds=1 if d > 1024 else 3,
+    )  # fmt: skip
+    np.testing.assert_allclose(ours.communality, peer.communality, atol=1e-7)
 
 
-def test_bench_minres_against_factor_analyzer(benchmark: Any) -> None:
+def test_bench_minres_against_factor_analyzer(compare: Any) -> None:
     r = ten_factors(200)
-    ours = benchmark.pedantic(lambda: factor.fit(r, n_factors=10, method="minres"), rounds=5, warmup_rounds=1)
     peer = FactorAnalyzer(n_factors=10, method="minres", rotation=None)
-    # FactorAnalyzer.fit fails in scikit-learn's input check since 1.8; what it calls next does not.
-    theirs, loadings = seconds(lambda: peer._fit_factor_analysis(r), repeats=1)
+    ours, loadings = compare(
+        # FactorAnalyzer.fit fails in scikit-learn's input check since 1.8; what it calls next does not.
+        "minres, 10 factors, d = 200", lambda: factor.fit(r, n_factors=10, method="minres"),
+        lambda: peer._fit_factor_analysis(r), "factor_analyzer minres", rounds=1,
+    )  # fmt: skip
     np.testing.assert_allclose(ours.communality, (loadings**2).sum(1), atol=1e-2)
-    say("minres, 10 factors, d = 200", benchmark.stats.stats.min, "factor_analyzer minres", theirs)
-
-
-def golden() -> dict[str, dict[str, Any]]:
-    cases = json.loads((Path(__file__).parents[1] / "golden" / "psych.json").read_text())["cases"]
-    return {c["name"]: c for c in cases}
-
-
-@pytest.mark.parametrize(
-    ("name", "kappa"), [("harman24", 0.75), ("bfi", 0.75), ("thurstone", None), ("reise", None), ("harman24", None)]
-)
-def test_bench_eigensolves_of_minres_against_plain_principal_axis(
-    benchmark: Any, name: str, kappa: float | None
-) -> None:
-    case = golden()[name]
-    r, options = np.array(case["r"]), {"n_factors": case["n_factors"]} if kappa is None else {"kappa": kappa}
-    ours = benchmark.pedantic(lambda: factor.fit(r, method="minres", tol=1e-8, **options), rounds=5, warmup_rounds=1)
-    steps = 0
-    point = factor.fit(r, max_iter=100_000, tol=1e-12, **options)
-    h: Any = "pc"
-    while steps == 0 or np.abs(h - point.communality).max() > 1e-6:  # plain steps to the common point
-        steps += 1
-        h = factor.fit(r, init=h, max_iter=1, tol=0, **options).communality
-    np.testing.assert_allclose(ours.communality, point.communality, atol=1e-6)
-    print(f"\n{name}, G = {int(ours.n_factors)}: minres {int(ours.n_iter)} eigensolves, plain {steps}, "
-          f"ratio {steps / int(ours.n_iter):.1f}")  # fmt: skip
-
-
-@pytest.mark.parametrize("method", ["pa", "minres"])
-def test_bench_kappa_085_per_evaluation_against_one_eigendecomposition(benchmark: Any, method: factor.Method) -> None:
-    rng = np.random.default_rng(0)
-    w = rng.uniform(-1, 1, size=(1, 256, 100)) * np.ones((20, 1, 1))
-    w = np.concatenate([w, rng.normal(size=(20, 256, 100)) + rng.normal(size=(20, 1, 100))], axis=1)
-    r = correlation(moments(w.swapaxes(1, 2).reshape(-1, 512)))
-    ours = benchmark.pedantic(
-        lambda: factor.fit(r, kappa=0.85, method=method, max_iter=20, tol=1e-12), rounds=3, warmup_rounds=1
-    )
-    theirs, _ = seconds(lambda: np.linalg.eigh(r), repeats=5)
-    each = benchmark.stats.stats.min / (int(ours.n_iter) + (method == "minres"))  # minres needs R's eigenvalues first
-    print(f"\n{method}, kappa 0.85, d = 512, G = {int(ours.n_factors)}: {each:.4f} s an evaluation, "
-          f"numpy eigh {theirs:.4f} s, ratio {each / theirs:.2f}")  # fmt: skip
 
 
 @pytest.mark.parametrize("kappa", [0.75, 0.85])
 @pytest.mark.parametrize("d", [200, 512])
 @pytest.mark.parametrize("start", ["pc", "the last round's"])
 def test_bench_steps_followed_against_a_decomposition_each(
-    benchmark: Any, monkeypatch: pytest.MonkeyPatch, d: int, kappa: float, start: str
+    compare: Any, monkeypatch: pytest.MonkeyPatch, d: int, kappa: float, start: str
 ) -> None:
     rng = np.random.default_rng(0)
     z = rng.normal(size=(2 * d, d))
@@ -122,47 +66,17 @@ def test_bench_steps_followed_against_a_decomposition_each(
     if start != "pc":
         before = factor.fit(correlation(moments(z + 0.1 * rng.normal(size=z.shape))), kappa=kappa, max_iter=200)
         options["init"] = before.communality
-    ours = benchmark.pedantic(lambda: factor.fit(r, **options), rounds=5, warmup_rounds=1)
-    monkeypatch.setattr(factor_solvers, "pays", lambda *_: False)
-    theirs, plain = seconds(lambda: factor.fit(r, **options))
+
+    def decomposed() -> factor.Fit:
+        with monkeypatch.context() as patch:
+            patch.setattr(factor_solvers, "pays", lambda *_: False)
+            return factor.fit(r, **options)
+
+    name = f"d = {d}, kappa {kappa}, start {start}"
+    ours, plain = compare(name, lambda: factor.fit(r, **options), decomposed, "a decomposition each")
     assert int(ours.n_iter) == int(plain.n_iter)
     np.testing.assert_allclose(ours.communality, plain.communality, atol=1e-8)
-    name = f"d = {d}, kappa {kappa}, G = {int(ours.n_factors)}, start {start}, {int(ours.n_iter)} steps"
-    say(name, benchmark.stats.stats.min, "a decomposition each", theirs)
-
-
-@pytest.mark.parametrize("options", [{"method": "pc"}, {"n_factors": 10}, {"kappa": 0.85}], ids=str)
-def test_bench_bootstrap_against_refits_of_stacked_clients(benchmark: Any, options: dict[str, Any]) -> None:
-    rng = np.random.default_rng(0)  # the first layer of 100 MLPs 784-200-10
-    common = rng.normal(size=(200, 10)) @ rng.normal(size=(10, 784))
-    w = common + 3 * rng.normal(size=(100, 200, 784))
-    sums = moments(w.swapaxes(1, 2))
-    shown = 20 if "kappa" in options else 200
-    ours = benchmark.pedantic(
-        lambda: resampling.bootstrap(sums, replicates=shown, seed=0, **options), rounds=1, warmup_rounds=0
-    )
-    counts = generator(0, "bootstrap").multinomial(100, np.full(100, 0.01), size=shown)
-
-    def stacked(peer: Callable[[np.ndarray, int], Any], some: int) -> float:
-        began = perf_counter()
-        for b in range(some):
-            z = np.repeat(w, counts[b], axis=0).swapaxes(1, 2).reshape(-1, 200)
-            np.testing.assert_allclose(peer(z, b), ours.communality[b], atol=1e-6)
-        return (perf_counter() - began) / some * shown
-
-    def same(z: np.ndarray, _: int) -> Any:
-        return factor.fit(correlation(moments(z)), **options).communality
-
-    def statsmodels(z: np.ndarray, b: int) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            Factor(endog=z, n_factor=int(ours.n_factors[b]), method="pa", smc=False).fit(maxiter=50, tol=1e-3)
-        return ours.communality[b]  # stops by another rule; timed, not compared
-
-    time = benchmark.stats.stats.min
-    say(f"bootstrap {options}, {shown} replicates", time, "our fit, restacked", stacked(same, 5))
-    if "method" not in options:
-        say(f"bootstrap {options}, {shown} replicates", time, "statsmodels, restacked", stacked(statsmodels, 5))
+    print(f"G = {int(ours.n_factors)}, {int(ours.n_iter)} steps")
 
 
 @pytest.fixture(scope="module")
@@ -207,4 +121,6 @@ def test_bench_standard_errors_of_a_trained_layer_against_a_plain_loop(
         plain = [plain_fit(trained, count) for count in counts[:2]]
         theirs = (perf_counter() - began) / 2 * len(counts)
     np.testing.assert_allclose(result.communality[:2], plain, rtol=0, atol=1e-8)
-    say(f"{kind}, 100 clients x 512 units x 784 weights", benchmark.stats.stats.min, "plain loop", theirs)
+    ours = benchmark.stats.stats.min
+    name = f"{kind}, 100 clients x 512 units x 784 weights"
+    print(f"\n{name}: {ours:.4g} s, plain loop {theirs:.4g} s, ratio {theirs / ours:.3g}")

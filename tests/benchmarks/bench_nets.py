@@ -9,12 +9,10 @@ from typing import NamedTuple
 import plain_loop
 import pytest
 import torch
-import trainer
 import training_rounds
 from torch import nn
 
 from fedstat.fl import algorithms, nets, optim
-from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import ComputeConfig
 
 CLIENTS = 100
@@ -103,27 +101,6 @@ def bench_dynamic_fedfac(compare, work, layer, kappa):
         f"dynamic FedFac round, {work.shape} inputs, Λ = {layer}, κ = {kappa}, {work.epochs} local epoch(s), 2 threads"
     )
     compare(name, fedfac, make(work, threads=2), "FedAvg round", rounds=15 if work is SMALL else 5)
-
-
-def many_clients(algorithm):
-    """Two rounds and an evaluation of 1,000 clients of a network with 987,210 parameters, a tenth of them active."""
-    job = training_rounds.job(
-        algorithm, nets.mlp([784, 1000, 200, 10]), training_rounds.rows(1000, 20, (784,), 10),
-        optimizer=OPTIMIZERS["adam"][0], participation=0.1, local_epochs=1, batch_size=10,
-        compute=ComputeConfig(threads=2),
-    )  # fmt: skip
-    evaluate(job, trainer.step(job, trainer.step(job, trainer.start(job))))
-
-
-@pytest.mark.parametrize(
-    "algorithm", ["fedavg()", "fedper()", "fedfac(['fc2'], kappa=0.75)", "random_split(['fc1'])", "local()"]
-)
-def bench_memory_of_a_thousand_clients(compare_memory, algorithm):
-    """What is kept of clients that are not active: nothing, a head, a layer, half a layer, everything."""
-    compare_memory(
-        f"1,000 clients × 987,210 parameters, 100 active, {algorithm}",
-        f"from bench_nets import *; many_clients(algorithms.{algorithm})",
-    )
 
 
 @pytest.mark.parametrize("work", ["SMALL", "CNN"])

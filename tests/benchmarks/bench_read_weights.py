@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from other_programs import SAVE
 from torch import nn
 from training_rounds import peak_memory
 
@@ -23,15 +24,6 @@ def network(client: int) -> dict[str, torch.Tensor]:
     return nn.ModuleDict(parts | {"fc2": nn.Linear(120, 84), "fc3": nn.Linear(84, 10)}).state_dict()
 
 
-def save_safetensors(path: Path, state: dict[str, torch.Tensor]) -> None:
-    header, end = {}, 0
-    for name, value in state.items():
-        begin, end = end, end + value.nbytes
-        header[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(v.numpy().tobytes() for v in state.values()))
-
-
 def load_safetensors(path: Path) -> dict[str, np.ndarray]:
     raw = path.read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
@@ -42,21 +34,16 @@ def load_safetensors(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-SAVE: dict[str, Callable[[Path, dict[str, torch.Tensor]], None]] = {
-    "pt": lambda path, state: torch.save(state, path),
-    "npz": lambda path, state: np.savez(path, **{name: value.numpy() for name, value in state.items()}),
-    "safetensors": save_safetensors,
-}
 LOAD: dict[str, Callable[[Path], dict]] = {
-    "pt": lambda path: torch.load(path, map_location="cpu", weights_only=True),
-    "npz": lambda path: dict(np.load(path)),
-    "safetensors": load_safetensors,
+    ".pt": lambda path: torch.load(path, map_location="cpu", weights_only=True),
+    ".npz": lambda path: dict(np.load(path)),
+    ".safetensors": load_safetensors,
 }
 
 
-@pytest.mark.parametrize("suffix", SAVE)
+@pytest.mark.parametrize("suffix", LOAD)
 def bench_read_100_clients(compare, tmp_path, suffix):
-    paths = [tmp_path / f"client{c}.{suffix}" for c in range(CLIENTS)]
+    paths = [tmp_path / f"client{c}{suffix}" for c in range(CLIENTS)]
     for client, path in enumerate(paths):
         SAVE[suffix](path, network(client))
 
@@ -67,18 +54,18 @@ def bench_read_100_clients(compare, tmp_path, suffix):
 
     for key, expected in plain().items():
         np.testing.assert_array_equal(fedstat.read_weights(paths)[key.removesuffix(".weight")]["w"], expected)
-    compare(f"{CLIENTS} .{suffix}", lambda: fedstat.read_weights(paths), plain, "a loop that stacks", rounds=15)
+    compare(f"{CLIENTS} {suffix}", lambda: fedstat.read_weights(paths), plain, "a loop that stacks", rounds=15)
 
 
-@pytest.mark.parametrize("suffix", SAVE)
+@pytest.mark.parametrize("suffix", LOAD)
 def bench_memory_of_one_layer(benchmark, capsys, tmp_path, suffix):
     """Peak resident memory of reading a layer of 2 kB from 12 clients of 40 MB, beyond that of one client."""
     state = {"body.weight": torch.ones(1000, 10_000), "fc.weight": torch.ones(50, 10), "fc.bias": torch.ones(50)}
     for client in range(12):
-        SAVE[suffix](tmp_path / f"client{client}.{suffix}", state)
+        SAVE[suffix](tmp_path / f"client{client}{suffix}", state)
     read = f"import fedstat, glob; fedstat.read_weights(sorted(glob.glob('{tmp_path}/*'))[:{{}}], layers=['fc'])"
     one, twelve = (peak_memory(read.format(clients)) for clients in (1, 12))
     benchmark.extra_info |= {"one_client_MB": one, "twelve_clients_MB": twelve}
     benchmark.pedantic(peak_memory, (read.format(12),), rounds=1)
     with capsys.disabled():
-        print(f"\nOne layer of .{suffix}: peak {one:.0f} MB for 1 client, {twelve:.0f} MB for 12 clients of 40 MB")
+        print(f"\nOne layer of {suffix}: peak {one:.0f} MB for 1 client, {twelve:.0f} MB for 12 clients of 40 MB")

@@ -15,7 +15,7 @@ from small_runs import interrupted_and_resumed, same
 from toy_methods import HALF, MEASURES, REMEMBERS, by_loss, momentum, soft, toy
 
 from fedstat._utils import streams
-from fedstat.fl import aggregate, algorithms, batches, nets, optim, train
+from fedstat.fl import aggregate, algorithms, batches, nets, train
 from fedstat.fl.algorithm import Phase
 
 
@@ -126,38 +126,6 @@ def test_a_proximal_step_after_every_step_and_several_steps_a_batch():
     assert_near(mine.global_params, plain_seams.run(j, 3, local=local(j, step=step)))
     trained = trainer.run(j, mine)[1].trained.params["fc1.weight"]
     assert 0 < float((trained == 0).float().mean()) < 1  # exact zeros
-
-
-def ahead(grad, params, _):
-    """Per-FedAvg's first order: the gradient of one half of a batch, ahead along that of the other."""
-    first = grad(params, 0, 2)
-    return grad(params | {name: params[name] - 0.3 * g for name, g in first.items()}, 1, 2)
-
-
-@pytest.mark.parametrize("stacked", ["sgd", "adam"])
-def test_a_gradient_taken_ahead(stacked):
-    rule = {"sgd": optim.sgd(LR), "adam": optim.adam(0.01)}[stacked]
-    j = job(toy(phases=(Phase(gradient=ahead),)), **HALF | {"optimizer": rule})
-
-    def trained(c, model, number):
-        names = list(model)
-        leaves = [model[name].clone() for name in names]
-        one = torch.optim.SGD(leaves, lr=LR) if stacked == "sgd" else torch.optim.Adam(leaves, lr=0.01)
-
-        def step(_, x, y):
-            now = dict(zip(names, leaves, strict=True))
-            first = gradient(SIZES, now, x[::2], y[::2])
-            there = {n: now[n] - 0.3 * g for n, g in first.items()}
-            rest = slice(1 if len(x) > 1 else 0, None, 2)
-            second = gradient(SIZES, there, x[rest], y[rest])
-            for leaf, name in zip(leaves, names, strict=True):
-                leaf.grad = second[name]
-            one.step()
-            return dict(zip(names, leaves, strict=True))
-
-        return descent(SIZES, j, c, model, number, step=step)
-
-    assert_near(run(j, 3).global_params, plain_seams.run(j, 3, local=trained))
 
 
 def pull(params, anchor):

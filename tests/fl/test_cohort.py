@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import plain_seams
-import pytest
 import torch
 import trainer
-from algorithm_jobs import SAMPLES, SIZES, assert_near, dataset, job, run
-from plain_seams import LR, descent
+from algorithm_jobs import SAMPLES, SIZES, dataset, job
+from plain_seams import LR
 from toy_methods import HALF, MEASURES, soft, toy
 
 from fedstat._utils import streams
@@ -46,42 +44,6 @@ def test_a_part_of_the_clients_draws_the_numbers_of_the_whole():
     at = [int(np.flatnonzero(order == c)[0]) for c in some[np.argsort(-part.train.sizes, kind="stable")]]
     for name, p in few.items():
         torch.testing.assert_close(p, everyone[name][at], atol=1e-6, rtol=1e-6)
-
-
-def dropping(net):
-    """Hidden units dropped at random in training: a network that draws."""
-
-    def apply(params, x, noise=None):
-        h = torch.relu(torch.baddbmm(params["fc1.bias"].unsqueeze(1), x, params["fc1.weight"].mT))
-        h = h if noise is None else h * (noise["keep"] < 0.5) * 2
-        return torch.baddbmm(params["fc2.bias"].unsqueeze(1), h, params["fc2.weight"].mT)
-
-    return net._replace(apply=apply, accumulate=None, noise={"keep": (10,)})
-
-
-@pytest.mark.parametrize("chunk", [1, 4])
-def test_a_network_that_draws_gets_each_clients_own_noise_whatever_the_chunk(chunk):
-    j = job(toy(wrap=dropping), **HALF | {"client_chunk": chunk})
-
-    def trained(c, model, number):
-        size = min(5, SAMPLES[c])
-        steps = 2 * -(-SAMPLES[c] // size)
-        draws = streams.generator(j.seed, "noise", "keep", "batches", number, 0, c).random(
-            (steps, size, 10), np.float32
-        )
-        draws, at = torch.from_numpy(draws), [0]
-
-        def step(params, x, y):
-            leaves = {name: p.clone().requires_grad_() for name, p in params.items()}
-            h = torch.relu(x @ leaves["fc1.weight"].T + leaves["fc1.bias"]) * (draws[at[0], : len(x)] < 0.5) * 2
-            at[0] += 1
-            loss = torch.nn.functional.cross_entropy(h @ leaves["fc2.weight"].T + leaves["fc2.bias"], y)
-            grads = torch.autograd.grad(loss, [*leaves.values()])
-            return {name: params[name] - LR * g for name, g in zip(leaves, grads, strict=True)}
-
-        return descent(SIZES, j, c, model, number, step=step)
-
-    assert_near(run(j, 3).global_params, plain_seams.run(j, 3, local=trained))
 
 
 # --- what is measured

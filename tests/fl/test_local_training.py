@@ -15,7 +15,6 @@ from fl_runs import command
 from small_runs import NET, dense, three_splits
 
 from fedstat.fl import algorithms, nets, optim, train
-from fedstat.fl.algorithm import Algorithm, Phase
 
 OPTIMIZERS = {
     "sgd": optimizer_pair("sgd", 0.1),
@@ -55,17 +54,6 @@ def test_settings_of_an_optimizer_have_their_range(make, wrong):
 def test_a_single_client_has_the_model_of_fedavg_whatever_is_personal(make):
     alone = [job(algorithm(), sizes=[16]) for algorithm in (algorithms.fedavg, make)]
     assert_equal(*(trainer.models(one, run(one, 2)) for one in alone))
-
-
-@pytest.mark.parametrize("moving", ["fc1", "fc"])
-def test_a_penalty_for_a_parameter_that_there_is_not_is_named(moving):
-    def penalty(params, anchor):
-        return {"fc1.wieght": params["fc1.weight"] - anchor["fc1.weight"]}
-
-    phase = Phase(penalty=penalty, is_trainable=lambda name: name.startswith(moving))
-    j = job(Algorithm("mine", algorithms.fedavg().init_mask, phases=(phase,)))
-    with pytest.raises(ValueError, match=r"penalty.*returns 'fc1.wieght'.*Did you mean 'fc1.weight'"):
-        trainer.step(j, trainer.start(j))
 
 
 def test_only_what_may_be_personal_is_kept_of_every_client():

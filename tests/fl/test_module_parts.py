@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from functools import partial
 
 import numpy as np
 import plain_loop
@@ -73,18 +74,14 @@ def trained(part, server, given, number, client):
     twin = Last(copy.deepcopy(part), Given)
     twin.load_state_dict(server)
     x, y = given
-    rng = streams.generator(SEED, "batches", number, 0, client)
-    orders = rng.permuted(np.tile(np.arange(len(x)), (EPOCHS, 1)), axis=1)
-    batches = [order[low : low + BATCH] for order in orders for low in range(0, len(x), BATCH)]
+    sizes = [min(BATCH, len(x) - low) for _ in range(EPOCHS) for low in range(0, len(x), BATCH)]
     for name, units, drop in (("dropout1", 5, twin.first), ("dropout2", 4, twin.second)):
         stream = streams.generator(SEED, "noise", name, "batches", number, 0, client)
-        draws = stream.random((len(batches), BATCH, units), dtype=np.float32)
-        drop.draws = [torch.from_numpy(u[: len(rows)]) for u, rows in zip(draws, batches, strict=True)]
-    optimizer = torch.optim.SGD(twin.parameters(), LR)
-    for rows in batches:
-        optimizer.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(twin(x[rows])[:, 0], y[rows].float()).backward()
-        optimizer.step()
+        draws = stream.random((len(sizes), BATCH, units), dtype=np.float32)
+        drop.draws = [torch.from_numpy(u[:n]) for u, n in zip(draws, sizes, strict=True)]
+    rng = streams.generator(SEED, "batches", number, 0, client)
+    sgd = partial(torch.optim.SGD, lr=LR)
+    plain_loop.train_client(twin, x, y, sgd, epochs=EPOCHS, batch_size=BATCH, rng=rng)
     return {n: p.detach() for n, p in twin.state_dict().items()}
 
 

@@ -299,9 +299,10 @@ def test_start_is_that_of_torch():
     lambda: nets.lenet((3, 16, 16), 5, norm="batch", width=0.5),
     lambda: nets.lenet((3, 16, 16), 5, norm="batch", width=0.5, convolution="loop", statistics="local"),
     lambda: nets.from_module(Block(), (3, 16, 16)),
+    lambda: nets.from_module(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(768, 5)), (3, 16, 16)),
 ])  # fmt: skip
 def test_training_does_not_depend_on_how_clients_of_unequal_size_are_chunked(make):
-    rng, sizes = np.random.default_rng(1), [13, 6, 9]
+    rng, sizes = np.random.default_rng(1), [13, 3, 12]
     x, start = torch.from_numpy(rng.normal(size=(28, 3, 16, 16))).float(), np.cumsum([0, *sizes])
     data = Rows(x, torch.from_numpy(rng.integers(0, 5, 28)), start)
     j = job(algorithms.fedavg(), net=make(), data=data, sizes=sizes, batch_size=4, optimizer=optim.sgd(0.05))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import plain_loop
 import pytest
 import torch
 import trainer
+from algorithm_jobs import job, run
 from torch import nn
 
 from fedstat._utils import streams
-from fedstat.fl import algorithms, losses, masks, nets, optim
+from fedstat.fl import algorithms, masks, nets, optim
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import ComputeConfig, Job
 
 CLIENTS, SAMPLES, LENGTH, VOCABULARY, OUTPUTS = 3, 5, 7, 11, 4
 
@@ -212,30 +213,22 @@ def test_an_lstm_trained_by_the_engine_is_a_loop_of_torch_modules():
     n = sum(sizes)
     x = torch.from_numpy(rng.integers(0, VOCABULARY, (n, LENGTH)).astype(np.uint8))
     rows = Rows(x, torch.from_numpy(rng.integers(0, OUTPUTS, n)), np.concatenate([[0], np.cumsum(sizes)]))
-    job = Job(
-        rows, rows, net, algorithms.fedavg(), losses.cross_entropy, optimizer=optim.adam(0.01), local_epochs=2,
-        batch_size=4, seed=3, compute=ComputeConfig(threads=2, client_chunk=2),
+    j = job(
+        algorithms.fedavg(), net=net, data=rows, sizes=sizes, optimizer=optim.adam(0.01), batch_size=4, seed=3,
+        threads=2, client_chunk=2,
     )  # fmt: skip
-    state = trainer.start(job)
+    state = trainer.start(j)
     server = {name: p.clone() for name, p in state.global_params.items()}
     for number in range(2):
-        state = trainer.step(job, state)
+        state = trainer.step(j, state)
         trained = []
-        for c, size in enumerate(sizes):
+        for c in range(len(sizes)):
             module = LSTM()
-            module.lstm.bias_hh_l0.requires_grad_(False).zero_()
-            module.lstm.bias_hh_l1.requires_grad_(False).zero_()
             load(module, server)
-            optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=0.01)
-            order = streams.generator(3, "batches", number, 0, c).permuted(
-                np.tile(np.arange(rows.start[c], rows.start[c + 1]), (2, 1)), axis=1
-            )
-            for epoch in order:
-                for low in range(0, size, min(4, size)):
-                    at = torch.from_numpy(epoch[low : low + min(4, size)])
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(module(rows.x[at]), rows.y[at]).backward()
-                    optimizer.step()
+            plain_loop.train_client(
+                module, *plain_loop.samples(rows, c), lambda p: torch.optim.Adam(p, lr=0.01), epochs=2, batch_size=4,
+                rng=streams.generator(3, "batches", number, 0, c), is_trainable=lambda name: "bias_hh" not in name,
+            )  # fmt: skip
             trained.append({name: f([p.detach() for p in w]) for name, w, f in names_of(module)})
         server = {k: sum(s / n * t[k] for s, t in zip(sizes, trained, strict=True)) for k in server}
     for name, p in server.items():
@@ -250,6 +243,7 @@ def load(module, params):
             getattr(module.lstm, f"weight_ih_l{i}").copy_(by_gate[..., :n_in].flatten(0, 1))
             getattr(module.lstm, f"weight_hh_l{i}").copy_(by_gate[..., n_in:].flatten(0, 1))
             getattr(module.lstm, f"bias_ih_l{i}").copy_(params[f"lstm{i + 1}.bias"].T.flatten())
+            getattr(module.lstm, f"bias_hh_l{i}").zero_()
         module.embedding.weight.copy_(params["embedding.weight"].T)
         for layer in ("fc1", "fc2"):
             getattr(module, layer).weight.copy_(params[f"{layer}.weight"])
@@ -277,17 +271,8 @@ def test_factor_analysis_splits_an_lstm_layer():
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, VOCABULARY, (40, LENGTH)))
     rows = Rows(x, torch.from_numpy(rng.integers(0, OUTPUTS, 40)), np.arange(5) * 10)
-    job = Job(
-        rows,
-        rows,
-        make("lstm"),
-        algorithms.fedfac(["lstm2", "fc1"]),
-        losses.cross_entropy,
-        optimizer=optim.adam(0.01),
-        local_epochs=1,
-        batch_size=None,
-    )
-    state = trainer.step(job, trainer.start(job))
+    method = algorithms.fedfac(["lstm2", "fc1"])
+    state = run(job(method, net=make("lstm"), data=rows, sizes=[10] * 4, optimizer=optim.adam(0.01)), 1)
     assert state.mask.fits["lstm2"].communality.shape == (6,)
     assert state.mask.shared["lstm2.bias"].shape == (6, 1)
 
