@@ -254,11 +254,13 @@ def _pack_mask(mask: SharedMask) -> tuple[Any, ...]:
     return mask.shared, fits, *of_units
 
 
-def _read_mask(job: Job, shared: Mask, fits: Mapping[str, Any], *of_units: Mapping[str, Any]) -> SharedMask:
+def _read_mask(
+    job: Job, shared: Mask, fits: Mapping[str, Any], icc: Mapping[str, Any], decided: Mapping[str, Any]
+) -> SharedMask:
     """Return the mask of the parts that :func:`_pack_mask` made."""
     numpy = job.device.type == "cpu"
     read = {layer: Fit(*(part.numpy() if numpy else part for part in fit)) for layer, fit in fits.items()}
-    return SharedMask(shared, read, *({layer: p.cpu().numpy() for layer, p in of.items()} for of in of_units))
+    return SharedMask(shared, read, *({layer: p.cpu().numpy() for layer, p in of.items()} for of in (icc, decided)))
 
 
 def _as_tensor(part: Any) -> torch.Tensor:

@@ -95,16 +95,16 @@ def notebook(lab: Lab) -> Iterator[Notebook]:
 
 
 def _rounds(output: str) -> int:
-    return int(re.findall(r"(\d+)/\d+ \[", output)[-1])
+    return int(re.findall(r"(\d+)/\d+ rounds \[", output)[-1])
 
 
 def test_a_bar_counts_rounds_and_an_interrupt_says_how_to_resume(notebook: Notebook) -> None:
     for name in ("train", "resume"):
         text = re.sub(r"\s", " ", notebook.texts[name])
-        assert re.search(r"fedfac[\w-]*, seed 0: +\d+%\|.*\| +\d+/5000 \[\d\d:\d\d<[\d:]+[],]", text)
+        assert re.search(r"fac[\w-]*, seed 0: +\d+%\|.*\| +\d+/5000 rounds \[\d\d:\d\d<[\d:]+\]", text)
         assert "KeyboardInterrupt" in notebook.texts[name]
         assert "To resume, repeat the call with resume=True." in notebook.texts[name].replace("\n", " ")
-        for bar in notebook.cell(name).locator("pre", has_text="/5000 [").all():
+        for bar in notebook.cell(name).locator("pre", has_text="/5000 rounds [").all():
             line = bar.evaluate("node => parseFloat(getComputedStyle(node).lineHeight)")
             assert bar.bounding_box()["height"] < 1.5 * line
     assert _rounds(notebook.texts["resume"]) > _rounds(notebook.texts["train"]) >= 3

@@ -164,14 +164,6 @@ def test_a_run_finished_without_a_state_says_what_to_do(out):
     assert len(go("fedavg", out, rounds=3, resume=True)["metrics"]["round"]) == 3
 
 
-def test_a_run_goes_on_from_a_state_of_a_version_that_saved_no_agreement(tmp_path, monkeypatch):
-    out, case, saved = tmp_path / "run.zarr", "fedfac-dynamic, Adam", record._pack_mask
-    with monkeypatch.context() as earlier:
-        earlier.setattr(record, "_pack_mask", lambda mask: saved(mask)[:2])
-        go(case, out, rounds=4)
-    same(whole(case, 5), go(case, out, rounds=5, resume=True))
-
-
 def test_a_damaged_run_is_mended_before_it_is_made_longer(out):
     (out / "metrics" / "loss" / "c.0.0").unlink()
     with pytest.raises(
