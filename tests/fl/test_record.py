@@ -13,7 +13,7 @@ from fl_runs import command
 from small_runs import NET, SETTINGS, dense, same, stopped, three_splits
 
 from fedstat import sim, store
-from fedstat.fl import algorithms, loop, record, train
+from fedstat.fl import algorithms, loop, train
 from fedstat.sim.__main__ import main
 
 ADAM = {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
