@@ -214,7 +214,7 @@ class Notebook:
         """Wait until a bar counts some of its items; the count."""
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            count = re.search(rf"(\d+)/{total} \w+ \[", self.output(name))
+            count = re.search(rf"(\d+)/{total}(?: \w+)? \[", self.output(name))
             if count and int(count[1]) >= at_least:
                 self.shot(f"{name}-bar")
                 return int(count[1])
