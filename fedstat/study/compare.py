@@ -98,8 +98,9 @@ class RunsResult(ComparisonResult):
         noun = "accuracy" if self.measure == "accuracy" else "value"
         head = (
             f"{self._title}, {self.accuracy}: mean ± standard error over seeds;",
-            f"difference from {self.reference} within seeds [{100 * self.level:g} %, all rows of a block together];",
-            f"10 % below: {noun} that a tenth of the clients stay below; sent: up and down, in all rounds",
+            f"difference from {self.reference} within seeds [{100 * self.level:g} %, rows of a block together];",
+            f"10 % below: {noun} that a tenth of the clients stay below;",
+            "sent: up and down, in all rounds",
         )
         parts = ["\n".join(map(wrapped, head)), *(self._block(name) for name in self.scenarios)]
         if len(self.scenarios) > 1 and self.table["difference"].notna().any():
