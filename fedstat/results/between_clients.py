@@ -105,7 +105,9 @@ class EntropyResult(Result):
         table = table.assign(n_atoms=(mass > 0).sum("atom").variable, atom_mass=mass.sum("atom").variable)
         if not table.sizes:
             return pd.DataFrame([{str(name): x.item() for name, x in table.data_vars.items()}])
-        frame = table.to_dataframe().reset_index()
+        frame = table.to_dataframe()
+        frame = frame.drop(columns=[name for name in frame.index.names if name in frame])  # xarray 2025.7 repeats them
+        frame = frame.reset_index()
         for dim in [dim for dim in map(str, table.dims) if dim not in frame]:  # an index of several levels
             frame.insert(0, dim, list(zip(*(frame[name] for name in table.indexes[dim].names), strict=True)))
         return frame
@@ -131,9 +133,9 @@ class EntropyResult(Result):
             "entropy_median": median,
             "entropy_min": least,
             "entropy_max": most,
-            "std_error_median": float(table["std_error"].median()),
+            "std_error_median": median_and_ends(table["std_error"].to_numpy())[0],
             "level": self.level,
-            "interval_width_median": float((table["conf_high"] - table["conf_low"]).median()),
+            "interval_width_median": median_and_ends((table["conf_high"] - table["conf_low"]).to_numpy())[0],
             "n_with_atoms": int((table["n_atoms"] > 0).sum()),
             "n_with_ties": int((table["n_tied"] > 0).sum()),
             "n_clustered": int(table["clustered"].sum()),

@@ -33,9 +33,10 @@ MANY = RNG.normal(size=(30, 40, 20)) + RNG.normal(size=(40, 20))  # 40 units
 
 
 def overlaps(axis: Any) -> list[tuple[str, str]]:
-    """Neighboring tick labels of an axis whose boxes overlap."""
+    """Neighboring tick labels of an axis whose boxes overlap, of those that are drawn."""
     labels = [label for label in axis.get_ticklabels() if label.get_visible() and label.get_text()]
-    i = int(axis is axis.axes.yaxis)
+    i, (low, high) = int(axis is axis.axes.yaxis), sorted(axis.get_view_interval())
+    labels = [label for label in labels if low <= label.get_position()[i] <= high]
     boxes = sorted((tuple(label.get_window_extent().get_points()[:, i]), label.get_text()) for label in labels)
     return [(one, other) for (a, one), (b, other) in pairwise(boxes) if a[1] > b[0] + 0.5]
 

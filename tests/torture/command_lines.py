@@ -101,12 +101,15 @@ COMPUTE = """
 SIM = """
 --p 1.5 | p must be a finite number in [0, 1], but got 1.5
 --p -0.1 | p must be a finite number
+--p nan | p must be a finite number
 --p 0.5 0.5 | p must hold at least one value and none twice, but got (0.5, 0.5)
 --p half | invalid float value: 'half'
 --p | expected at least one argument
 --alpha 2 | alpha must be a finite number
 --methods best | methods must be one of
+--methods true true | methods must hold at least one value and none twice
 --clients 0 | clients must be an integer >=
+--clients 1e3 | invalid int value: '1e3'
 --m -1 | m must be an integer
 --n-train 0 | n_train must be an integer >= 1
 --n-test 0 | n_test must be an integer >= 1
@@ -117,6 +120,7 @@ SIM = """
 --local-epochs 0 | local_epochs must be an integer
 --batch-size -1 | batch_size must be an integer >= 0, but got -1
 --lr 0 | lr must be a finite number in (0
+--lr 1e400 | lr must be a finite number
 --participation 0 | participation must be
 --kappa 0 | kappa must be a finite number in (0, 1], but got 0.0
 --tau 1.2 | tau must be
@@ -144,15 +148,19 @@ RECOVERY = """
 --p 1 | p
 --p 0 | p
 --p 2 | p must be
+--p nan | p must be
+--p 0.5 0.5 | p
 --p x | invalid float value
 --alpha 3 | alpha must be
 --kappa 0 | kappa must be
 --kappa 1.5 | kappa must be
 --methods nope | methods must be one of
+--methods pa pa | methods
 --clients 0 | clients must be
 --d 0 | d must be
 --m 1 | m
 --replicates 0 | replicates must be an integer >= 1
+--replicates x | invalid int value
 --out recovery.zarr | --out recovery.zarr exists
 --out sim.zarr --overwrite | was made by fedstat.sim, not by fedstat.sim.recovery
 --out folder --overwrite | --out folder
@@ -169,6 +177,7 @@ MOTIVATION = """
 --data mnist --data-dir nowhere | MNIST needs
 --data mnist --data-dir file.txt | MNIST needs
 --cases one | cases must be one of
+--cases iid iid | cases must hold at least one value and none twice
 --hidden 0 | hidden must be an integer
 --local-epochs 0 | local_epochs must be
 --batch-size 0 | batch_size must be
@@ -206,8 +215,10 @@ NTK = """
 --widths 8 0 | widths must be an integer >= 1, but got 0
 --widths | expected at least one argument
 --widths 8 8 | widths must hold at least one value and none twice, but got (8, 8)
+--methods fedavg fedavg | methods must hold at least one value and none twice
 --clients 4 4 | clients must hold at least one value and none twice
 --theorem 2 --clients 4 4 | clients must hold at least one value and none twice
+--theorem 2 --n 4 4 | n must hold at least one value and none twice
 --methods none | methods must be one of
 --rounds 0 | rounds must be
 --local-steps 0 | local_steps must be
@@ -258,6 +269,8 @@ a.npz b.npz --n-factors 0 | n_factors
 a.npz b.npz --n-factors 1000 | n_factors
 a.npz b.npz --tau 2 | must be a quantile in (0, 1), inf, -inf or abs:X, but got '2'
 a.npz b.npz --tau abs:nan | abs
+a.npz b.npz --tau abs: | abs
+a.npz b.npz --tau nan | --tau
 a.npz b.npz --tau x | --tau
 a.npz b.npz --method ml | method must be one of
 a.npz b.npz --init none | init must be one of 'pc', 'smc', but got 'none'
@@ -270,6 +283,7 @@ a.npz b.npz --csv file.txt | was not written by fedstat
 a.npz b.npz --csv . | --csv must be a file
 a.npz b.npz --latex folder | --latex must be a file
 a.npz b.npz --seed -1 | seed
+a.npz b.npz --seed x | invalid int value
 a.npz b.npz --no-such | unrecognized arguments
 a.npz b.npz --over | unrecognized arguments: --over
 a.npz b.npz --out sim.zarr --overwrite | was made by fedstat.sim, not by fedstat.decompose

@@ -6,11 +6,16 @@ FL = """
 --data mnist --data-dir file.txt | MNIST needs
 --partition dirichlet | partition must be one of
 --partition dirichlet:x | partition must end in a number
+--partition dirichlet: | partition must
 --partition dirichlet:0 | the number in partition must be
 --partition dirichlet:nan | the number in partition must be
 --partition pathological:inf | the number in partition must be
+--partition pathological:-inf | the number in partition must be
+--partition pathological:nan | the number in partition must be
+--partition pathological:1e400 | the number in partition must be
 --partition pathological:1.5 | must be an integer
 --partition pathological:0 | the number in partition must be
+--partition pathological:-2 | the number in partition must be
 --partition pathological:99999999999 | classes_per_client must be
 --partition iid:3 | partition must be one of
 --partition natural | 'natural' needs samples that belong to users, but samples of digits do not
@@ -30,8 +35,10 @@ FL = """
 --norm batch | norm
 --net-options hidden=x | hidden must be an integer
 --net-options hidden=0 | hidden must be
+--net-options hidden=1.5 | hidden must be an integer >= 1, but got 1.5
 --net-options hidden=8,1.5 | hidden must be an integer >= 1, but got 1.5
 --net-options hidden=nan | hidden must be an integer >= 1, but got nan
+--net-options hidden=1e400 | hidden must be an integer >= 1, but got inf
 --net-options hidden=true | hidden must be an integer >= 1, but got True
 --net-options depth=3 | an option of mlp must be one of
 --net-options hidden | net_options must look like NAME=VALUE
@@ -49,9 +56,11 @@ FL = """
 --layers fc9 | layers to split must be among ['fc1', 'fc2'], but got 'fc9'
 --layers 0 | layers to split must be among
 --layers ² | layers to split must be among
+--layers '' | layers to split must be among
 --kappa 1.5 | kappa must be a finite number in (0, 1]
 --tau 1.5 | tau
 --tau half | tau must be a number, inf, -inf, mean or test, but got 'half'
+--tau nan | tau
 --estimator ml | estimator must be one of
 --variant mine | variant must be one of
 --algorithm fedprox --mu -1 | mu
@@ -130,6 +139,7 @@ ATTACK = """
 --iterations 0 | iterations must be an integer >= 1
 --restarts 0 | restarts must be an integer >= 1
 --labels guessed | labels must be one of 'given', 'inferred', 'both'
+--seed -1 | seed must be an integer >= 0
 --out file.csv/t.csv | --out
 """
 GRIDS = """
