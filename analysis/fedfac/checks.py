@@ -14,7 +14,8 @@ import xarray as xr
 
 from fedstat.fl import nets
 from fedstat.labelled import bootstrap, fa, permutation_test
-from fedstat.labelled.arrays import read_layer, sums
+from fedstat.labelled.layer import read_layer
+from fedstat.labelled.sums import sums
 from fedstat.results import ConvergenceWarning
 from fedstat.stats import factor
 from fedstat.stats.moments import correlation

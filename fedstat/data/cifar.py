@@ -123,7 +123,7 @@ def unpickle(path: Path) -> Any:
 
 
 def _require_plain(path: Path, stream: io.BytesIO) -> None:
-    """Raise ValueError unless the operations of a pickle are those of data, and none makes it fill the memory."""
+    """Raise ValueError if an operation of a pickle belongs to no data file, or if it could fill the memory."""
     n_tuples, previous = 0, ""
     for n, (operation, argument, _) in enumerate(pickletools.genops(stream)):
         name = operation.name
@@ -185,8 +185,8 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) == ("_codecs", "encode"):
             return self._encode
         if (module, name) not in _STAND_INS:
-            asked = ascii(f"{module}.{name}"[:200])[1:-1]
-            raise ValueError(f"the pickle asks for {asked}, which no data file needs")
+            path = ascii(f"{module}.{name}"[:200])[1:-1]
+            raise ValueError(f"the pickle asks for {path}, which no data file needs")
         return _STAND_INS[module, name]
 
     def _encode(self, text: str, encoding: str) -> bytes:

@@ -1,11 +1,11 @@
 """The verbs users call: arrays, tensors, xarray objects, runs, files or state_dicts in, result objects out."""
 
 from fedstat.labelled.agreement import icc, variance_components
-from fedstat.labelled.arrays import layer_matrix
 from fedstat.labelled.between_clients import client_clusters, knn_entropy
 from fedstat.labelled.comparison import compare, effective_rank
 from fedstat.labelled.factor import fa
 from fedstat.labelled.splitting import split, split_map, update
+from fedstat.labelled.sums import layer_matrix
 from fedstat.labelled.uncertainty import bootstrap, jackknife, n_factors, permutation_test, sensitivity
 
 __all__ = [

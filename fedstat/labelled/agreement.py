@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check, memory
 from fedstat._utils import labels as _labels
-from fedstat._utils.check import few
+from fedstat._utils.check import few, numpy_of
 from fedstat._utils.loops import progress_bar
-from fedstat.labelled.arrays import Layer, Weights, numpy_of, sum_groups
 from fedstat.labelled.groups import ClientGroups, client_groups, require_effect_of_claim
 from fedstat.labelled.inputs import by_layer
+from fedstat.labelled.layer import Layer, Weights
 from fedstat.labelled.runs import AUTO, CLASSES, COMMON_START, REASONS, Stage
+from fedstat.labelled.sums import sum_groups
 from fedstat.results.group_icc import GroupIccResult
 from fedstat.results.icc import INFERENCE, NOT_TRAINED, IccResult, Inference
 from fedstat.results.variance_components import ComponentsResult
@@ -238,8 +239,10 @@ def variance_components(
     method : {"moments", "reml"}
         "moments" is unbiased even if clients have unequal noise; its estimates are sometimes negative. "reml" is
         restricted maximum likelihood [3]_ for noise that falls as 1 / samples: more precise if this holds, else biased.
-    level, seed : float in (0, 1), int
-        Confidence level of intervals and conclusions; seed of the permutations of clients among groups.
+    level : float in (0, 1)
+        Confidence level of intervals and conclusions.
+    seed : int
+        Seed of the permutations of clients among groups.
     layer, checkpoint, stage, progress
         Layers and round to analyze, if there are several, and the progress bar: as in :func:`fedstat.split`.
 
@@ -258,10 +261,9 @@ def variance_components(
     Notes
     -----
     If and only if reliability is above 0.5, a client's weights estimate its true weights better than the average over
-    clients. High agreement (:func:`fedstat.icc`) means that clients have a unit's weights in common, high reliability
-    that they truly *differ*. A warning names clients whose replicates are identical, which biases reliability upwards.
-    The test of groups errs if the smallest groups have the largest variances: in .12 of units for 1 : 8. Formulas and
-    assumptions: :func:`fedstat.stats.variance_components.components`, ``stats.nested``, :doc:`/background/statistics`.
+    clients. High agreement (:func:`fedstat.icc`) means that clients have weights in common, high reliability that they
+    *differ*. A warning names clients with identical replicates, which bias reliability. The test of groups errs if the
+    smallest have the largest variances: in .12 of units for 1 : 8. See :doc:`/background/statistics`.
 
     References
     ----------

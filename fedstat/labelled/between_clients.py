@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
-from fedstat._utils.check import few
+from fedstat._utils.check import few, numpy_of
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import progress_bar
-from fedstat.labelled.arrays import Layer, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions, show_options
 from fedstat.labelled.groups import require_several
 from fedstat.labelled.inputs import by_layer
+from fedstat.labelled.layer import Layer, less_mean, need_dims, precision
 from fedstat.labelled.runs import AUTO, Stage
 from fedstat.results.between_clients import FIELDS, IN_NATS, ClientClustersResult, EntropyResult
 from fedstat.results.origin import recorded

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
-from fedstat._utils.check import few
+from fedstat._utils.check import few, numpy_of
 from fedstat._utils.lazy import pd, xr
-from fedstat.labelled.arrays import labels, less_mean, numpy_of, precision, read_layer
 from fedstat.labelled.inputs import holds_layers, layers_of
+from fedstat.labelled.layer import labels, less_mean, precision, read_layer
 from fedstat.labelled.runs import layers_of_run, require_done
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult

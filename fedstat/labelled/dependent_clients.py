@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat._utils.check import few
-from fedstat.labelled.arrays import Layer, baseline_of, numpy_of
+from fedstat._utils.check import few, numpy_of
+from fedstat.labelled.layer import Layer, baseline_of
 from fedstat.results.icc import describe_groups
 from fedstat.stats.clustering import cosine
 from fedstat.stats.dependence import dependence, is_varying

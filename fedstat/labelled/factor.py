@@ -13,20 +13,11 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
-from fedstat._utils.check import few
-from fedstat.labelled.arrays import (
-    UNLIKE,
-    Form,
-    Layer,
-    LayerSums,
-    correlation_matrix,
-    numpy_of,
-    row_sums,
-    standard,
-    sums,
-)
+from fedstat._utils.check import few, numpy_of
 from fedstat.labelled.inputs import by_layer
+from fedstat.labelled.layer import UNLIKE, Form, Layer
 from fedstat.labelled.runs import AUTO, Stage
+from fedstat.labelled.sums import LayerSums, correlation_matrix, row_sums, standard, sums
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.tables import count
 from fedstat.stats import Claim, eigenvalues, entropy, factor, split

@@ -29,7 +29,7 @@ class ClientGroups(NamedTuple):
     codes : int array (client,)
         Position of each client's group in ``names``.
     claim : {"these groups", "new groups"}
-        Scope of conclusions.
+        What conclusions hold for.
     """
 
     names: NDArray[Any]

@@ -18,8 +18,8 @@ from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import track
 from fedstat.labelled import runs
-from fedstat.labelled.arrays import Form, Layer, load_small, read_layer
 from fedstat.labelled.dependent_clients import describe_dependence
+from fedstat.labelled.layer import Form, Layer, load_small, read_layer
 from fedstat.labelled.layer_names import is_pattern, require_names
 from fedstat.labelled.runs import Stage
 from fedstat.labelled.states import SUFFIXES
@@ -93,7 +93,7 @@ def by_layer(
 ) -> Callable[[Callable[Concatenate[Any, P], R]], _Verb[P, R]]:
     """Extend a verb that is written for one layer to weights in any form that :func:`fedstat.split` takes.
 
-    The verb's body gets a :class:`~fedstat.labelled.arrays.Layer`: the checked weights of one layer, and the baseline
+    The verb's body gets a :class:`~fedstat.labelled.layer.Layer`: the checked weights of one layer, and the baseline
     of this layer, or None. It passes the record on to other verbs. It declares ``layer``, ``checkpoint``, ``stage`` and
     ``baseline`` for its signature, and for other verbs: the decorator uses them. For several layers the result is a
     :class:`LayerResults`, and ``progress`` shows how many layers are done; the body shows its loops. Warnings name the

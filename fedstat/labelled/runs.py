@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
-from fedstat.labelled.arrays import KNOWN, UNLIKE
+from fedstat.labelled.layer import KNOWN, UNLIKE
 from fedstat.labelled.layer_names import find_skipped_layers, match_names
 from fedstat.results.tables import count
 

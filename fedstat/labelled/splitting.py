@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
+from fedstat._utils.check import numpy_of
 from fedstat._utils.lazy import pd, xr
 from fedstat._utils.loops import track
 from fedstat.labelled.agreement import icc, variance_components
-from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, read_layer, sums
 from fedstat.labelled.factor import (
     CHOICES,
     DEFAULTS,
@@ -31,7 +31,9 @@ from fedstat.labelled.factor import (
     warn_if_single_client,
 )
 from fedstat.labelled.inputs import LayerWeights, by_layer, layers_of, parts, single_layer
+from fedstat.labelled.layer import Weights, labels, read_layer
 from fedstat.labelled.runs import AUTO, Stage, settings_of, split_at
+from fedstat.labelled.sums import LayerSums, sums
 from fedstat.results import (
     AgreementWarning,
     ConvergenceWarning,

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils import check
+from fedstat._utils.check import numpy_of
 from fedstat._utils.lazy import pd
 from fedstat._utils.loops import progress_bar, track
 from fedstat._utils.streams import generator
-from fedstat.labelled.arrays import Layer, LayerSums, Weights, client_sums, numpy_of
 from fedstat.labelled.factor import (
     ReplicateOptions,
     align_init,
@@ -27,8 +27,10 @@ from fedstat.labelled.factor import (
 )
 from fedstat.labelled.groups import client_groups, require_effect_of_claim
 from fedstat.labelled.inputs import by_layer
+from fedstat.labelled.layer import Layer, Weights
 from fedstat.labelled.runs import AUTO, Stage
 from fedstat.labelled.splitting import split_sums, warn_if_contradicted
+from fedstat.labelled.sums import LayerSums, client_sums
 from fedstat.results import ConvergenceWarning, SplitResult
 from fedstat.results.jackknife import JackknifeResult
 from fedstat.results.uncertainty import (

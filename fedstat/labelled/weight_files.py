@@ -320,7 +320,7 @@ def _indexed(path: Path, opened: ExitStack) -> State:
 
 
 def _torch(path: Path) -> Any:
-    """Read a file of torch.save; its tensors are mapped, so that only those that are used take memory."""
+    """Read a file of torch.save; tensors take memory only when they are used, since the file is mapped."""
     is_mapped = zipfile.is_zipfile(guard.regular(path))  # files before torch 1.6 are none
     try:
         if is_mapped:

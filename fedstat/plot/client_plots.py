@@ -19,9 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedstat import fl
 from fedstat._utils import check
+from fedstat._utils.check import numpy_of
 from fedstat._utils.labels import classes as classes_of
-from fedstat.labelled.arrays import numpy_of, read_layer
 from fedstat.labelled.inputs import layers_of, open_if_run
+from fedstat.labelled.layer import read_layer
 from fedstat.plot._figure import (
     fill,
     get_axes,

@@ -244,7 +244,7 @@ class BootstrapResult(Result):
 
 
 def over_samples(cautions: list[Caution], claim: Claim | None) -> list[Caution]:
-    """Return cautions without those on dependent clients if whole groups are sampled, whose clients may depend."""
+    """Return cautions; if whole groups were sampled, without those on dependent clients."""
     return [caution for caution in cautions if claim != "new groups" or caution.title != NOT_INDEPENDENT]
 
 

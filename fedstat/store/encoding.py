@@ -1,4 +1,4 @@
-"""Results as arrays of a Dataset and JSON, without loss."""
+"""Results as arrays of a Dataset and JSON, without loss; a result that was read is checked."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, timedelta
+from functools import cache
 from importlib import import_module
-from typing import Any
+from numbers import Integral
+from types import UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from zoneinfo import ZoneInfo, available_timezones
 
 import numpy as np
@@ -18,10 +21,9 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import Result
+from fedstat.results.base import LayerResults, Result, UnitStatistics
 from fedstat.results.origin import with_origin
 from fedstat.stats.split import Absolute
-from fedstat.store.fields import require_sound
 from fedstat.store.origin import require_version
 
 FORMAT = 3
@@ -120,7 +122,7 @@ def decode(rest: Any, read: Callable[[str], tuple[int, Callable[[str], NDArray[A
         return content(dtype)
 
     result = _decode(rest, take)
-    require_sound(result)
+    _require_printable(result)
     return result
 
 
@@ -217,7 +219,8 @@ _KINDS: dict[str, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
     "Period": (lambda x: [x.ordinal, x.freqstr], lambda ordinal, freq: pd.Period(ordinal=ordinal, freq=freq)),
     "Interval": (lambda x: [x.left, x.right, x.closed], lambda *parts: pd.Interval(*parts)),
 }
-"""What JSON lacks, by the name of its class: its parts, and the object of these parts. The last nine are of labels."""
+"""Classes that JSON lacks, by name: functions that return an object's parts, and the object of its parts. The last nine
+are classes of labels."""
 
 
 def _encode(value: Any, path: str, arrays: Arrays) -> Any:
@@ -287,3 +290,64 @@ def _decode(rest: Any, take: Take) -> Any:
     values, origin = parts
     result = _class(kind)(**values)
     return result if origin is None else with_origin(result, origin)
+
+
+_LABELS = ("units", "clients", "groups", "group_names")
+"""Arrays of names, which may have any dtype."""
+_DTYPE_KINDS: dict[Any, str] = {np.float64: "f", np.int64: "iu", np.bool_: "b", np.str_: "U", Any: "biuf"}
+_LARGEST = 2**63
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the types of a class's fields."""
+    return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
+
+
+def _require_printable(result: Any) -> None:
+    """Raise ValueError, naming the field where possible, if a result that was read cannot be printed or tabled."""
+    _require_fields(result)
+    for single in result.results.values() if isinstance(result, LayerResults) else [result]:
+        try:
+            repr(single)
+            single.tidy()
+        except Exception as error:  # values that do not fit together raise errors of many types
+            raise ValueError(
+                f"fields of a {type(single).__name__} do not fit together: {guard.reason(error)}"
+            ) from error
+
+
+def _require_fields(record: Any, path: str = "") -> None:
+    """Raise ValueError, naming the field, if a field has another type than its class declares."""
+    for name, hint in _hints(record.__class__).items():
+        value, where = getattr(record, name), path + name
+        if not _is_of(value, object if name in _LABELS and isinstance(value, np.ndarray) else hint):
+            raise ValueError(f"the field {where} of a {type(record).__name__} cannot be {value!r:.100}")
+        for key, part in value.items() if isinstance(value, Mapping) else [("", value)]:
+            if hasattr(part, "_fields") or (is_dataclass(part) and not isinstance(part, type)):
+                _require_fields(part, f"{where}.{key}." if key else f"{where}.")
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Return True if a value has the type of a field."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_is_of(value, option) for option in args)
+    if origin is Literal:
+        return isinstance(value, str) and value in args
+    if origin is np.ndarray:
+        return isinstance(value, np.ndarray) and value.dtype.kind in _DTYPE_KINDS[get_args(args[1])[0]]
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is_of(part, args[0]) for part in value)
+    if origin is not None:  # a mapping
+        return isinstance(value, Mapping) and all(
+            isinstance(key, str) and _is_of(part, args[1]) for key, part in value.items()
+        )
+    if isinstance(hint, TypeVar) or hint is UnitStatistics:
+        return isinstance(value, Result) and (hint is not UnitStatistics or hasattr(value, "statistic_name"))
+    if hint in (int, float):
+        is_integer = isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < _LARGEST
+        return (is_integer and value >= 0) if hint is int else is_integer or isinstance(value, float | np.floating)
+    if hint is bool:
+        return isinstance(value, bool | np.bool_)
+    return hint is Any or isinstance(value, hint)

@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 
 import fedstat.labelled as fs
-from fedstat.labelled import arrays
+from fedstat.labelled import layer as layers
 
 dask = pytest.importorskip("dask", reason="Dask is not installed: pip install -c constraints.txt -e '.[sweep]'")
 da = pytest.importorskip("dask.array")
@@ -72,7 +72,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
 def test_weights_that_dask_holds_are_summed_chunk_by_chunk(
     chunks: tuple[Any, ...], verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrays, "_BLOCK", 5 * ONE)
+    monkeypatch.setattr(layers, "_BLOCK", 5 * ONE)
     held = Chunks(*chunks)
     found = VERBS[verb](held.array)
     assert len(held.computed) == np.prod([len(sizes) for sizes in held.array.chunks])
@@ -91,14 +91,14 @@ def test_weights_that_dask_holds_are_summed_chunk_by_chunk(
 def test_chunks_of_all_clients_side_by_side_are_computed_anew_for_some_clients_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(arrays, "_BLOCK", 5 * ONE)
-    monkeypatch.setattr(arrays, "_ROW", 10 * ONE)
+    monkeypatch.setattr(layers, "_BLOCK", 5 * ONE)
+    monkeypatch.setattr(layers, "_ROW", 10 * ONE)
     held = Chunks(-1, -1, 10)
-    read = [len(block) for _, block in arrays.read_layer(held.array).blocks()]
+    read = [len(block) for _, block in layers.read_layer(held.array).blocks()]
     assert read == [10, 10, 4]
     assert held.most < 5, "of five chunks that hold all clients"
     assert set(held.computed.values()) == {3}
-    assert [len(block) for _, block in arrays.read_layer(Chunks(-1, -1, -1).array).blocks()] == [24]
+    assert [len(block) for _, block in layers.read_layer(Chunks(-1, -1, -1).array).blocks()] == [24]
 
 
 def test_a_diverged_client_of_weights_that_dask_holds_is_named() -> None:

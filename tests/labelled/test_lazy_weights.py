@@ -13,8 +13,9 @@ import xarray as xr
 from zarr.storage import MemoryStore
 
 import fedstat.labelled as fs
-from fedstat.labelled import arrays
-from fedstat.labelled.arrays import client_sums, read_layer, sums
+from fedstat.labelled import layer as layers
+from fedstat.labelled.layer import read_layer
+from fedstat.labelled.sums import client_sums, sums
 
 CLIENTS = 23
 
@@ -47,7 +48,7 @@ def stored(chunk: dict[str, int]) -> tuple[xr.DataArray, Counter[str]]:
     "chunk", [{}, {"client": 1}, {"client": 5}, {"client": 7, "unit": 3}, {"client": 2, "checkpoint": 1, "weight": 4}]
 )
 def test_each_chunk_is_read_once(chunk: dict[str, int], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_BLOCK", block)
+    monkeypatch.setattr(layers, "_BLOCK", block)
     lazy, reads = stored(chunk)
     m, _, _, n, _ = sums(read_layer(lazy))
     assert n == CLIENTS
@@ -65,9 +66,9 @@ def test_each_chunk_is_read_once(chunk: dict[str, int], block: int, monkeypatch:
 def test_no_more_is_in_memory_than_a_block_of_whole_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     one = 4 * 6 * 8
     for chunk, block, expected in ((1, 5 * one, 5), (3, 5 * one, 3), (3, 7 * one, 6), (7, 5 * one, 7), (1, 1, 1)):
-        monkeypatch.setattr(arrays, "_BLOCK", block)
+        monkeypatch.setattr(layers, "_BLOCK", block)
         lazy, _ = stored({"client": chunk})
-        assert next(arrays._row_slices(lazy, "client")) == slice(0, expected)
+        assert next(layers.row_slices(lazy, "client")) == slice(0, expected)
 
 
 VERBS: dict[str, Callable[[Any], Any]] = {
@@ -92,7 +93,7 @@ def test_every_verb_reads_each_chunk_once(verb: str) -> None:
 
 @pytest.mark.parametrize("block", [1, 5 * 4 * 6 * 8])
 def test_agreement_of_stored_weights_is_that_of_weights_in_memory(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_BLOCK", block)
+    monkeypatch.setattr(layers, "_BLOCK", block)
     lazy, reads = stored({"client": 5})
     start = np.ones((4, 6))
     found = fs.icc(lazy, baseline=start)

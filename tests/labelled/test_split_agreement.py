@@ -126,7 +126,7 @@ def test_update_repeats_the_split_by_agreement() -> None:
 
 def test_no_matrix_of_units_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """5000 units would need 200 MB for their correlations; none of the moments is summed at all."""
-    monkeypatch.setattr(fs.arrays, "scaled_moments", None)
+    monkeypatch.setattr(fs.sums, "scaled_moments", None)
     w = np.random.default_rng(0).normal(size=(3, 5000, 4))
     assert fs.split(w, method="icc").shared.sum() == 2500
 

@@ -58,7 +58,7 @@ def test_lazy_weights_are_read_unit_by_unit(
     lazy = xr.open_zarr(tmp_path / "w.zarr", chunks=None, consolidated=False)["w"]
     expected = fedstat.variance_components(w, **options)
     monkeypatch.setattr(agreement, "_BLOCK", block)
-    monkeypatch.setattr(fedstat.labelled.arrays, "_BLOCK", block)  # not read at once
+    monkeypatch.setattr(fedstat.labelled.layer, "_BLOCK", block)  # not read at once
     for given in (lazy, w, w.values):
         found = fedstat.variance_components(given, **options)
         pd.testing.assert_frame_equal(found.tidy(), expected.tidy(), rtol=1e-5)

@@ -14,7 +14,7 @@ from statsmodels.regression.mixed_linear_model import MixedLM
 
 import fedstat.labelled as fs
 from fedstat.labelled.agreement import icc_sums
-from fedstat.labelled.arrays import require_related
+from fedstat.labelled.layer import require_related
 from fedstat.sim.model8 import Model8, truth
 from fedstat.stats import icc as arrays
 from fedstat.stats import split

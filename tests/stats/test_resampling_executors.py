@@ -18,7 +18,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import fedstat
 from fedstat._utils import loops
 from fedstat._utils.loops import in_order, one_blas_thread
-from fedstat.labelled import arrays
+from fedstat.labelled.layer import read_layer
+from fedstat.labelled.sums import client_sums
 
 RNG = np.random.default_rng(0)
 WEIGHTS = RNG.normal(size=(1, 6, 15)) + RNG.normal(size=(7, 6, 15))
@@ -76,7 +77,7 @@ def test_replicates_do_not_depend_on_the_callers_blas_threads() -> None:
         with threadpool_limits(threads, user_api="blas"):
             return fedstat.stats.resampling.bootstrap(moments, method="pc", replicates=2, executor=executor).communality
 
-    moments = arrays.client_sums(arrays.read_layer(wide))[0]
+    moments = client_sums(read_layer(wide))[0]
     with ThreadPoolExecutor(2) as executor:
         alone = found(1, None)
         for threads in (1, 2):
