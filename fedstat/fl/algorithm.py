@@ -292,8 +292,8 @@ class Phase(NamedTuple):
         Changes ``params`` in place before the phase, given all training samples of the clients.
     sample_weights : callable (net, params, Samples, AlgorithmState) -> Tensor (client, sample, ...), optional
         Values of all training samples of the clients, computed once after ``on_phase_start``. The gradient of the
-        algorithm's ``loss`` gets them, sample by sample, as fourth argument. It may also
-        set ``params`` to means over these samples, such as FedEM's π.
+        algorithm's ``loss`` gets them, sample by sample, as fourth argument. The function may also set ``params`` to
+        means over these samples, such as FedEM's π.
     layers : callable (Net) -> sequence of str, optional
         Layers to which ``is_trainable`` is limited, if they depend on the network: FedRep's head.
     lr : float
