@@ -72,7 +72,7 @@ def draw(scenarios: Sequence[str], loss: pd.DataFrame, accuracy: pd.DataFrame) -
         top = figure.add_subplot(grid[2 * block, column])
         bottom = figure.add_subplot(grid[2 * block + 1, column], sharex=top)
         plot.loss_curves(loss[loss["scenario"] == scenario], ax=top).set_title(scenario)
-        plot.accuracy_curves(accuracy[accuracy["scenario"] == scenario], ax=bottom)
+        plot.score_curves(accuracy[accuracy["scenario"] == scenario], ax=bottom)
         top.tick_params(labelbottom=False)
         top.set_xlabel("")
         panels += [top, bottom]

@@ -220,21 +220,21 @@ def classes(name: str, y: Any, dims: Sequence[str] = ("sample",)) -> NDArray[Any
     --------
     >>> classes("y", np.array([0.37, 1.0]))
     Traceback (most recent call last):
-    ValueError: y must hold class numbers 0, 1, ..., but got 0.37. Targets that are real numbers are not supported.
-    Group them into classes, for example by numpy.digitize.
+    ValueError: y must hold class numbers 0, 1, ..., but got 0.37. Group real-valued targets into classes, for example
+    by numpy.digitize.
     """
     if check.has_dims(y):
         if set(y.dims) != set(dims):
             raise ValueError(
                 f"{name} must hold one class for each sample, with the dims {', '.join(dims)}, but has {y.dims}. "
-                "Several targets of a sample are not supported; for one-hot classes pass .argmax over the last dim."
+                "For one-hot classes pass .argmax over the last dim; several targets of a sample must be real numbers."
             )
         y = y.transpose(*dims)
     array = _plain(_array(name, y), y)
     if array.dtype.kind in "fc" and (not_integer := ~(np.isfinite(array) & (array == np.round(array)))).any():
         raise ValueError(
-            f"{name} must hold class numbers 0, 1, ..., but got {array[not_integer][0]:g}. Targets that are real "
-            "numbers are not supported. Group them into classes, for example by numpy.digitize."
+            f"{name} must hold class numbers 0, 1, ..., but got {array[not_integer][0]:g}. Group real-valued targets "
+            "into classes, for example by numpy.digitize."
         )
     return array
 

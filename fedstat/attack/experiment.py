@@ -61,6 +61,11 @@ def read_run(path: str | Path) -> Stored:
             f"{path} does not say on which data it was trained: only runs of python -m fedstat.fl, or "
             "fedstat.study.run, can be attacked from their store. For others use fedstat.attack.leakage_of."
         )
+    if "rmse" in tree["metrics"]:
+        raise ValueError(
+            f"{path} was trained on real-valued targets, but gradient inversion recovers images and their classes. Pass "
+            "a run of a classifier."
+        )
     if source_of(noted["data"])[0] in TEXTS:
         raise ValueError(f"{path} was trained on {noted['data']}: texts are token numbers, which have no gradient")
     with store.reading(path):

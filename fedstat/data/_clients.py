@@ -11,6 +11,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat._utils.streams import generator
+from fedstat.data.targets import strata
 
 # Fractions such as 1 - 0.9 are below 0.1 by rounding; this is less than a sample of any data set.
 _ROUNDING = 1e-9
@@ -49,8 +50,9 @@ def train_test(
     short : {"error", "drop"}
         Raise an error if a client has too few samples for one of each, or leave the client out.
     stratify : bool
-        Give the test samples of a client the class proportions of the client, rounded to whole samples; and the
-        validation samples those of its other samples. The numbers of samples do not change.
+        Give the test samples of a client the class proportions (in regression, the proportions of the deciles of all
+        targets) of the client, rounded to whole samples; and the validation samples those of its other samples. The
+        numbers of samples do not change.
     seed : int
         Seed of the random division.
 
@@ -85,7 +87,7 @@ def train_test(
     rng = generator(seed, "partition", "train_test")
     split = np.full(len(client), "", dtype=object)
     if stratify:
-        y = _labels.classes("y", fed.y)
+        y = strata(fed.y)
         is_test = _select(code, size - n_later, rng, y)
         rest = np.flatnonzero(~is_test)
         is_validation = _select(code[rest], n_later - n_train, rng, y[rest])
@@ -141,7 +143,7 @@ def draw_subset(
     rows = np.flatnonzero(subset == "train")
     _, code, size = np.unique(get_client(fed)[rows], return_inverse=True, return_counts=True)
     number = np.maximum(1, np.rint(fraction * size).astype(np.int64))
-    y = _labels.classes("y", fed.y)[rows] if stratify else None
+    y = strata(fed.y)[rows] if stratify else None
     subset[rows[_select(code, number, generator(seed, "partition", name), y)]] = name
     return fed.assign_coords(split=("sample", subset))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstat._utils import check, labels
+from fedstat._utils import check
 from fedstat._utils.lazy import xr
 from fedstat._utils.streams import generator
 from fedstat.data._clients import get_client
+from fedstat.data.targets import strata
 
 
 def apportion(supply: np.ndarray, proportion: np.ndarray) -> np.ndarray:
@@ -145,10 +146,10 @@ def deal_like(data: xr.Dataset, fed: xr.Dataset, *, seed: int = 0) -> xr.Dataset
     2
     """
     clients, client = np.unique(get_client(fed), return_inverse=True)
-    classes, y = np.unique(labels.classes("y", fed.y), return_inverse=True)
+    classes, y = np.unique(strata(fed.y), return_inverse=True)
     held = np.zeros((len(classes), len(clients)), dtype=np.int64)
     np.add.at(held, (y, client), 1)
-    y_data = labels.classes("y", data.y)
+    y_data = strata(data.y, like=fed.y)
     is_held = np.isin(y_data, classes)
     if not is_held.any():
         raise ValueError("fed must hold classes of data, but has none. Pass samples with the same numbers of classes.")

@@ -4,7 +4,8 @@ Each function takes a sample-major data set: x, y and the coordinate split on th
 set with the coordinate ``client`` (sample), the clients numbered from 0. It copies x only if it leaves samples out.
 All functions but ``dirichlet_equal`` deal the samples of all subsets together and keep the coordinate split; classes
 of a client may differ between its subsets. ``train_test`` then divides every client's samples anew. To keep the split
-of the data, deal the training samples, and then the test samples in the same proportions (``deal_like``).
+of the data, deal the training samples, and then the test samples in the same proportions (``deal_like``). Deciles of
+real-valued targets take the place of classes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedstat._utils import check, labels
+from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import xr
 from fedstat._utils.streams import generator
 from fedstat.data._clients import hold_out, label_table, limit, number_labels, permute_labels, train_test
 from fedstat.data._dealing import apportion, deal, deal_like, draw_equal, top_up
+from fedstat.data.targets import strata
 
 __all__ = [
     "CIFAR100_DOMAINS",
@@ -472,8 +474,8 @@ def dirichlet_equal(
 
 
 def _encode_classes(data: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return the classes that occur, and the index of each sample's class."""
-    classes, y = np.unique(labels.classes("y", data.y), return_inverse=True)
+    """Return the classes that occur (in regression, deciles of the target), and the index of each sample's class."""
+    classes, y = np.unique(strata(data.y), return_inverse=True)
     return classes, y
 
 

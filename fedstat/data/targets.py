@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils import check, labels
+from fedstat._utils.lazy import xr
 
 Task = Literal["classification", "regression"]
 TASKS: tuple[Task, ...] = ("classification", "regression")
@@ -111,6 +112,51 @@ def read_targets(
         return y.astype(np.int64), {"names": [str(c) for c in names]}
     classes, numbers = np.unique(labels.classes(name, y), return_inverse=True)
     return numbers.astype(np.int64), {"names": [_class_name(c) for c in classes]}
+
+
+QUANTILES = 10
+"""Number of strata into which real-valued targets are cut."""
+
+
+def strata(y: xr.DataArray, like: xr.DataArray | None = None) -> NDArray[Any]:
+    """Return the class of each sample; in regression, the decile of its target, as a number from 0.
+
+    Partitions divide samples by these strata. Real numbers with at most 10 values are strata by their value. Of several
+    targets of a sample the first counts.
+
+    Parameters
+    ----------
+    y : DataArray (sample,) or (sample, target)
+    like : DataArray, optional
+        Targets whose deciles are used; by default those of ``y``.
+
+    Raises
+    ------
+    ValueError
+        If y has other dims, or a target is not finite.
+
+    Examples
+    --------
+    >>> strata(xr.DataArray([0.3, 2.5, 1.0, 0.3], dims="sample")).tolist()
+    [0, 2, 1, 0]
+    """
+    if y.dtype.kind != "f":
+        return labels.classes("y", y)
+    values, reference = (_first_target(v) for v in (y, y if like is None else like))
+    if len(levels := np.unique(reference)) > QUANTILES:
+        levels = np.unique(np.quantile(reference, np.arange(1, QUANTILES) / QUANTILES))
+        return np.searchsorted(levels, values, side="right")
+    return np.searchsorted(levels, values)
+
+
+def _first_target(y: xr.DataArray) -> NDArray[Any]:
+    if "sample" not in y.dims or y.ndim > 2:
+        raise ValueError(f"y must have the dims sample, or sample and one for several targets, but has {y.dims}")
+    values = y.transpose("sample", ...).to_numpy()
+    values = values if values.ndim == 1 else values[:, 0]
+    if not np.isfinite(values).all():
+        raise ValueError(f"y must be finite, but in sample {int(np.flatnonzero(~np.isfinite(values))[0])} it is not")
+    return values
 
 
 def _class_name(value: Any) -> str:

@@ -19,7 +19,7 @@ from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND
 from fedstat.results.tables import count
-from fedstat.study import experiment, federation, grid, report
+from fedstat.study import experiment, federation, grid, report, run_table
 from fedstat.study.collect import list_seeds
 from fedstat.study.compare import compare_runs
 from fedstat.study.run_settings import Settings, named
@@ -218,6 +218,7 @@ def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
     seeds = seeds or list(dict.fromkeys(run.seed for run in tunable))
     compute = _compute_options(args)
     selected: dict[tuple[str, str], Settings | None] = {}
+    scores = []
     with _cli.executor(args) as executor:
         options = {"progress": not args.quiet, "executor": executor, **compute}
         if executor is not None:
@@ -229,15 +230,17 @@ def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
                     heading = f"{scenario}, {algorithm}: {step.name}, {list_seeds(seeds)}"
                     print(f"{heading}\n{step.table.round(4).to_string(index=False)}\n", flush=True)
                     selected |= {(run.name, run.algorithm): run for run in step.settings}
+                    scores.append(run_table.score_in(step.table))
             except FloatingPointError as error:
                 if not args.tuned:
                     raise
                 print(f"{scenario}, {algorithm}: skipped, all candidates diverged\n{error}\n", flush=True)
                 selected |= dict.fromkeys((run.name, run.algorithm) for run in initial)
-        print(
-            "validation, std_error: mean validation accuracy over seeds, which decides, and\n"
-            "its SE; accuracy: mean test accuracy in the round chosen on validation samples"
-        )
+        for score in scores[-1:]:
+            print(
+                f"validation, std_error: mean validation {score.title} over seeds, which decides, and\n"
+                f"its SE; {score.name}: mean {score.long_name} in the round chosen on validation samples"
+            )
         if args.tuned:
             _make_tuned_runs(args, with_selected(runs, selected, candidates), options)
 

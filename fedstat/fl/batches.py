@@ -14,6 +14,7 @@ import numpy as np
 from fedstat._utils import labels, streams
 from fedstat._utils.lazy import torch, xr
 from fedstat.data import arrays
+from fedstat.data.targets import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -208,7 +209,8 @@ class Rows(NamedTuple):
     ----------
     x : Tensor (sample, ...), Images or Stored
         float32 (integer inputs, such as token ids, stay integers).
-    y : int64 Tensor (sample,)
+    y : Tensor
+        int64 (sample,) class numbers; in regression float32 (sample, target).
     start : int array (client + 1,)
         Client c holds rows start[c] to start[c + 1].
     numbers : int array (client,), optional
@@ -290,7 +292,9 @@ class Schedule(NamedTuple):
     live: np.ndarray
 
 
-def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool = False) -> Rows:
+def rows_of(
+    data: xr.Dataset, subset: str, device: torch.device, *, stored: bool = False, task: Task = "classification"
+) -> Rows:
     """Return samples of one subset ("train", "test", ...) of a federated data set.
 
     Parameters
@@ -302,11 +306,14 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
     device : torch.device
     stored : bool
         Leave x on disk, to be read when clients train.
+    task : {"classification", "regression"}
+        In regression y holds real numbers, and may have one more dim: several targets.
 
     Raises
     ------
     ValueError
-        If x or y is missing, inputs are not finite, y holds no classes, or a client has no sample in this subset.
+        If x or y is missing, inputs or targets are not finite, y does not fit the task, or a client has no sample in
+        this subset.
     """
     for name in ("x", "y"):
         if name not in data:
@@ -330,8 +337,8 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
         order = span(np.argsort(code, kind="stable"))
         start = np.concatenate([[0], np.cumsum(np.bincount(code, minlength=len(names)))])
         index = places[order]
-    y = labels.classes("y", data["y"], lead)
-    y_rows = torch.from_numpy(_numbers(y.reshape(-1) if order is None else y[order])).to(device)
+    y = _real_targets(data["y"], lead) if task == "regression" else _numbers(labels.classes("y", data["y"], lead))
+    y_rows = torch.from_numpy(y.reshape(-1, *y.shape[len(lead) :]) if order is None else y[order]).to(device)
     if not len(names):
         raise ValueError("the data must have at least 1 client, but got 0. Check how the clients were selected.")
     empty = np.flatnonzero(np.diff(start) == 0)
@@ -369,6 +376,22 @@ def _numbers(y: np.ndarray) -> np.ndarray:
     if y.dtype.kind not in "iubf":
         raise ValueError(f"y must hold class numbers 0, 1, ..., but got {y.flat[0]!r}. Number the classes.")
     return y.astype(np.int64)
+
+
+def _real_targets(y: xr.DataArray, lead: tuple[str, ...]) -> np.ndarray:
+    """Return targets (..., target) as float32; ValueError if they are not finite or have several further dims."""
+    if not set(lead) <= set(y.dims) or y.ndim > len(lead) + 1:
+        raise ValueError(
+            f"y must hold one number for each sample, with the dims {', '.join(lead)}, or several, with one more dim, "
+            f"but has {y.dims}"
+        )
+    values = y.transpose(*lead, ...).to_numpy().astype(np.float32)
+    values = values if values.ndim > len(lead) else values[..., None]
+    if not np.isfinite(values).all():
+        bad = np.argwhere(~np.isfinite(values).all(-1))[0].tolist()
+        where = ", ".join(f"{dim} {i}" for dim, i in zip(lead, bad, strict=True))
+        raise ValueError(f"y must be finite, but at {where} of the data (counted from 0) it is not. Remove the sample.")
+    return values
 
 
 def schedule(

@@ -1,4 +1,4 @@
-"""Accuracy, loss and metrics of the clients' models, and the fine-tuning that is selected before clients predict."""
+"""Score, loss and metrics of the clients' models, and the fine-tuning that is selected before clients predict."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fedstat.fl.batches import Rows
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job, Metrics
 from fedstat.fl.local_training import diverged, finetune
-from fedstat.fl.metrics import Tally, shape
+from fedstat.fl.losses import Loss
+from fedstat.fl.metrics import ErrorTally, Tally, shape, tally_of
 from fedstat.fl.nets import Params
 from fedstat.fl.state import Download, State
 from fedstat.stats import variance_components
 
-_SCORES = ("accuracy", "loss")
 _ADD_SAMPLES = "Set validation_fraction=0.1 (--validation-fraction 0.1), in Python train_test(..., validation=0.1)"
 
 
 def measured(job: Job, clients: np.ndarray, models: Callable[[slice], Params]) -> dict[str, np.ndarray]:
     """Return scores (client, ...) of one model for each of some clients, in their order; NaN for the other clients.
 
-    Scores are accuracy and loss on the test samples, the job's metrics on them
-    (:data:`fedstat.fl.metrics.METRICS`) and, if there are validation samples, ``validation_accuracy`` and
-    ``validation_loss``.
+    Scores are accuracy (in regression ``rmse``) and loss on the test samples, the job's metrics on them
+    (:data:`fedstat.fl.metrics.METRICS`, ``ERRORS``) and, if there are validation samples, ``validation_accuracy``
+    (``validation_rmse``) and ``validation_loss``.
     """
     return {name: values[:, 0] for name, values in table(job, clients, lambda span: (models(span),), 1).items()}
 
@@ -37,16 +37,17 @@ def measured(job: Job, clients: np.ndarray, models: Callable[[slice], Params]) -
 def table(job: Job, clients: np.ndarray, models: Callable[[slice], Iterable[Params]], n: int) -> dict[str, np.ndarray]:
     """Return scores (client, n, ...) of n models for each client, see :func:`measured`."""
     subsets = {"": job.test} | ({} if job.validation is None else {"validation_": job.validation})
-    shapes: dict[str, tuple[int, ...]] = {f"{of}{name}": () for of in subsets for name in _SCORES}
+    names = (job.score.name, "loss")
+    shapes: dict[str, tuple[int, ...]] = {f"{of}{name}": () for of in subsets for name in names}
     shapes |= {name: shape(job, name) for name in job.metrics.names}
     columns = {name: np.full((job.clients, n, *sizes), np.nan, np.float32) for name, sizes in shapes.items()}
 
     def work(span: slice) -> None:
         for i, params in enumerate(models(span)):
-            tally = Tally(job, clients[span]) if job.metrics.names else None
+            tally = tally_of(job, clients[span]) if job.metrics.names else None
             for of, rows in subsets.items():
                 pair = scores(job, params, rows, clients[span], None if of else tally)
-                for name, values in zip(_SCORES, pair, strict=True):
+                for name, values in zip(names, pair, strict=True):
                     columns[of + name][clients[span], i] = values
             for name, values in tally.values().items() if tally else ():
                 columns[name][clients[span], i] = values
@@ -64,12 +65,12 @@ def require_finite(job: Job, metrics: Mapping[str, np.ndarray], clients: np.ndar
 
 
 def scores(
-    job: Job, params: Params, data: Rows, clients: np.ndarray, tally: Tally | None = None
+    job: Job, params: Params, data: Rows, clients: np.ndarray, tally: Tally | ErrorTally | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return accuracy and mean loss (client,) of stacked models on the clients' samples; ``tally`` adds them up."""
+    """Return score and mean loss (client,) of stacked models on the clients' samples; ``tally`` adds them up."""
     data, clients = batches.load_clients(data, clients)
     sizes = torch.from_numpy(data.sizes[clients])
-    right, total = torch.zeros(len(clients)), torch.zeros(len(clients))
+    quality, total = torch.zeros(len(clients), *data.y.shape[1:]), torch.zeros(len(clients))
     first, most = torch.from_numpy(data.start[clients]), int(sizes.max()) if len(clients) else 0
     for block in nets.sample_blocks(most):
         index = torch.arange(block.start, block.stop)
@@ -78,12 +79,28 @@ def scores(
         half = job.compute.precision == "bfloat16"
         with torch.no_grad(), torch.autocast(job.device.type, torch.bfloat16, enabled=half):
             out = job.net.apply(params, batches.take_rows(data.x, rows)).float()
-            y, predicted = data.y[rows], job.loss.predict(out)
-            right += ((predicted == y) & real).sum(1).cpu()
+            y = data.y[rows]
+            quality += _sum_quality(job.loss, out, y, real).cpu()
             total += (job.loss.value(out, y) * real).sum(1).cpu()
             if tally is not None:
-                tally.add(out, predicted, y, real)
-    return (right / sizes).numpy(), (total / sizes).numpy()
+                tally.add(out, y, real)
+    quality /= sizes.view(-1, *(1,) * (quality.ndim - 1))
+    return score_of_means(job, quality).numpy(), (total / sizes).numpy()
+
+
+def _sum_quality(loss: Loss, out: torch.Tensor, y: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Return numbers of right predictions (client,); in regression sums of squared errors (client, target)."""
+    predicted = loss.predict(out)
+    if loss.task == "classification":
+        return ((predicted == y) & real).sum(1)
+    return ((predicted - y).square() * real.unsqueeze(-1)).sum(1)
+
+
+def score_of_means(job: Job, quality: torch.Tensor) -> torch.Tensor:
+    """Return scores (client,) of proportions of right predictions (client,) or mean squared errors (client, target)."""
+    if job.loss.task == "classification":
+        return quality
+    return (quality.sqrt() * job.target_scale("cpu")[1].float()).mean(1)
 
 
 def losses_of(

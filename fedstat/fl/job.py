@@ -19,7 +19,7 @@ from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm, Phase
 from fedstat.fl.batches import Rows, part
 from fedstat.fl.hooks import Hooks
-from fedstat.fl.losses import Loss
+from fedstat.fl.losses import SCORES, Loss, Score
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer, sgd
 from fedstat.fl.ranks import ALONE, ProcessGroup
@@ -88,7 +88,7 @@ class Metrics(NamedTuple):
     Attributes
     ----------
     names : tuple of str
-        Names of :data:`fedstat.fl.metrics.METRICS`.
+        Names of :data:`fedstat.fl.metrics.METRICS` or ``ERRORS``.
     classes : array (class,)
         Classes of the data.
     labels : int array (client, class), optional
@@ -136,6 +136,8 @@ class Job(TrainConfig):
         True if the state holds last common values of each client, see :func:`fedstat.fl.checkpoints.common_params`.
     room : int, optional
         Bytes that values of all clients may take at a time, from the memory budget.
+    scaling : (array (target,), array (target,)), optional
+        Mean and standard deviation by which real-valued targets were standardized; None if they were not.
     limits : dict
         Chunk size that fits the memory of a CUDA device, once a larger size did not.
     """
@@ -155,6 +157,7 @@ class Job(TrainConfig):
     rows_folder: Path | None = None
     common_rows: bool = False
     room: int | None = None
+    scaling: tuple[np.ndarray, np.ndarray] | None = None
     limits: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -196,6 +199,16 @@ class Job(TrainConfig):
         """Subsets of the data by name."""
         subsets = {"train": self.train, "test": self.test}
         return subsets if self.validation is None else subsets | {"validation": self.validation}
+
+    @property
+    def score(self) -> Score:
+        """Score by which client models are judged."""
+        return SCORES[self.loss.task]
+
+    def target_scale(self, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and standard deviation, float64 (target,), that standardized the targets; 0 and 1 if none did."""
+        mean, sd = (np.zeros(1), np.ones(1)) if self.scaling is None else self.scaling
+        return torch.from_numpy(mean).to(device), torch.from_numpy(sd).to(device)
 
     def ids(self, clients: np.ndarray) -> np.ndarray:
         """Return the numbers that key the random streams of clients."""

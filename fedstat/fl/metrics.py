@@ -1,4 +1,4 @@
-"""Metrics of client models on test samples besides accuracy and loss, by scikit-learn's definitions."""
+"""Metrics of client models on test samples besides score and loss, by scikit-learn's definitions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstat._utils import check
 from fedstat._utils.lazy import torch
+from fedstat.data.targets import Task
 from fedstat.fl.chunks import format_bytes
 from fedstat.fl.job import Job, Metrics
 from fedstat.fl.nets import n_outputs
@@ -24,33 +25,49 @@ METRICS = {
     "macro_f1": "mean of F1 over the classes of the client's test samples and predictions",
     "auc": "area under the ROC curve, mean over classes against the others, NaN if the client's test samples lack one",
 }
-"""Metrics of each client by name. In scikit-learn they are ``recall_score(average=None)``, ``balanced_accuracy_score``,
-``f1_score(average="macro")`` and ``roc_auc_score(multi_class="ovr")``."""
+"""Metrics of classification by name. In scikit-learn they are ``recall_score(average=None)``,
+``balanced_accuracy_score``, ``f1_score(average="macro")`` and ``roc_auc_score(multi_class="ovr")``."""
 
-TITLES = {"balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1", "auc": "AUC"}
+ERRORS = {
+    "mae": "mean absolute error, mean over targets",
+    "r2": "R², proportion of the variance of a client's test targets that predictions explain, mean over targets, NaN "
+    "if one does not vary",
+}
+"""Metrics of regression, which every run measures: ``mean_absolute_error`` and ``r2_score`` of scikit-learn."""
+
+TITLES = {"balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1", "auc": "AUC", "mae": "MAE", "r2": "R²"}
 """Metrics with one value per client, in the words of prints."""
 
 PREDICTION = "prediction"
-"""Predicted classes (client, sample), which :class:`Tally` returns like a metric."""
+"""Predictions (client, sample) or (client, sample, target), which tallies return like a metric."""
 
 
-def names_of(metrics: str | Iterable[str]) -> tuple[str, ...]:
-    """Return names of metrics without duplicates, in the order of ``METRICS``.
+def names_of(metrics: str | Iterable[str], task: Task = "classification") -> tuple[str, ...]:
+    """Return names of metrics without duplicates, in the order of ``METRICS``; in regression, of all ``ERRORS``.
 
     Raises
     ------
     ValueError
-        If there is no such metric; the message has the nearest names.
+        If there is no such metric of the task; the message has the nearest names.
 
     Examples
     --------
     >>> names_of(["auc", "balanced_accuracy", "auc"])
     ('balanced_accuracy', 'auc')
+    >>> names_of((), "regression")
+    ('mae', 'r2')
     """
-    names = [metrics] if isinstance(metrics, str) else list(metrics)
+    names, of_task = [metrics] if isinstance(metrics, str) else list(metrics), METRICS
+    if task == "regression":
+        of_task = ERRORS
+        if classes := [name for name in names if name in METRICS]:
+            raise ValueError(
+                f"metrics must be of regression, {' and '.join(ERRORS)}, which are always measured, but got "
+                f"{classes[0]!r}. Leave it out."
+            )
     for name in names:
-        check.choice("metrics", name, METRICS)
-    return tuple(name for name in METRICS if name in names)
+        check.choice("metrics", name, of_task)
+    return tuple(name for name in of_task if name in names or task == "regression")
 
 
 def of_run(names: tuple[str, ...], clients: Group, *, own_labels: bool) -> Metrics:
@@ -61,6 +78,8 @@ def of_run(names: tuple[str, ...], clients: Group, *, own_labels: bool) -> Metri
     ValueError
         If accuracies by class are requested, but clients number classes differently and the group has no labels.
     """
+    if "class" not in clients.coords.coords:
+        return Metrics(names)
     labels = clients.coords["label"].to_numpy() if "label" in clients.coords.variables else None
     if "class_accuracy" in names and own_labels and labels is None:
         raise ValueError(
@@ -73,13 +92,15 @@ def of_run(names: tuple[str, ...], clients: Group, *, own_labels: bool) -> Metri
 def layout(metrics: Metrics, dims: tuple[str, ...], chunk: Mapping[str, Any] = {}) -> dict[str, tuple[Any, ...]]:
     """Return the arrays of metrics for :func:`fedstat.store.group`, with the dims of accuracy, and class."""
     by_name = {name: (*dims, "class") if name == "class_accuracy" else dims for name in metrics.names}
-    return {name: (by_name[name], "float32", METRICS[name], chunk) for name in metrics.names}
+    texts = METRICS | ERRORS
+    return {name: (by_name[name], "float32", texts[name], chunk) for name in metrics.names}
 
 
 def shape(job: Job, name: str) -> tuple[int, ...]:
     """Return the shape of a metric of one client."""
-    sizes = {"class_accuracy": len(job.metrics.classes), PREDICTION: int(job.test.sizes.max())}
-    return (sizes[name],) if name in sizes else ()
+    targets = tuple(job.test.y.shape[1:])
+    shapes = {"class_accuracy": (len(job.metrics.classes),), PREDICTION: (int(job.test.sizes.max()), *targets)}
+    return shapes.get(name, ())
 
 
 def require_memory(job: Job, *, store_predictions: bool) -> None:
@@ -109,8 +130,9 @@ class Tally:
         self._counts = torch.zeros(3, len(clients), n_labels, dtype=torch.int64, device=job.device)
         self._blocks: dict[str, list[Tensor]] = {"predicted": [], "scores": [], "y": [], "real": []}
 
-    def add(self, out: Tensor, predicted: Tensor, y: Tensor, real: Tensor) -> None:
-        """Add a block: outputs (client, sample, output), predicted labels, labels and True for samples."""
+    def add(self, out: Tensor, y: Tensor, real: Tensor) -> None:
+        """Add a block: outputs (client, sample, output), labels (client, sample) and True for samples."""
+        predicted = self._job.loss.predict(out)
         parts = ((y, (predicted == y) & real), (y, real), (predicted, real))
         for count, (label, which) in zip(self._counts, parts, strict=True):
             count.scatter_add_(1, label, which.long())
@@ -143,11 +165,48 @@ class Tally:
         return recall.gather(1, label.clamp(min=0)).masked_fill(label < 0, torch.nan)
 
     def _padded(self) -> Tensor:
-        """Return predicted labels (client, sample), NaN behind each client's last sample."""
-        predicted, real = (torch.cat(self._blocks[name], 1) for name in ("predicted", "real"))
-        padded = predicted.new_full((len(predicted), *shape(self._job, PREDICTION)), torch.nan, dtype=torch.float32)
-        padded[:, : predicted.shape[1]] = predicted.float().masked_fill(~real, torch.nan)
-        return padded
+        return _pad(self._job, *(torch.cat(self._blocks[name], 1) for name in ("predicted", "real")))
+
+
+def _pad(job: Job, predicted: Tensor, real: Tensor) -> Tensor:
+    """Return predictions (client, sample, ...) as float32, NaN behind each client's last sample."""
+    padded = predicted.new_full((len(predicted), *shape(job, PREDICTION)), torch.nan, dtype=torch.float32)
+    is_real = real.view(*real.shape, *(1,) * (predicted.ndim - 2))
+    padded[:, : predicted.shape[1]] = predicted.float().masked_fill(~is_real, torch.nan)
+    return padded
+
+
+class ErrorTally:
+    """Predictions and targets of some clients, block by block, for the metrics of regression; as :class:`Tally`."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._blocks: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add(self, out: Tensor, y: Tensor, real: Tensor) -> None:
+        """Add a block: outputs (client, sample, output), targets (client, sample, target) and True for samples."""
+        self._blocks.append((self._job.loss.predict(out), y, real))
+
+    def values(self) -> dict[str, np.ndarray]:
+        """Return the metrics (client,) by name, in the units of the targets."""
+        predicted, y, real = (torch.cat(parts, 1) for parts in zip(*self._blocks, strict=True))
+        weight = real.double().unsqueeze(-1)
+        weight /= weight.sum(1, keepdim=True)
+        mean, sd = self._job.target_scale(y.device)
+        predicted, y = predicted.double() * sd + mean, y.double() * sd + mean
+        error, center = predicted - y, (y * weight).sum(1, keepdim=True)
+        variance = ((y - center).square() * weight).sum(1)
+        values = {
+            "mae": lambda: (error.abs() * weight).sum(1).mean(1),
+            "r2": lambda: torch.where(variance > 0, 1 - (error.square() * weight).sum(1) / variance, torch.nan).mean(1),
+            PREDICTION: lambda: _pad(self._job, predicted, real),
+        }
+        return {name: values[name]().cpu().numpy() for name in self._job.metrics.names}
+
+
+def tally_of(job: Job, clients: np.ndarray) -> Tally | ErrorTally:
+    """Return an empty tally of some clients for the job's task."""
+    return Tally(job, clients) if job.loss.task == "classification" else ErrorTally(job)
 
 
 def auc(scores: Tensor, y: Tensor, real: Tensor) -> Tensor:

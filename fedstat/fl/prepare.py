@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import torch, xr
 from fedstat.data import partition
+from fedstat.data.targets import Task, task_of
 from fedstat.fl import batches, checks, chunks, evaluate, losses, nets, private_training
 from fedstat.fl.aggregate import Aggregator, median, trimmed_mean, uniform, weighted_mean
 from fedstat.fl.algorithm import Algorithm
@@ -18,11 +21,15 @@ from fedstat.fl.batches import Rows
 from fedstat.fl.cohort import checked, expected, fewest
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig, device_named
+from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import OPTIMIZERS, Optimizer
 from fedstat.fl.privacy import Privacy
 from fedstat.fl.private_training import sealed
 from fedstat.store import Group
+
+Scaling = tuple[np.ndarray, np.ndarray]
+"""Mean and standard deviation (target,) of real-valued targets before they were standardized."""
 
 AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
     "mean": weighted_mean,
@@ -76,8 +83,11 @@ def labels_differ(*data: xr.Dataset | None) -> bool:
     return len(classes) > min(len(np.unique(classes)), len(np.unique(labels)))
 
 
-def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int) -> Group:
+def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int, scaling: Scaling | None = None) -> Group:
     """Describe the clients' data: ``n_train`` (client, class), and ``label`` and ``domain`` where data have them.
+
+    In regression ``n_train`` (client), and mean and standard deviation of the training targets, ``target_mean`` and
+    ``target_sd`` (client, target), in the units of the target.
 
     Parameters
     ----------
@@ -89,11 +99,15 @@ def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int) -> Group:
         "train", and "test" for ``n_test`` (client, class).
     outputs : int
         Number of outputs of the network.
+    scaling : (array (target,), array (target,)), optional
+        Mean and standard deviation by which real-valued targets were standardized.
     """
+    per_sample = {name for name in data.coords if data[name].dims == ("sample",)}
+    if subsets["train"].y.ndim > 1:
+        return _targets_group(subsets["train"], scaling, _domains(data, per_sample))
     counts = {name: _count_labels(rows, max(outputs, 2)) for name, rows in subsets.items()}
     n_clients, n_labels = next(iter(counts.values())).shape
     classes, variables = np.arange(n_labels), {}
-    per_sample = {name for name in data.coords if data[name].dims == ("sample",)}
     if {"client", "y_true"} <= per_sample:
         table = partition.label_table(data)
         label = table.to_numpy()
@@ -105,14 +119,33 @@ def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int) -> Group:
         variables["label"] = ("client class", label, table.attrs | {"missing": "-1: no sample"})
     texts = {"train": "training samples of a class", "test": "test samples of a class"}
     variables |= {f"n_{name}": ("client class", count, {"long_name": texts[name]}) for name, count in counts.items()}
-    if {"client", "domain"} <= per_sample:
-        client, values = data["client"].to_numpy(), data["domain"].to_numpy()
-        _, first, which = np.unique(client, return_index=True, return_inverse=True)
-        if (values == values[first][which]).all():
-            names = data["domain"].attrs.get("names")
-            domains = values[first] if names is None else np.array(names, object)[values[first]]
-            variables["domain"] = ("client", domains, {"long_name": "domain of a client's classes"})
+    variables |= _domains(data, per_sample)
     return store.group({"client": n_clients, "class": classes}, **variables)
+
+
+def _domains(data: xr.Dataset, per_sample: Collection[Hashable]) -> dict[str, Any]:
+    """Return the variable ``domain`` (client), if all samples of each client have one domain."""
+    if not {"client", "domain"} <= set(per_sample):
+        return {}
+    client, values = data["client"].to_numpy(), data["domain"].to_numpy()
+    _, first, which = np.unique(client, return_index=True, return_inverse=True)
+    if (values != values[first][which]).any():
+        return {}
+    names = data["domain"].attrs.get("names")
+    domains = values[first] if names is None else np.array(names, object)[values[first]]
+    return {"domain": ("client", domains, {"long_name": "domain of a client's classes"})}
+
+
+def _targets_group(train: Rows, scaling: Scaling | None, domains: Mapping[str, Any]) -> Group:
+    """Describe real-valued targets of the training samples of each client, in the units of the target."""
+    mean, sd = (0.0, 1.0) if scaling is None else scaling
+    y, bounds = train.y.double().cpu().numpy() * sd + mean, zip(train.start[:-1], train.start[1:], strict=True)
+    parts = [y[low:high] for low, high in bounds]
+    texts = {"mean": "mean of the training targets", "sd": "SD of the training targets (n in the denominator)"}
+    variables: dict[str, Any] = {"n_train": ("client", train.sizes, {"long_name": "training samples"})}
+    for name, values in (("mean", [p.mean(0) for p in parts]), ("sd", [p.std(0) for p in parts])):
+        variables[f"target_{name}"] = ("client target", np.array(values), {"long_name": texts[name]})
+    return store.group({"client": len(parts), "target": y.shape[1]}, **variables, **domains)
 
 
 def _count_labels(rows: Rows, n_labels: int) -> np.ndarray:
@@ -134,6 +167,8 @@ def prepare(
     training: TrainConfig,
     machine: ComputeConfig = ComputeConfig(),  # noqa: B008
     *,
+    task: Task | None = None,
+    loss: str | None = None,
     track: bool = False,
     unseen_clients: xr.Dataset | None = None,
 ) -> Job:
@@ -150,10 +185,13 @@ def prepare(
             f"algorithm must be one of fedstat.fl.algorithms, such as algorithms.fedavg(), but got {algorithm!r}"
         )
     device = device_named(machine.device)
-    stored = chunks.samples_stay(data, machine.memory_budget)
-    train_rows, test_rows = (batches.rows_of(data, s, device, stored=stored) for s in ("train", "test"))
+    task = task_of("y", data["y"].to_numpy(), task) if "y" in data else "classification"
+    read = partial(
+        batches.rows_of, data, device=device, stored=chunks.samples_stay(data, machine.memory_budget), task=task
+    )
+    train_rows, test_rows = read("train"), read("test")
     subset_names = data["split"].to_numpy() if "split" in data.coords else ()
-    validation = batches.rows_of(data, "validation", device, stored=stored) if "validation" in subset_names else None
+    validation = read("validation") if "validation" in subset_names else None
     if len(train_rows.start) != len(test_rows.start):
         raise ValueError(
             f"every client needs train and test samples, but {len(train_rows.start) - 1} clients have train "
@@ -163,10 +201,26 @@ def prepare(
     rows = (train_rows, test_rows, validation)
     for name, subset in zip(("train", "test", "validation"), rows, strict=True):
         if subset is not None:
-            require_classes(subset, nets.n_outputs(net), name)
-    return assembled(
-        rows, net, algorithm, training, machine, own_labels=labels_differ(data, unseen_clients), track=track
+            require_targets(subset, nets.n_outputs(net), name)
+    job = assembled(
+        rows,
+        net,
+        algorithm,
+        training,
+        machine,
+        loss=losses.loss_named(loss, task, nets.n_outputs(net)),
+        own_labels=labels_differ(data, unseen_clients),
+        track=track,
     )
+    return replace(job, scaling=_scaling(data["y"])) if task == "regression" else job
+
+
+def _scaling(y: xr.DataArray) -> Scaling | None:
+    """Return ``attrs["mean"]`` and ``attrs["sd"]`` of standardized targets, as arrays (target,); None without."""
+    if not {"mean", "sd"} <= y.attrs.keys():
+        return None
+    mean, sd = (np.atleast_1d(np.asarray(y.attrs[name], np.float64)) for name in ("mean", "sd"))
+    return mean, sd
 
 
 def assembled(
@@ -176,12 +230,13 @@ def assembled(
     training: TrainConfig,
     machine: ComputeConfig = ComputeConfig(),  # noqa: B008
     *,
+    loss: Loss | None = None,
     own_labels: bool = False,
     track: bool = False,
 ) -> Job:
     """Make the job from training, test and validation samples that fit the network; validate its settings."""
     train, test, validation = subsets
-    loss, clients = losses.for_outputs(nets.n_outputs(net)), len(train.start) - 1
+    loss, clients = loss or losses.for_outputs(nets.n_outputs(net)), len(train.start) - 1
     checked = _validate_training(training, clients)
     require_weights(algorithm, training.aggregator)
     net = nets.require_net(Hooks(algorithm, net, clients).wrap())
@@ -257,8 +312,15 @@ def _require_samples_fit(net: Net, rows: Rows) -> None:
         ) from error
 
 
-def require_classes(rows: Rows, outputs: int, name: str) -> None:
-    """Raise ValueError if a subset holds classes for which the network has no output."""
+def require_targets(rows: Rows, outputs: int, name: str) -> None:
+    """Raise ValueError if a subset holds classes, or numbers of targets, for which the network has no output."""
+    if rows.y.ndim > 1:
+        if rows.y.shape[1] != outputs:
+            raise ValueError(
+                f"the network must have {rows.y.shape[1]} output(s), one per real-valued target of the {name} samples, "
+                f"but has {outputs}. Make it with as many outputs."
+            )
+        return
     low, top, classes = int(rows.y.min()), int(rows.y.max()), max(outputs, 2)
     if low < 0 or top >= classes:
         raise ValueError(
@@ -269,9 +331,10 @@ def require_classes(rows: Rows, outputs: int, name: str) -> None:
 
 def unseen_rows(job: Job, data: xr.Dataset | None) -> tuple[Rows, ...]:
     """Return training and test samples of unseen clients, () without; ValueError if they do not fit the network."""
-    subsets = () if data is None else tuple(batches.rows_of(data, s, job.device) for s in ("train", "test"))
+    task, names = job.loss.task, ("train", "test")
+    subsets = () if data is None else tuple(batches.rows_of(data, s, job.device, task=task) for s in names)
     for rows in subsets:
-        require_classes(rows, nets.n_outputs(job.net), "unseen clients'")
+        require_targets(rows, nets.n_outputs(job.net), "unseen clients'")
         if rows.x.shape[1:] != job.train.x.shape[1:]:
             actual, shape = (tuple(samples.x.shape[1:]) for samples in (rows, job.train))
             raise ValueError(f"unseen clients must have samples of shape {shape}, as in training, but got {actual}")

@@ -16,6 +16,7 @@ from fedstat.fl import checkpoints, client_rows, disk_rows, evaluate, metrics, n
 from fedstat.fl.algorithm import Mask, SharedMask
 from fedstat.fl.checkpoints import Checkpoints
 from fedstat.fl.job import Job
+from fedstat.fl.losses import SCORES, Score
 from fedstat.fl.nets import Params
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import AlgorithmRows, State
@@ -26,8 +27,9 @@ _CHUNK = 4_000_000  # numbers (round, client) in one file
 
 _ROWS = ("client_params", "common_params", "optimizer")
 """Parts of a state's file with rows of clients, other than the algorithm's."""
-_SCORES = ("accuracy", "loss", "validation_accuracy", "validation_loss", "accuracy_before", *metrics.METRICS)
-_EVALUATED = {f"metrics/{name}" for name in _SCORES}
+_SCORES = [f"{of}{name}" for name in ("loss", *(score.name for score in SCORES.values())) for of in ("", "validation_")]
+_BEFORE = [f"{score.name}_before" for score in SCORES.values()]
+_EVALUATED = {f"metrics/{name}" for name in (*_SCORES, *_BEFORE, *metrics.METRICS, *metrics.ERRORS)}
 AFTER_LAST_ROUND = ("unseen_clients", "ablation", "prediction_rules", "predictions")
 """Groups that are made after the last planned round."""
 
@@ -40,6 +42,7 @@ def layout(
     also: Mapping[str, str] = {},
     *,
     tested: bool = False,
+    score: Score = SCORES["classification"],
 ) -> dict[str, Group]:
     """Return groups ``metrics`` and ``split/<layer>`` of one run or several runs.
 
@@ -54,6 +57,8 @@ def layout(
         More metrics (round, client).
     tested : bool
         True if splits are by a test, which leaves units inconclusive.
+    score : Score
+        Score of client models.
 
     Notes
     -----
@@ -64,7 +69,7 @@ def layout(
     by_round, chunk = tuple(coords), dict.fromkeys(lead, 1)
     by_client, by_unit = (*by_round, "client"), (*by_round, "unit")
     chunks = {"round": max(1, _CHUNK // n_clients)} if n_rounds * n_clients > _CHUNK else {}
-    of_clients = {"accuracy": "test accuracy", "loss": "mean test loss", **also}
+    of_clients = {score.name: score.long_name, "loss": "mean test loss", **also}
     decided = {"decided": (by_unit, "bool", "unit is shown to be shared or personal")} if tested else {}
     groups = {
         "metrics": store.group(
@@ -91,14 +96,15 @@ def layout(
 
 def run_layout(job: Job, rounds: int, stored: Checkpoints) -> dict[str, Group]:
     """Return the groups of the store of one run, except groups of probes."""
+    score = job.score
     also = {
-        "accuracy_before": "test accuracy of a selected client's model as it leaves local training",
+        f"{score.name}_before": f"{score.long_name} of a selected client's model as it leaves local training",
         "train_loss": "mean training loss of a selected client's batches",
     }
     if job.validation is not None:
-        also |= {"validation_accuracy": "validation accuracy", "validation_loss": "mean validation loss"}
+        also |= {f"validation_{score.name}": f"validation {score.title}", "validation_loss": "mean validation loss"}
     tested = job.algorithm.settings.get("tau") == "test"
-    groups = layout({}, rounds, job.clients, nets.layers(job.net), also, tested=tested)
+    groups = layout({}, rounds, job.clients, nets.layers(job.net), also, tested=tested, score=score)
     groups["metrics"] |= store.group(
         {f"n_{name}": ("client", rows.sizes) for name, rows in job.subsets.items()},
         bytes_up=("round", "float64", {"long_name": "sent to the server, by all clients", "units": "byte"}),

@@ -16,6 +16,7 @@ from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import on_interrupt, progress_bar
+from fedstat.data.targets import Task
 from fedstat.fl import batches, disk_rows, loop, masks, nets, private_training, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.algorithm import Algorithm
@@ -67,6 +68,8 @@ def train(
     server_lr: float = 1.0,
     aggregator: str | Aggregator = "mean",
     optimizer_state: Literal["reset", "keep"] = "reset",
+    task: Task | None = None,
+    loss: str | None = None,
     seed: int = 0,
     device: str = "cpu",
     client_chunk: int | None = None,
@@ -104,6 +107,8 @@ def train(
         Local optimizer; its learning rate η_l, if it is a name; "reset" clears its moments in every round.
     server_lr, aggregator : float, str or Aggregator
         η_g in W ← W + η_g Σ n_k Δ_k / Σ n_k, with the "mean" of updates Δ; or "median", "trimmed-mean:0.1", ...
+    task, loss : {"classification", "regression"}, {"cross-entropy", "squared", "absolute", "huber"}, optional
+        By default regression with squared error for y of real numbers (client, sample[, target]), else classification.
     seed : int
         Every draw comes from a stream keyed by seed, purpose, client and round.
     device, client_chunk, threads, precision, memory_budget : str, int, int, {"float32", "tf32", "bfloat16"}, str or int
@@ -129,8 +134,8 @@ def train(
     Returns
     -------
     DataTree
-        ``/metrics``: accuracy (round, client), ...; ``/weights/<layer>``: w (checkpoint, client, unit, weight), b;
-        ``/split/<layer>``: shared (round, unit), .... All groups: :doc:`/howto/train`.
+        ``/metrics``: accuracy, or rmse, (round, client), ...; ``/weights/<layer>``: w (checkpoint, client, unit,
+        weight), b; ``/split/<layer>``: shared (round, unit), .... All groups: :doc:`/howto/train`.
 
     Raises
     ------
@@ -151,7 +156,6 @@ def train(
     check.integer("rounds", rounds)
     check.integer("evaluate_every", evaluate_every)
     check.integer("ablation", ablation, low=0)
-    names = metrics_named(metrics)
     for checkpoint in checkpoints:
         check.integer("checkpoints", checkpoint, high=rounds)
     training = TrainConfig(
@@ -168,11 +172,14 @@ def train(
     compute = ComputeConfig(
         device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory_budget=memory_budget
     )
-    job = prepare(data, net, algorithm, training, compute, track=True, unseen_clients=unseen_clients)
+    job = prepare(
+        data, net, algorithm, training, compute, task=task, loss=loss, track=True, unseen_clients=unseen_clients
+    )
+    names = metrics_named(metrics, job.loss.task)
     probe_names = _probe_names(probe)
     weights = _stored_weights(job, {*checkpoints, rounds}, keep_weights, probe_names)
     samples = {"train": job.train} | ({"test": job.test} if "class_accuracy" in names else {})
-    clients = dataset_group(data, samples, nets.n_outputs(job.net))
+    clients = dataset_group(data, samples, nets.n_outputs(job.net), job.scaling)
     measured = metrics_of_run(names, clients, own_labels=job.own_labels)
     job = replace(job, metrics=measured, common_rows=weights.trained and need_common_rows(job))
     require_metrics_memory(job, store_predictions=store_predictions)
@@ -182,6 +189,8 @@ def train(
     )
     optimizer_name = optimizer if isinstance(optimizer, str) else optimizer.name
     config = dict(about or {}) | _config(job, net, algorithm, training, measurements, optimizer_name, lr)
+    if job.loss.task == "regression":
+        config |= {"task": job.loss.task, "loss": loss or "squared"}
     attrs = _attributes(job, net, algorithm, config, about or {})
     probes = _probes(job, measurements)
     groups = record.run_layout(job, rounds, weights)

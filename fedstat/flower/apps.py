@@ -441,8 +441,9 @@ class Strategy(FlowerStrategy):
         """
         job, rounds = self._job, len(self.rounds)
         layers = nets.layers(job.net)
-        metric_names = {name: name.replace("_", " ") for name in self.scores[0] if name not in ("accuracy", "loss")}
-        groups = record.layout({}, rounds, self.plan.clients, layers, metric_names)
+        score = SCORES["regression" if "rmse" in self.scores[0] else "classification"]
+        metric_names = {name: name.replace("_", " ") for name in self.scores[0] if name not in (score.name, "loss")}
+        groups = record.layout({}, rounds, self.plan.clients, layers, metric_names, score=score)
         config = self.plan.settings | {"rounds": rounds}
         title = title or f"{job.algorithm.name} on {self.plan.clients} separate clients, {rounds} rounds"
         attrs = store.provenance(title, config, command=COMMAND, user_code=(job.algorithm,))

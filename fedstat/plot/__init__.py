@@ -14,18 +14,17 @@ from fedstat.plot.fedfac import convergence, entropies, freezing, generalization
 from fedstat.plot.forests import forest
 from fedstat.plot.study import by_setting, critical_difference, method_courses, trade_off
 from fedstat.plot.training import (
-    accuracy_curves,
     client_boxplot,
     differences,
     leakage,
     leakage_grid,
     loss_curves,
     rounds,
+    score_curves,
     shares,
 )
 
 __all__ = [
-    "accuracy_curves",
     "by_setting",
     "client_boxplot",
     "client_lines",
@@ -47,6 +46,7 @@ __all__ = [
     "partition",
     "profile",
     "rounds",
+    "score_curves",
     "scree",
     "sensitivity",
     "shares",

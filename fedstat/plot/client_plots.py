@@ -21,6 +21,7 @@ from fedstat import fl
 from fedstat._utils import check
 from fedstat._utils.check import numpy_of
 from fedstat._utils.labels import classes as classes_of
+from fedstat.data.targets import strata
 from fedstat.labelled.inputs import layers_of, open_if_run
 from fedstat.labelled.layer import read_layer
 from fedstat.plot._figure import (
@@ -42,6 +43,7 @@ from fedstat.plot._figure import (
 from fedstat.results import ComponentsResult, LayerResults
 from fedstat.results.base import Result
 from fedstat.results.between_clients import ClientClustersResult
+from fedstat.study import run_table
 
 _SEQUENTIAL, _DIVERGING = "viridis", "vlag"
 
@@ -181,7 +183,7 @@ def client_lines(measure: xr.DataArray | xr.DataTree, *, ax: Axes | None = None)
     ----------
     measure : DataArray (round, client), or a run
         For example a measure of ``run["measures"]``; NaN for clients that were not selected. A run stands for the test
-        accuracy of its clients.
+        accuracy (or RMSE) of its clients.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
 
@@ -197,10 +199,11 @@ def client_lines(measure: xr.DataArray | xr.DataTree, *, ax: Axes | None = None)
         If the dims differ, or all values are NaN.
     """
     measure = opened(measure)
-    if isinstance(measure, xr.DataTree) and "metrics" in measure.children and "accuracy" in measure["metrics"]:
-        measure = measure["metrics/accuracy"].assign_attrs(long_name="test accuracy of a client")
+    if isinstance(measure, xr.DataTree) and "metrics" in measure.children:
+        score = run_table.score_of(measure)
+        measure = measure[f"metrics/{score.name}"].assign_attrs(long_name=f"{score.long_name} of a client")
     if not isinstance(measure, xr.DataArray):
-        raise refusal("client_lines", "a DataArray (round, client) or a run with metrics/accuracy", measure)
+        raise refusal("client_lines", "a DataArray (round, client) or a run of the trainer", measure)
     if set(measure.dims) != {"round", "client"}:
         raise ValueError(f"measure must have the dims round and client, but got {measure.dims}")
     x = measure.transpose("round", "client")
@@ -448,7 +451,10 @@ def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Ax
     >>> partition(fed).get_ylabel()
     'client'
     """
-    clients, classes, count = _count_samples(opened(fed), split)
+    fed, has_classes = opened(fed), True
+    if isinstance(fed, xr.Dataset) and "y" in fed and fed["y"].dtype.kind == "f" and "client" not in fed["y"].dims:
+        fed, has_classes = fed.assign(y=("sample", strata(fed["y"]))), False
+    clients, classes, count = _count_samples(fed, split)
     cells = np.flatnonzero(count)
     ax = get_axes(ax, (min(max(4.0, 0.15 * len(classes)), 20.0), min(max(4.0, 0.15 * len(clients)), 20.0)))
     # The largest dot fills its cell, so that dots never hide one another.
@@ -463,7 +469,7 @@ def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Ax
         linewidth=0,
         ax=ax,
     )
-    ax.set(xlabel="class", ylabel="client")
+    ax.set(xlabel="class" if has_classes else "decile of the target, from 0", ylabel="client")
     ax.invert_yaxis()
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
@@ -479,7 +485,10 @@ def _count_samples(fed: object, split: str | None) -> tuple[NDArray[Any], NDArra
         and "n_train" in fed["clients"]
         and split in (None, "train")
     ):
-        counts = fed["clients/n_train"].transpose("client", "class")
+        counts = fed["clients/n_train"]
+        if "class" not in counts.dims:
+            raise ValueError("the run counts no classes, as its targets are real numbers. Pass its data set instead.")
+        counts = counts.transpose("client", "class")
         return counts["client"].to_numpy(), counts["class"].to_numpy(), counts.to_numpy().ravel()
     if not isinstance(fed, xr.Dataset):
         takes = "a Dataset with y (sample) and the coordinate client (sample), or a run with clients/n_train"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import matplotlib.pyplot as plt
@@ -17,12 +18,13 @@ from matplotlib.gridspec import SubplotSpec
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedstat._utils import check
+from fedstat.fl.losses import SCORES, Score
 from fedstat.plot._figure import (
     RunOrPath,
     caption,
     get_axes,
     gray,
-    interval_of_proportion,
+    interval,
     literal,
     one_legend,
     opened,
@@ -33,6 +35,7 @@ from fedstat.plot._figure import (
 from fedstat.plot._styles import Style, ordered, styles_of, title_of
 from fedstat.plot.simulation import accuracy, is_study, one_setting, stability, study_dataset
 from fedstat.stats import ranking
+from fedstat.study.run_table import score_in
 
 _REFERENCE = "true"
 _BARS = "Bars and bands: 95% t intervals of the mean over replicates; those of proportions are cut off at 0 and 1."
@@ -280,13 +283,13 @@ def critical_difference(
 def method_courses(
     data: Any, *, x: Cost = "round", highlight: Sequence[str] = HIGHLIGHTS, ax: Axes | None = None
 ) -> Axes:
-    """Draw test accuracy over rounds, bytes or seconds, a few methods in color with names, the others in gray.
+    """Draw the test score over rounds, bytes or seconds, a few methods in color with names, the others in gray.
 
     Parameters
     ----------
     data : DataFrame
-        Rounds of one scenario: ``method``, ``seed``, ``round``, ``accuracy``, and ``bytes`` or ``elapsed`` up to each
-        round.
+        Rounds of one scenario: ``method``, ``seed``, ``round``, ``accuracy`` (or ``rmse``), and ``bytes`` or
+        ``elapsed`` up to each round.
     x : {"round", "bytes", "elapsed"}
         Column on the x axis. Bytes and seconds are means over seeds, on a logarithmic axis.
     highlight : sequence of str
@@ -299,14 +302,15 @@ def method_courses(
     matplotlib Axes
         Lines are means over seeds. With at least three seeds, methods in color have bands: 95% t intervals of the mean.
     """
-    _require_columns("method_courses", data, "method", "seed", "round", "accuracy", check.choice("x", x, list(_COSTS)))
+    check.choice("x", x, list(_COSTS))
+    score = _score_of_table("method_courses", data, "method", "seed", "round", x)
     ax, styles = get_axes(ax), styles_of(data["method"])
     ends = {}
     for name in sorted(ordered(data["method"]), key=lambda name: name in highlight):
         rounds = data[data["method"] == name].groupby("round")
         numbers = np.array(list(rounds.groups))
         cost = rounds[x].mean().to_numpy() / (1e6 if x == "bytes" else 1) if x != "round" else numbers
-        mean = rounds["accuracy"].mean().to_numpy()
+        mean = rounds[score.name].mean().to_numpy()
         shown = cost > 0 if x != "round" else np.full(len(cost), True)
         if not shown.any():  # a method without communication
             colour = styles[name].colour if name in highlight else _GREY
@@ -320,13 +324,14 @@ def method_courses(
         ax.plot(cost[shown], mean[shown], color=style.colour, linestyle=style.linestyle, linewidth=1.8, zorder=3)
         ends[name] = (cost[-1], mean[-1])
         if data["seed"].nunique() > 2:
-            low, high = np.array([interval_of_proportion(values) for _, values in rounds["accuracy"]]).T
+            ends_of = partial(interval, lowest=0, highest=score.highest)
+            low, high = np.array([ends_of(values) for _, values in rounds[score.name]]).T
             ax.fill_between(cost[shown], low[shown], high[shown], color=style.colour, alpha=0.15, linewidth=0)
     if x != "round":
         scale_cost(ax)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set(xlabel=_COSTS[x], ylabel="test accuracy")
+    ax.set(xlabel=_COSTS[x], ylabel=score.long_name)
     _name_ends(ax, {name: end for name, end in ends.items() if name in highlight}, styles)
     return ax
 
@@ -335,12 +340,13 @@ def trade_off(
     data: Any, *, x: Literal["bytes", "elapsed", "worst"] = "bytes", highlight: Sequence[str] = HIGHLIGHTS,
     ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """Draw the accuracy of every method against the cost of training, or the accuracy of the worst clients.
+    """Draw the score of every method against the cost of training, or the score of the worst clients.
 
     Parameters
     ----------
     data : DataFrame
-        Runs of one scenario: ``method``, ``accuracy`` and the column ``x``. The rows of a method are averaged.
+        Runs of one scenario: ``method``, ``accuracy`` (or ``rmse``) and the column ``x``. The rows of a method are
+        averaged.
     x : {"bytes", "elapsed", "worst"}
         Column on the x axis.
     highlight : sequence of str
@@ -354,28 +360,32 @@ def trade_off(
         Costs are on a logarithmic axis; a method without communication stands at its left edge.
     """
     check.choice("x", x, ["bytes", "elapsed", "worst"])
-    _require_columns("trade_off", data, "method", "accuracy", x)
+    score = _score_of_table("trade_off", data, "method", x)
     ax, styles = get_axes(ax), styles_of(data["method"])
-    mean = data.groupby("method")[[x, "accuracy"]].mean()
+    mean = data.groupby("method")[[x, score.name]].mean()
     cost = mean[x] / (1e6 if x == "bytes" else 1)
     if x != "worst":
         cost = cost.where(cost > 0, cost[cost > 0].min() / 3)
-    sign = 1 if x == "worst" else -1
-    front = [
-        str(name)
-        for name in mean.index
-        if not ((sign * mean[x] > sign * mean.loc[name, x]) & (mean["accuracy"] > mean.loc[name, "accuracy"])).any()
-    ]
+    better = -1 if score.is_error else 1
+    good = mean * {x: better if x == "worst" else -1, score.name: better}  # larger is better
+    front = [str(name) for name in mean.index if not (good > good.loc[name]).all(axis=1).any()]
     named = [name for name in ordered(mean.index) if name in highlight or name in front]
     for name in mean.index:
         colour = styles[name].colour if name in named else _GREY
-        ax.plot(cost[name], mean.loc[name, "accuracy"], styles[name].marker, color=colour, markersize=6)
-    label = "10% quantile of accuracy over clients" if x == "worst" else _COSTS[x]
-    ax.set(xlabel=label, ylabel="test accuracy")
+        ax.plot(cost[name], mean.loc[name, score.name], styles[name].marker, color=colour, markersize=6)
+    quantile = f"{90 if score.is_error else 10}% quantile of {score.title} over clients"
+    ax.set(xlabel=quantile if x == "worst" else _COSTS[x], ylabel=score.long_name)
     if x != "worst":
         scale_cost(ax)
-    _name_points(ax, {name: (float(cost[name]), float(mean.loc[name, "accuracy"])) for name in named}, styles)
+    _name_points(ax, {name: (float(cost[name]), float(mean.loc[name, score.name])) for name in named}, styles)
     return ax
+
+
+def _score_of_table(figure: str, data: Any, *columns: str) -> Score:
+    """Return the score of a table; raise ValueError unless it is a table with this and other columns."""
+    score = score_in(data) if isinstance(data, pd.DataFrame) else SCORES["classification"]
+    _require_columns(figure, data, *columns, score.name)
+    return score
 
 
 def by_setting(data: pd.DataFrame, draw: Callable[..., Axes], *, columns: int = 2, **options: Any) -> Figure:

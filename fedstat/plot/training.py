@@ -26,7 +26,6 @@ from fedstat.plot._figure import (
     get_axes,
     gray,
     interval,
-    interval_of_proportion,
     legend_above,
     literal,
     opened,
@@ -41,20 +40,20 @@ from fedstat.results.leakage import LeakageResult
 from fedstat.stats import split as splitting
 from fedstat.store import results
 from fedstat.study import collect, run_table
+from fedstat.study.compare import RunsResult
 
 HIGHLIGHT = "fedfac-dynamic"
 _SHOWN = 5  # most seeds whose lines are drawn
 
 
 def client_boxplot(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = None) -> Axes:
-    """Draw a box plot of the accuracy of clients for every method, in the order of all figures (FedFac Fig. 8).
+    """Draw a box plot of the scores of clients for every method, in the order of all figures (FedFac Fig. 8).
 
     Parameters
     ----------
     data : DataFrame, run, list of runs, or dict of name to run
-        ``method`` and ``accuracy``, one row per client (and seed) of one scenario. With ``seed`` the mean has an
-        interval. The accuracy of a run is the mean over
-        the evaluated rounds among its last 10.
+        ``method`` and ``accuracy`` (or ``rmse``), one row per client (and seed) of one scenario. With ``seed`` the mean
+        has an interval. The score of a run is the mean over the evaluated rounds among its last 10.
     highlight : str
         Method whose box is dark; other boxes are pale.
     ax : matplotlib Axes, optional
@@ -67,31 +66,32 @@ def client_boxplot(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = N
         white point is the mean, its line the 95% t interval of the mean over seeds, cut off at the extreme clients.
     """
     data = _to_table(data, "client_boxplot", run_table.clients)
-    _require_columns(data, "method", "accuracy")
-    if data["accuracy"].isna().all():
+    score = run_table.score_in(data)
+    _require_columns(data, "method", score.name)
+    if data[score.name].isna().all():
         raise ValueError(
-            "there is no accuracy in the last rounds. Continue unfinished runs with resume=True (--resume)."
+            f"there is no {score.title} in the last rounds. Continue unfinished runs with resume=True (--resume)."
         )
     ax = get_axes(ax)
     order, styles = ordered(data["method"]), styles_of(data["method"])
     for y, m in enumerate(order):
-        rows, colour = data[data["method"] == m].dropna(subset="accuracy"), styles[m].colour
+        rows, colour = data[data["method"] == m].dropna(subset=score.name), styles[m].colour
         ax.boxplot(
-            rows["accuracy"].to_numpy(), positions=[y], orientation="horizontal", widths=0.62, patch_artist=True,
+            rows[score.name].to_numpy(), positions=[y], orientation="horizontal", widths=0.62, patch_artist=True,
             boxprops={"facecolor": to_rgba(colour, 0.9 if m == highlight else 0.35), "edgecolor": colour},
             medianprops={"color": gray(0.1)}, whiskerprops={"color": colour}, capprops={"color": colour},
             flierprops={"marker": ".", "markersize": 3, "markerfacecolor": colour, "markeredgecolor": "none"},
         )  # fmt: skip
-        by_seed = rows.groupby("seed")["accuracy"].mean() if "seed" in rows else []
-        low, high = interval_of_proportion(by_seed)
-        mean = rows["accuracy"].mean()
+        by_seed = rows.groupby("seed")[score.name].mean() if "seed" in rows else []
+        low, high = interval(by_seed, lowest=0, highest=score.highest)
+        mean = rows[score.name].mean()
         ax.errorbar(
             mean, y, xerr=[[mean - low], [high - mean]], color=gray(0.1), marker="o", markerfacecolor=gray(1),
             markersize=4, elinewidth=1.4, zorder=4,
         )  # fmt: skip
     ax.set_yticks(range(len(order)), [title_of(m) for m in order])
-    ax.set(xlabel="test accuracy of a client", ylim=(len(order) - 0.5, -0.5))
-    span = data["accuracy"].agg(["min", "max"])
+    ax.set(xlabel=f"{score.long_name} of a client", ylim=(len(order) - 0.5, -0.5))
+    span = data[score.name].agg(["min", "max"])
     ax.set_xlim(span["min"] - 0.03 * np.ptp(span), span["max"] + 0.03 * np.ptp(span))
     ax.grid(axis="x", color=gray(0.9), linewidth=0.6)
     ax.set_axisbelow(True)
@@ -117,13 +117,13 @@ def loss_curves(data: Any, *, ax: Axes | None = None) -> Axes:
     return _curves(_to_table(data, "loss_curves", run_table.curve), "train_loss", "training loss", ax)
 
 
-def accuracy_curves(data: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw the test accuracy over rounds, one line per method, with 95% t intervals over seeds.
+def score_curves(data: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw the test score over rounds, one line per method, with 95% t intervals over seeds.
 
     Parameters
     ----------
     data : DataFrame, run, list of runs, or dict of name to run
-        ``round``, ``accuracy``, ``method``, ``seed`` of the evaluated rounds of one scenario.
+        ``round``, ``accuracy`` (or ``rmse``), ``method``, ``seed`` of the evaluated rounds of one scenario.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
 
@@ -133,10 +133,9 @@ def accuracy_curves(data: Any, *, ax: Axes | None = None) -> Axes:
         Thick lines are means over seeds, thin lines the seeds (if there are at most five). Bands need three seeds; with
         few seeds they are wide, and cut off at the axes.
     """
-    return _curves(
-        _to_table(data, "accuracy_curves", partial(run_table.curve, name="accuracy")), "accuracy", "test accuracy", ax,
-        highest=1,
-    )  # fmt: skip
+    table = _to_table(data, "score_curves", lambda run: run_table.curve(run, run_table.score_of(run).name))
+    score = run_table.score_in(table)
+    return _curves(table, score.name, score.long_name, ax, highest=score.highest)
 
 
 def _curves(data: pd.DataFrame, name: str, label: str, ax: Axes | None, *, highest: float = np.inf) -> Axes:
@@ -244,9 +243,10 @@ def differences(
     *,
     methods: Sequence[str] = (),
     margin: float = 0.0,
+    value: str = "test accuracy",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw differences of accuracy from a reference in several scenarios, with their intervals.
+    """Draw differences of a score from a reference in several scenarios, with their intervals.
 
     Parameters
     ----------
@@ -257,6 +257,8 @@ def differences(
         Methods in the order of their positions; by default the order of the data.
     margin : float
         Half width of a gray band around 0, of differences too small to matter.
+    value : str
+        Name of the score on the axis; that of a comparison of runs is known.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
 
@@ -267,6 +269,7 @@ def differences(
     """
     if isinstance(data := opened(data), ComparisonResult):
         columns = {"term": "method", "estimate": "difference", "sim_conf_low": "low", "sim_conf_high": "high"}
+        value = run_table.title_of(data.measure) if isinstance(data, RunsResult) else value
         data = data.tidy().rename(columns=columns).assign(scenario=f"minus {collect.title_of(data.reference)}")
     if not isinstance(data, pd.DataFrame):
         raise refusal("differences", "the result of compare, or a table", data)
@@ -282,7 +285,7 @@ def differences(
         ax.axhspan(-margin, margin, color=gray(0.9), zorder=0)
     ax.axhline(0, color=gray(0.4), linewidth=0.8)
     _name_scenarios(ax, scenarios)
-    ax.set_ylabel("difference in test accuracy")
+    ax.set_ylabel(f"difference in {value}")
     legend_above(ax, *ax.get_legend_handles_labels())
     return ax
 

@@ -85,21 +85,25 @@ def _svg(canvas: matplotlib.figure.Figure) -> str:
 
 
 def over_seeds(draw: Callable[..., Axes], curves: pd.DataFrame, ax: Axes) -> None:
-    """Curves of several methods, as ``plot.accuracy_curves`` draws them, with the legend below, where it hides none."""
+    """Curves of several methods, as ``plot.score_curves`` draws them, with the legend below, where it hides none."""
     draw(curves, ax=ax)
     sns.move_legend(
         ax, "upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False, fontsize="small", title=None
     )
 
 
-def sorted_clients(accuracy: NDArray[Any], low: NDArray[Any], high: NDArray[Any], mean: float, ax: Axes) -> None:
-    """Draw the accuracy of each client in ascending order, with its interval, and the mean."""
-    order = np.argsort(accuracy, kind="stable")
+def sorted_clients(
+    scores: NDArray[Any], low: NDArray[Any], high: NDArray[Any], mean: float, label: str, ax: Axes
+) -> None:
+    """Draw the score of each client in ascending order, with its interval (none if NaN), and the mean."""
+    order = np.argsort(scores, kind="stable")
     positions = np.arange(1, len(order) + 1)
     ax.vlines(positions, low[order], high[order], color=_BAND, linewidth=max(0.6, min(4.0, 160 / len(order))))
-    ax.plot(positions, accuracy[order], "o", color=_INK, markersize=max(1.5, min(4.0, 160 / len(order))))
+    ax.plot(positions, scores[order], "o", color=_INK, markersize=max(1.5, min(4.0, 160 / len(order))))
     ax.axhline(mean, color="0.5", linestyle="--", linewidth=1)
-    ax.set(xlabel="clients, in ascending order", ylabel="test accuracy", ylim=(min(0.5, low.min()) - 0.03, 1.03))
+    ax.set(xlabel="clients, in ascending order", ylabel=label)
+    if np.isfinite(low).all():
+        ax.set_ylim(min(0.5, low.min()) - 0.03, 1.03)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 

@@ -46,10 +46,13 @@ def of_training(runs: Sequence[Stored]) -> tuple[str, list[str]]:
         keys.append("mcmahan2018")
         clauses.append(f"Updates were clipped and noise was added for differential privacy ({cited('mcmahan2018')}).")
     clauses.append(_seeds(seeds, configs))
-    if len(configs) == 1:
+    if any(config.get("task") == "regression" for config in configs):
+        losses = list(dict.fromkeys(shown(config.get("loss")) for config in configs))
+        clauses.append(f"Targets were real numbers; the loss was the {' or '.join(losses)} error.")
+    elif len(configs) == 1:
         keys.append("wilson1927")
         clauses.append(f"Confidence intervals of single clients' accuracies are Wilson's ({cited('wilson1927')}).")
-    elif len(methods) > 1 and len(seeds) > 1:
+    if len(methods) > 1 and len(seeds) > 1:
         keys.append("holm1979")
         clauses.append(
             "Methods were compared with a reference within seeds, which share data, partition and initial parameters; "

@@ -16,7 +16,7 @@ from fedstat._utils.check import named_options
 from fedstat._utils.loops import track
 from fedstat.fl.metrics import TITLES
 from fedstat.fl.training import COMMAND as TRAINING
-from fedstat.plot import accuracy_curves, client_boxplot, loss_curves
+from fedstat.plot import client_boxplot, loss_curves, score_curves
 from fedstat.reporting import document, prose, stored, studies, training
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import (
@@ -159,8 +159,9 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
         else f"Lines: seeds. An interval needs at least {LEAST_PAIRS} seeds."
     )
     blocks: list[Block] = []
+    score = run_table.score_of(trees[0][0])
     for name, axis, draw_curves in (
-        ("accuracy", "test accuracy", accuracy_curves),
+        (score.name, score.long_name, score_curves),
         ("train_loss", "training loss", loss_curves),
     ):
         parts = [
@@ -170,7 +171,7 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
         ]
         if parts and len(curves := pd.concat(parts)):
             draw = partial(document.over_seeds, draw_curves, curves)
-            caption = f"{axis.capitalize()} over rounds, mean over clients weighted by their samples. {band}"
+            caption = f"{axis[0].upper()}{axis[1:]} over rounds, mean over clients weighted by their samples. {band}"
             blocks.append(document.figure(draw, caption, size=(5.2, 3.6 + 0.1 * len(methods))))
     contrasts = comparison.tidy()
     if contrasts["sim_conf_low"].notna().any():
@@ -188,7 +189,7 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
     blocks.append(
         document.figure(
             partial(client_boxplot, pd.concat(every)),
-            f"Test accuracy of single clients, all seeds together ({last}). Boxes: quartiles; "
+            f"Test {score.title} of single clients, all seeds together ({last}). Boxes: quartiles; "
             "whiskers: to 1.5 times their distance; white: mean. They show the spread over clients, not an interval.",
         )
     )

@@ -12,6 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from statsmodels.stats.proportion import proportion_confint
 
+from fedstat.fl.losses import Score
 from fedstat.fl.stored import profile
 from fedstat.labelled import icc
 from fedstat.plot import client_lines, communality, forest
@@ -35,7 +36,7 @@ def rounds_done(stored: Stored) -> int:
     if stored.tree is None or "metrics" not in stored.tree.children:
         return 0
     metrics = stored.tree["metrics"].to_dataset()
-    for name in ("seconds", "train_loss", "accuracy"):
+    for name in ("seconds", "train_loss", "loss"):
         if name in metrics:
             try:
                 values = metrics[name].to_numpy()
@@ -77,7 +78,8 @@ def _of_metrics(run: xr.DataTree) -> Iterator[Caution]:
             values = metrics[name].transpose("round", "client").to_numpy()
             wrong = np.isinf(values)
             if name == "loss":  # evaluated, and without a loss; idle clients have no training loss
-                wrong |= np.isnan(values) & np.isfinite(metrics["accuracy"].transpose("round", "client").to_numpy())
+                score = metrics[run_table.score_of(run).name].transpose("round", "client").to_numpy()
+                wrong |= np.isnan(values) & np.isfinite(score)
             if wrong.any():
                 rounds = metrics["round"].to_numpy()[wrong.any(axis=1)]
                 n = int(wrong.any(axis=0).sum())
@@ -147,11 +149,14 @@ def factors(layer: str, nu: np.ndarray, converged: np.ndarray, unit: str) -> Ite
 def _of_scale(run: xr.DataTree) -> Iterator[Caution]:
     metrics = run["metrics"].to_dataset()
     if "n_test" in metrics and (median := float(np.median(metrics["n_test"]))) < _FEW_SAMPLES:
-        yield Caution(
-            "Few test samples",
-            f"half of the clients have at most {median:.0f}. The 95% CI of such a client's accuracy reaches up to "
-            f"{196 * (0.25 / max(1.0, median)) ** 0.5:.0f} percentage points to either side",
-        )
+        if run_table.score_of(run).is_error:
+            effect = "The RMSE of such a client is uncertain"
+        else:
+            reach = 196 * (0.25 / max(1.0, median)) ** 0.5
+            effect = (
+                f"The 95% CI of such a client's accuracy reaches up to {reach:.0f} percentage points to either side"
+            )
+        yield Caution("Few test samples", f"half of the clients have at most {median:.0f}. {effect}")
 
 
 _MANY = 40  # clients that a table lists one by one
@@ -164,7 +169,7 @@ def part(stored: Stored) -> Part:
     run = stored.tree.isel(round=slice(done), missing_dims="ignore") if stored.tree is not None and done else None
     results: dict[str, Callable[[xr.DataTree], Section | None]] = {
         "learning curves": _learning,
-        "accuracy by client": _clients,
+        "scores by client": _clients,
         "the split over rounds": _split,
         "agreement of clients": partial(_agreement, done),
         "reliability by layer": _probed,
@@ -215,8 +220,9 @@ def command(stored: Stored) -> str:
 
 
 def _learning(run: xr.DataTree) -> Section | None:
+    score = run_table.score_of(run)
     names = {
-        "accuracy": ("test accuracy of a client", "Test accuracy of client models after aggregation"),
+        score.name: (f"{score.long_name} of a client", f"Test {score.title} of client models after aggregation"),
         "train_loss": ("training loss of a client", "Training loss of the selected clients"),
     }
     blocks = []
@@ -232,43 +238,46 @@ def _learning(run: xr.DataTree) -> Section | None:
 
 
 def _clients(run: xr.DataTree) -> Section | None:
-    metrics = run["metrics"].to_dataset()
-    values = metrics["accuracy"].transpose("round", "client").to_numpy().astype(float)
+    metrics, score = run["metrics"].to_dataset(), run_table.score_of(run)
+    values = metrics[score.name].transpose("round", "client").to_numpy().astype(float)
     evaluated = np.flatnonzero(np.isfinite(values).any(axis=1))
     if not len(evaluated):
         return None
     last = evaluated[-1]
     names = [shown(name) for name in metrics["client"].to_numpy()]
     sizes = {k: metrics[k].to_numpy() if k in metrics else np.full(len(names), np.nan) for k in ("n_train", "n_test")}
-    table = pd.DataFrame({"client": names, **sizes, "accuracy": values[last]}).dropna(subset="accuracy")
+    table = pd.DataFrame({"client": names, **sizes, "score": values[last]}).dropna(subset="score")
     if table["n_test"].isna().any() or not len(table):
         return None
-    n = table["n_test"].to_numpy()
-    low, high = proportion_confint(np.round(table["accuracy"].to_numpy() * n), n, method="wilson")
-    table = table.assign(low=low, high=high)
-    mean = float(np.average(table["accuracy"], weights=n))
-    when = f"after round {int(metrics['round'][last])}"
+    n, scores = table["n_test"].to_numpy(), table["score"].to_numpy()
+    when, bars = f"after round {int(metrics['round'][last])}", f"From {_span(n)} test samples each."
+    low = high = np.full(len(n), np.nan)
+    if not score.is_error:
+        low, high = proportion_confint(np.round(scores * n), n, method="wilson")
+        bars = f"Bars: Wilson's 95% CI of the client's accuracy from its {_span(n)} test samples."
+    table, mean = table.assign(low=low, high=high), float(np.average(scores, weights=n))
     caption = (
-        f"Test accuracy of every client model {when}. Bars: Wilson's 95% CI of the client's accuracy from its "
-        f"{_span(n)} test samples. Dashed line: mean weighted by test samples, {number(mean)}."
+        f"Test {score.title} of every client model {when}. {bars} Dashed line: mean weighted by test samples, "
+        f"{number(mean)}."
     )
-    draw = partial(document.sorted_clients, table["accuracy"].to_numpy(), low, high, mean)
-    return Section("Accuracy by client", [document.figure(draw, caption), _client_table(table, when)])
+    draw = partial(document.sorted_clients, scores, low, high, mean, score.long_name)
+    title = f"{score.title[0].upper()}{score.title[1:]} by client"
+    return Section(title, [document.figure(draw, caption), _client_table(table, when, score)])
 
 
-def _client_table(table: pd.DataFrame, when: str) -> Table:
-    """All clients from the worst to the best or, of many, quantiles."""
+def _client_table(table: pd.DataFrame, when: str, score: Score) -> Table:
+    """All clients in ascending order of their scores or, of many, quantiles."""
     if len(table) <= _MANY:
         rows = [
             [r["client"], f"{r['n_train']:.0f}", f"{r['n_test']:.0f}",
-             interval(r["accuracy"], r["low"], r["high"], 3, sign=False)]
-            for r in table.sort_values("accuracy").to_dict("records")
+             number(r["score"], 4) if score.is_error else interval(r["score"], r["low"], r["high"], 3, sign=False)]
+            for r in table.sort_values("score").to_dict("records")
         ]  # fmt: skip
-        columns = ["client", "training samples", "test samples", "test accuracy [95% CI]"]
-        return Table(f"Clients {when}, in ascending order of accuracy", columns, rows)
+        columns = ["client", "training samples", "test samples", score.long_name + " [95% CI]" * (not score.is_error)]
+        return Table(f"Clients {when}, in ascending order of {score.title}", columns, rows)
     points = {"minimum": 0.0, "10%": 0.1, "25%": 0.25, "median": 0.5, "75%": 0.75, "90%": 0.9, "maximum": 1.0}
-    rows = [[name, number(float(table["accuracy"].quantile(q)), 3)] for name, q in points.items()]
-    return Table(f"Quantiles over {len(table)} clients {when}", ["quantile", "test accuracy"], rows)
+    rows = [[name, number(float(table["score"].quantile(q)), 3)] for name, q in points.items()]
+    return Table(f"Quantiles over {len(table)} clients {when}", ["quantile", score.long_name], rows)
 
 
 _STATISTICS = {"communality": "communality", "icc": "agreement of clients (ICC2)"}

@@ -17,7 +17,7 @@ from fedstat._utils.lazy import xr
 from fedstat.store import journal, origin
 
 NEEDED = {
-    "fedstat.fl": ("metrics/accuracy",),
+    "fedstat.fl": ("metrics/accuracy or metrics/rmse",),
     "fedstat.sim": ("metrics/accuracy", "metrics/rounds_done", "split/fc1/shared", "truth/communality"),
     "fedstat.motivation": ("outputs/accuracy", "outputs/done", "dispersion/entropy", "relation/spearman"),
 }
@@ -110,10 +110,14 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
         raise journal.DamageError(f"the run at {path} is damaged ({guard.reason(error)}). {origin.AGAIN}") from error
     if verify is not False:
         for name in NEEDED.get(str(attrs.get("command")), ()):
-            group, _, variable = name.rpartition("/")
-            if f"/{group}" not in tree.groups or variable not in tree[group].data_vars:
+            if not any(_has_array(tree, alternative) for alternative in name.split(" or ")):
                 raise journal.DamageError(f"the run at {path} is damaged: {name} is missing. {origin.AGAIN}")
     return tree
+
+
+def _has_array(tree: xr.DataTree, name: str) -> bool:
+    group, _, variable = name.rpartition("/")
+    return f"/{group}" in tree.groups and variable in tree[group].data_vars
 
 
 def run_at(

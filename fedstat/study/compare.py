@@ -20,7 +20,17 @@ from fedstat.results.origin import recorded
 from fedstat.results.ranks import difference
 from fedstat.results.tables import NONE, count, megabytes, number, plus_minus
 from fedstat.study.collect import OF_METHOD, Grid, ordered, origin, stores
-from fedstat.study.run_table import choose, config_of, measured, row, short_runs, title_of, words
+from fedstat.study.run_table import (
+    choose,
+    config_of,
+    is_error,
+    measured,
+    reason_undefined,
+    row,
+    short_runs,
+    title_of,
+    words,
+)
 
 
 def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
@@ -83,7 +93,8 @@ class RunsResult(ComparisonResult):
         The comparison in each scenario, within seeds.
     costs : DataFrame
         One row per scenario and method, means over seeds: ``scenario``, ``method``, ``n`` (seeds); ``q10``, accuracy
-        that a tenth of the clients stay below; ``bytes_up``, ``bytes_down``, sums over all rounds and clients;
+        that a tenth of the clients stay below (error that a tenth exceed); ``bytes_up``, ``bytes_down``, sums over all
+        rounds and clients;
         ``seconds``, median time of a round.
     measure : str
         Name of the measure that is compared; other measures replace accuracy in this description.
@@ -95,11 +106,11 @@ class RunsResult(ComparisonResult):
     measure: str = "accuracy"
 
     def __repr__(self) -> str:
-        noun = "accuracy" if self.measure == "accuracy" else "value"
+        side = "exceed" if is_error(self.measure) else "stay below"
         head = (
             f"{self._title}, {self.accuracy}: mean ± standard error over seeds;",
             f"difference from {self.reference} within seeds [{100 * self.level:g} %, rows of a block together];",
-            f"10 % below: {noun} that a tenth of the clients stay below;",
+            f"{self._worst}: {self._noun} that a tenth of the clients {side};",
             "sent: up and down, in all rounds",
         )
         parts = ["\n".join(map(wrapped, head)), *(self._block(name) for name in self.scenarios)]
@@ -115,11 +126,21 @@ class RunsResult(ComparisonResult):
     @property
     def _title(self) -> str:
         title = title_of(self.measure)
-        return title[0].upper() + title[1:]
+        return title[0].upper() + title[1:] + " (smaller is better)" * is_error(self.measure)
+
+    @property
+    def _noun(self) -> str:
+        return {"accuracy": "accuracy", "rmse": "RMSE"}.get(self.measure, "value")
+
+    @property
+    def _worst(self) -> str:
+        return "10 % above" if is_error(self.measure) else "10 % below"
 
     @property
     def _column(self) -> str:
-        return "accuracy" if self.measure.partition("_")[0] in ("accuracy", "class") else title_of(self.measure)
+        if self.measure.partition("_")[0] in ("accuracy", "class"):
+            return "accuracy"
+        return title_of(self.measure).removeprefix("test ")
 
     def cautions(self) -> list[Caution]:
         """Return a caution if there are few seeds."""
@@ -160,7 +181,7 @@ class RunsResult(ComparisonResult):
                 "": x["method"],
                 self._column: plus_minus(x["mean"], x["std_error_mean"], digits),
                 "difference": _difference(x, self.reference, digits),
-                "10 % below": number(costs[x["method"]]["q10"], digits),
+                self._worst: number(costs[x["method"]]["q10"], digits),
                 "sent": megabytes(costs[x["method"]]["bytes_up"] + costs[x["method"]]["bytes_down"]),
                 "s/round": number(costs[x["method"]]["seconds"], 3),
             }
@@ -186,10 +207,10 @@ def compare_runs(
     *,
     reference: str | None = None,
     rule: str | None = None,
-    measure: str = "accuracy",
+    measure: str | None = None,
     level: float = 0.95,
 ) -> RunsResult:
-    """Compare runs within seeds: accuracy, its differences from a reference, the worst-off clients, and costs.
+    """Compare runs within seeds: scores, their differences from a reference, the worst-off clients, and costs.
 
     Parameters
     ----------
@@ -199,11 +220,12 @@ def compare_runs(
     reference : str, optional
         Label that the others are compared with; by default "fedavg" if it is there, else the first.
     rule : {"last10", "final", "best10", "validated"}, optional
-        Rounds whose accuracy is compared, see :data:`fedstat.study.run_table.RULES`. By default last10, which chooses
+        Rounds whose score is compared, see :data:`fedstat.study.run_table.RULES`. By default last10, which chooses
         nothing; final if a run has fewer than ten rounds.
-    measure : str
-        "accuracy", or a metric that all runs measured (:data:`fedstat.fl.metrics.METRICS`): "balanced_accuracy",
-        "macro_f1", "auc", or "class_accuracy_3" for the accuracy on class 3.
+    measure : str, optional
+        Metric that all runs measured (:data:`fedstat.fl.metrics.METRICS`, ``ERRORS``): "balanced_accuracy", "macro_f1",
+        "auc", "class_accuracy_3" for the accuracy on class 3; "mae", "r2". By default "accuracy", or "rmse" of
+        real-valued targets.
     level : float in (0, 1)
         Confidence level of the intervals.
 
@@ -245,6 +267,7 @@ def compare_runs(
         reference = "fedavg" if "fedavg" in labels else labels[0]
     check.choice("reference", reference, labels)
     table = pd.DataFrame([run.row | {"method": names[i]} for i, run in enumerate(finished)])
+    measure = _common_measure(table)
     table = table.iloc[sorted(range(len(table)), key=lambda i: (labels.index(names[i]), finished[i].seed))]
     _require_distinct(table)
     rule = choose(table, rule or ("final" if short_runs(table) else "last10"))
@@ -270,6 +293,19 @@ def compare_runs(
     )
 
 
+def _common_measure(table: pd.DataFrame) -> str:
+    """Return the measure of all runs; raise ValueError if some have classes and others real-valued targets."""
+    if table["measure"].nunique() > 1:
+        kinds = "; ".join(
+            f"{title_of(str(name))}: {', '.join(map(str, dict.fromkeys(rows['scenario'])))}"
+            for name, rows in table.groupby("measure", sort=False)
+        )
+        raise ValueError(
+            f"runs must have one score, but classes and real-valued targets differ ({kinds}). Compare them apart."
+        )
+    return str(table["measure"].iloc[0])
+
+
 def _undefined(runs: list[_Run], measure: str) -> list[str]:
     """Return a note on clients without a value of the measure, for each scenario that has them."""
     notes = []
@@ -279,7 +315,7 @@ def _undefined(runs: list[_Run], measure: str) -> list[str]:
             least = "" if min(numbers) == most else f"{min(numbers)} to "
             notes.append(
                 f"{scenario}: {title_of(measure)} is undefined for {least}{count(most, 'client')} of a run, because "
-                "test samples lack a class; means are over the other clients"
+                f"test samples {reason_undefined(measure)}; means are over the other clients"
             )
     return notes
 
@@ -303,7 +339,7 @@ class _Run(NamedTuple):
         return int(self.row["seed"])
 
 
-def _read(runs: Runs | Mapping[str, Runs], measure: str) -> tuple[list[_Run], list[str]]:
+def _read(runs: Runs | Mapping[str, Runs], measure: str | None) -> tuple[list[_Run], list[str]]:
     """Read finished runs; return also the places of unfinished ones."""
     labelled = isinstance(runs, Mapping) and not isinstance(runs, xr.DataTree)
     groups: Iterable[tuple[Any, Any]] = runs.items() if labelled else [(None, runs)]  # type: ignore[union-attr]
@@ -320,7 +356,7 @@ def _read(runs: Runs | Mapping[str, Runs], measure: str) -> tuple[list[_Run], li
             try:
                 with store.reading(where):
                     numbers, config = row(run, measure), config_of(run)
-                    undefined = 0 if measure == "accuracy" else _count_undefined(run, measure)
+                    undefined = 0 if measure is None else _count_undefined(run, measure)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
             finished.append(_Run(None if label is None else str(label), where, numbers, config, undefined))
@@ -335,8 +371,8 @@ def _count_undefined(run: xr.DataTree, measure: str) -> int:
     is_undefined = np.asarray(np.isnan(values).all(axis=0))
     if is_undefined.all():
         raise ValueError(
-            f"{measure} is undefined for all {count(len(is_undefined), 'client')}, because test samples lack a class. "
-            "Compare another measure, such as balanced_accuracy, or give clients samples of all classes."
+            f"{measure} is undefined for all {count(len(is_undefined), 'client')}, because test samples "
+            f"{reason_undefined(measure)}. Compare another measure, or give clients other test samples."
         )
     return int(is_undefined.sum())
 

@@ -72,6 +72,8 @@ def run(
         probe=settings.probe,
         prediction_rules=settings.make_prediction_rules(),
         metrics=settings.metrics,
+        task=settings.task,
+        loss=settings.loss,
         store_predictions=settings.store_predictions,
         progress=progress,
         about=about(settings) | files(settings),

@@ -77,24 +77,53 @@ def network(settings: Any, fed: xr.Dataset) -> Net:
 
 
 def of_samples(fed: xr.Dataset) -> tuple[tuple[int, ...], int, int | None]:
-    """Return the shape of a sample, the number of classes, and the vocabulary size (None for images)."""
+    """Return the shape of a sample, the number of classes or targets, and the vocabulary size (None for images)."""
     text = fed.x.dtype.kind in "iu" and "scale" not in fed.x.attrs
     names = fed.y.attrs.get("names")
     # For characters, the vocabulary is the list of classes; for words, the loader lists it.
     vocabulary = len(fed.x.attrs.get("vocabulary", names)) if text else None
-    outputs = len(names) if names is not None else int(fed.y.max()) + 1
+    if fed.y.dtype.kind == "f":
+        outputs = math.prod(fed.y.shape[1:])
+    else:
+        outputs = len(names) if names is not None else int(fed.y.max()) + 1
     return tuple(fed.x.shape[1:]), outputs, vocabulary
 
 
-_describe_arrays = Remembered(lambda path: of_samples(datasets.load(path)), size=8)
+_describe_arrays = Remembered(lambda path, options: of_samples(datasets.load(path, **dict(options))), size=8)
 
 
-def like(data: str) -> tuple[tuple[int, ...], int, int | None]:
-    """Return the typical sample shape, classes and vocabulary of a data set, to check networks before reading it."""
+def like(settings: Any) -> tuple[tuple[int, ...], int, int | None]:
+    """Return the typical sample shape, outputs and vocabulary of a data set, to check networks before reading it."""
+    data, _ = source_of(settings.data)
     if arrays.is_arrays(data):
-        return _describe_arrays(data)
+        return _describe_arrays(data, file_options(settings))
     side = 8 if data == "digits" else 28
     return ((80,), 80, 80) if data in TEXTS else ((1, side, side), 10, None)
+
+
+def file_options(settings: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of :func:`fedstat.data.load` for the user's file: columns of a .csv file, and the task.
+
+    Raises
+    ------
+    ValueError
+        If a setting has no effect with the data set.
+    """
+    data, _ = source_of(settings.data)
+    if not data.endswith(".csv"):
+        for name, default in (("target", ()), ("client_column", None)):
+            reason = f"with data {settings.data}, which has no columns"
+            check.require_default(name, getattr(settings, name), default, reason)
+    if not arrays.is_arrays(data):
+        if settings.task == "regression":
+            raise ValueError(
+                f"task='regression' needs real-valued targets, but {data} has classes. Use your own file, such as "
+                "own.csv, or task='classification'."
+            )
+        return ()
+    target = settings.target[0] if len(settings.target) == 1 else settings.target
+    options = {"y": target or None, "client": settings.client_column, "task": settings.task}
+    return tuple((name, value) for name, value in options.items() if value is not None)
 
 
 def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int | None) -> Net:
@@ -147,12 +176,16 @@ class Federation(NamedTuple):
     seed: int
     class_labels: str
     domains: tuple[str, ...]
+    task: str | None
+    target: tuple[str, ...]
+    client_column: str | None
+    standardize: bool
 
 
 @Remembered
 def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Dataset | None]:
     """Return the clients that train, and unseen clients or None; cache the last result until a data file changes."""
-    source = _load(settings.data, data_dir)
+    source = _load(settings.data, data_dir, file_options(settings))
     if keeps_subsets(settings, source):
         fed = _keep_subsets(settings, source)
     else:
@@ -163,7 +196,9 @@ def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Datas
         fed = partition.train_test(fed, **fractions, stratify=settings.stratify, seed=settings.seed)
     fed = _sort_samples(fed)
     if "scale" in fed.x.attrs:
-        fed = _standardize(fed)
+        fed = _standardize_images(fed)
+    if settings.standardize:
+        fed = _standardize_numbers(fed)
     if settings.class_labels == "permuted":
         fed = partition.permute_labels(fed, seed=settings.seed)
     if not settings.unseen_fraction:
@@ -180,10 +215,10 @@ def read_data(runs: Iterable[Any], data_dir: str) -> None:
         As :func:`fedstat.data.load`, and if a setting of a run contradicts the subsets of its data.
     """
     runs = list(runs)
-    for name in reversed(list(dict.fromkeys(run.data for run in runs))):
-        source = _load(name, data_dir)
+    for name, options in reversed(list(dict.fromkeys((run.data, file_options(run)) for run in runs))):
+        source = _load(name, data_dir, options)
         for run in runs:
-            if run.data == name:
+            if (run.data, file_options(run)) == (name, options):
                 keeps_subsets(run, source)
 
 
@@ -193,15 +228,15 @@ def forget_files() -> None:
 
 
 @Remembered  # reading files takes longer than partitioning the samples for another seed
-def _load(data: str, data_dir: str) -> xr.Dataset:
+def _load(data: str, data_dir: str, options: tuple[tuple[str, Any], ...]) -> xr.Dataset:
     name, split = source_of(data)
-    return datasets.load(name, data_dir, split=split)
+    return datasets.load(name, data_dir, split=split, **dict(options))
 
 
 def source_of(data: str) -> tuple[str, Literal["train", "test"] | None]:
     """Split ``"cifar-100:test"`` into ("cifar-100", "test"), a data set and its published subset, or None for all.
 
-    A data set may also be a path that ends in ".npz".
+    A data set may also be a path that ends in ".npz" or ".csv".
 
     Raises
     ------
@@ -210,7 +245,7 @@ def source_of(data: str) -> tuple[str, Literal["train", "test"] | None]:
     """
     name, colon, split = data.partition(":")
     if not arrays.is_arrays(name):
-        check.choice("data", name, [*datasets.SOURCES, "PATH.npz"])
+        check.choice("data", name, [*datasets.SOURCES, "PATH.npz", "PATH.csv"])
     if colon:
         check.choice(f"what follows {name}: in data", split, ("train", "test"))
     return name, split or None  # type: ignore[return-value]
@@ -334,13 +369,15 @@ def keeps_subsets(settings: Any, source: xr.Dataset) -> bool:
     return True
 
 
-def has_validation(data: str) -> bool:
+def has_validation(settings: Any) -> bool:
     """Return True if a user's file has validation samples."""
-    name, subset = source_of(data)
-    return subset is None and arrays.is_arrays(name) and "validation" in _list_subsets(name)
+    name, subset = source_of(settings.data)
+    return subset is None and arrays.is_arrays(name) and "validation" in _list_subsets(name, file_options(settings))
 
 
-_list_subsets = Remembered(lambda path: frozenset(np.unique(datasets.load(path)["split"].to_numpy())), size=8)
+_list_subsets = Remembered(
+    lambda path, options: frozenset(np.unique(datasets.load(path, **dict(options))["split"].to_numpy())), size=8
+)
 
 
 def _limits_by_fraction(settings: Any, subsets: set[str]) -> bool:
@@ -413,7 +450,7 @@ def _sort_samples(fed: xr.Dataset) -> xr.Dataset:
     return fed.isel(sample=np.lexsort((client, subset)))
 
 
-def _standardize(fed: xr.Dataset) -> xr.Dataset:
+def _standardize_images(fed: xr.Dataset) -> xr.Dataset:
     """Standardize the channels of images to mean 0 and standard deviation 1 over the training samples.
 
     ``x.attrs`` stores both: x·sd + mean is the image on [0, 1]. Bytes remain bytes, which a trainer scales when it uses
@@ -430,3 +467,25 @@ def _standardize(fed: xr.Dataset) -> xr.Dataset:
     sd = np.sqrt(square / n / scale**2 - mean**2)
     fed = fed.assign(x=fed.x.assign_attrs(mean=mean.tolist(), sd=sd.tolist()))
     return fed if x.dtype == np.uint8 else datasets.to_float(fed)
+
+
+def _standardize_numbers(fed: xr.Dataset) -> xr.Dataset:
+    """Standardize features and real-valued targets to mean 0 and standard deviation 1 over the training samples.
+
+    Values that do not vary stay 0. ``attrs`` store both: value·sd + mean is the value in its units.
+    """
+    is_train, scaled = fed["split"].to_numpy() == "train", {}
+    for name in ("x", "y"):
+        if (name == "x" and "scale" in fed.x.attrs) or fed[name].dtype.kind != "f" or "mean" in fed[name].attrs:
+            continue
+        values = fed[name].to_numpy()
+        mean, sd = values[is_train].mean(0, dtype=np.float64), values[is_train].std(0, dtype=np.float64)
+        sd = np.where(sd > 0, sd, 1.0)
+        attrs = {"mean": mean.tolist(), "sd": sd.tolist()}
+        scaled[name] = fed[name].copy(data=((values - mean) / sd).astype(values.dtype)).assign_attrs(attrs)
+    if not scaled:
+        raise ValueError(
+            "standardize has no effect: the data hold neither features that are real numbers nor real-valued targets "
+            "(images are always standardized). Remove it."
+        )
+    return fed.assign(scaled)

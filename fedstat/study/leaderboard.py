@@ -1,6 +1,7 @@
 """Leaderboard of all methods, contrasts within seeds, scores of prediction rules, and the planned comparison.
 
-The accuracy of a run is its test accuracy in the round with the best validation accuracy. Test data select nothing.
+The score of a run (accuracy, or RMSE of real-valued targets) is its test score in the round with the best validation
+score. Test data select nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedstat.study import experiment, grid, run_table
 from fedstat.study.collect import Grid, about, ordered
 from fedstat.study.compare import against_zero
 from fedstat.study.run_settings import Settings
-from fedstat.study.run_table import config_of, weighted
+from fedstat.study.run_table import config_of, score_in, weighted
 
 _NOT_OF_TRAINING = ("prediction_rules", "probe", "ablation", "checkpoints", "keep_weights")
 
@@ -35,7 +36,7 @@ def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.Da
     Parameters
     ----------
     data : DataFrame
-        ``scenario``, ``seed``, ``method``, ``accuracy``, one row for every combination.
+        ``scenario``, ``seed``, ``method``, ``accuracy`` (or ``rmse``), one row for every combination.
     pairs : iterable of (str, str)
         Names of the methods.
 
@@ -46,7 +47,8 @@ def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.Da
         :func:`fedstat.study.compare.against_zero`. ``conf_low`` and ``conf_high`` are unadjusted; ``sim_conf_low`` and
         ``sim_conf_high`` are simultaneous over all pairs (Bonferroni).
     """
-    wide = data.pivot(index="seed", columns=["scenario", "method"], values="accuracy").T.groupby("method").mean().T
+    value = score_in(data).name
+    wide = data.pivot(index="seed", columns=["scenario", "method"], values=value).T.groupby("method").mean().T
     parts = [_subtract(wide, a, b).assign(comparison=f"{a} − {b}", scenario="all") for a, b in pairs]
     return against_zero(pd.concat(parts, ignore_index=True), "comparison", "difference")
 
@@ -69,14 +71,14 @@ def by_setting(data: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
     """
     parts = []
     for scenario, rows in data.groupby("scenario", sort=False):
-        wide = rows.pivot(index="seed", columns="method", values="accuracy")
+        wide = rows.pivot(index="seed", columns="method", values=score_in(data).name)
         parts.append(_subtract(wide, *pair).assign(scenario=scenario, setting=scenario))
     table = against_zero(pd.concat(parts, ignore_index=True), "setting", "difference")
     return table.rename(columns={"setting": "scenario"})
 
 
 def repeated(grid: Grid, again: Grid) -> pd.DataFrame:
-    """Compute differences in accuracy between two computations of equal runs, such as with other client chunks.
+    """Compute differences in score between two computations of equal runs, such as with other client chunks.
 
     Parameters
     ----------
@@ -102,7 +104,7 @@ def repeated(grid: Grid, again: Grid) -> pd.DataFrame:
         if _run_id(path) == _run_id(run["path"]):
             raise ValueError(f"{run['path']} is a copy of {path}. Pass runs that were trained again.")
         before, after = (scores(store.open_run(p)).set_index("method") for p in (path, run["path"]))
-        difference = (after - before)["accuracy"].dropna()
+        difference = (after - before).iloc[:, 0].dropna()
         rows += [
             {"scenario": run["scenario"], "seed": run["seed"], "method": name, "difference": x}
             for name, x in difference.items()
@@ -129,7 +131,7 @@ TENTH = 0.1
 
 
 def chosen_rates(grid: Grid, seeds: Sequence[int]) -> Grid:
-    """Select, for each setting and method, the runs with the best learning rate by mean validation accuracy.
+    """Select, for each setting and method, the runs with the best learning rate by mean validation score.
 
     Parameters
     ----------
@@ -161,7 +163,7 @@ def chosen_rates(grid: Grid, seeds: Sequence[int]) -> Grid:
 
 
 def measured(path: str | Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Measure the accuracy and cost of a run, and both over rounds.
+    """Measure the score and cost of a run, and both over rounds.
 
     Parameters
     ----------
@@ -171,22 +173,22 @@ def measured(path: str | Path) -> tuple[dict[str, Any], pd.DataFrame]:
     Returns
     -------
     dict
-        - ``chosen_round``: round with the best validation accuracy.
-        - ``accuracy``: test accuracy in that round, mean over clients weighted by test samples.
-        - ``worst``: 10% quantile of the test accuracy over clients in that round.
-        - ``optimism``: best test accuracy of all rounds minus ``accuracy``.
-        - ``unseen``: accuracy on unseen clients by the first prediction rule of the method that was measured
+        - ``chosen_round``: round with the best validation score.
+        - ``accuracy`` (or ``rmse``): test score in that round, mean over clients weighted by test samples.
+        - ``worst``: 10% quantile of the test accuracy (90% of RMSE) over clients in that round.
+        - ``optimism``: by how much the best test score of all rounds is better.
+        - ``unseen``: score on unseen clients by the first prediction rule of the method that was measured
           (``unseen_rule``); NaN without unseen clients.
         - ``seconds``: median time of a round.
         - ``kept``: bytes of the state of clients and server, as stored to resume the run.
     DataFrame
-        One row per evaluated round: ``round``, ``accuracy``, and, cumulated over rounds, ``bytes`` (upload and download
-        of all clients) and ``elapsed`` (seconds of training).
+        One row per evaluated round: ``round``, ``accuracy`` (or ``rmse``), and, cumulated over rounds, ``bytes``
+        (upload and download of all clients) and ``elapsed`` (seconds of training).
 
     Raises
     ------
     ValueError
-        If the run has no validation accuracy.
+        If the run has no validation score.
     """
     with store.reading(path):
         return _measure_run(path, store.open_run(path))
@@ -201,18 +203,20 @@ def state_bytes(path: str | Path) -> int:
 
 def _measure_run(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd.DataFrame]:
     config, metrics = run_table.config_of(run), run["metrics"].to_dataset()
-    course = run_table.curve(run, "accuracy").merge(run_table.curve(run, "validation_accuracy"), on="round")
+    score = run_table.score_of(run)
+    test, validation = score.name, f"validation_{score.name}"
+    course = run_table.curve(run, test).merge(run_table.curve(run, validation), on="round")
     if course.empty:
         raise ValueError(
-            f"{path} has no validation accuracy, which selects the round. Run with validation_fraction > 0."
+            f"{path} has no validation {score.title}, which selects the round. Run with validation_fraction > 0."
         )
-    best = course.iloc[int(course["validation_accuracy"].to_numpy().argmax())]
-    by_client = metrics["accuracy"].sel(round=int(best["round"])).to_numpy().astype(float)
+    best = course.iloc[score.best(course[validation])]
+    by_client = metrics[test].sel(round=int(best["round"])).to_numpy().astype(float)
     measures = {
-        "accuracy": float(best["accuracy"]),
+        test: float(best[test]),
         "chosen_round": int(best["round"]),
-        "worst": float(np.quantile(by_client[np.isfinite(by_client)], TENTH)),
-        "optimism": float(course["accuracy"].max() - best["accuracy"]),
+        "worst": float(np.quantile(by_client[np.isfinite(by_client)], 1 - TENTH if score.is_error else TENTH)),
+        "optimism": abs(float(course[test].iloc[score.best(course[test])] - best[test])),
         "seconds": float(np.nanmedian(metrics["seconds"])),
         "kept": float(state_bytes(path)) or math.nan,
         **_measure_unseen(run, str(config["algorithm"])),
@@ -223,22 +227,24 @@ def _measure_run(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd
     }
     numbers = course["round"].to_numpy()
     course = course.assign(**{name: total.sel(round=numbers).to_numpy() for name, total in sums.items()})
-    return measures, course.drop(columns="validation_accuracy")
+    return measures, course.drop(columns=validation)
 
 
 def _measure_unseen(run: xr.DataTree, method: str) -> dict[str, Any]:
-    """Return the accuracy on unseen clients by the first prediction rule of the method that was measured."""
+    """Return the score on unseen clients by the first prediction rule of the method that was measured."""
     if "unseen_clients" not in run.children:
         return {"unseen": math.nan, "unseen_rule": ""}
-    accuracy = run_table.unseen_clients(run)
-    rule = next((rule for rule in about(method).unseen_clients if rule in accuracy["rule"].values), "")
-    return {"unseen": float(accuracy.sel(rule=rule)) if rule else math.nan, "unseen_rule": rule}
+    by_rule = run_table.unseen_clients(run)
+    rule = next((rule for rule in about(method).unseen_clients if rule in by_rule["rule"].values), "")
+    return {"unseen": float(by_rule.sel(rule=rule)) if rule else math.nan, "unseen_rule": rule}
 
 
 def of_clients(path: str | Path, number: int) -> pd.DataFrame:
-    """Return the test accuracy of every client in a round: ``client``, ``accuracy``."""
-    accuracy = store.open_run(path)["metrics/accuracy"].sel(round=number).astype(float)
-    return pd.DataFrame({"client": accuracy["client"].values, "accuracy": accuracy.values}).dropna()
+    """Return the test score of every client in a round: ``client``, ``accuracy`` (or ``rmse``)."""
+    run = store.open_run(path)
+    name = run_table.score_of(run).name
+    values = run[f"metrics/{name}"].sel(round=number).astype(float)
+    return pd.DataFrame({"client": values["client"].values, name: values.values}).dropna()
 
 
 def measure(grid: Grid) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -255,14 +261,14 @@ def measure(grid: Grid) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def to_reach(courses: pd.DataFrame, targets: Mapping[str, float], name: str = "bytes") -> pd.DataFrame:
-    """Compute the cost at which a method first reaches the target accuracy of its setting.
+    """Compute the cost at which a method first reaches the target score of its setting.
 
     Parameters
     ----------
     courses : DataFrame
-        ``scenario``, ``method``, ``seed``, ``round``, ``accuracy`` and the cost up to each round.
+        ``scenario``, ``method``, ``seed``, ``round``, ``accuracy`` (or ``rmse``) and the cost up to each round.
     targets : mapping from scenario to float
-        Target accuracies.
+        Target scores.
     name : str
         Column of the cost.
 
@@ -280,9 +286,10 @@ def to_reach(courses: pd.DataFrame, targets: Mapping[str, float], name: str = "b
     >>> to_reach(pd.DataFrame(rows | {"accuracy": [0.4, 0.8, 0.6, 0.9]}), {"a": 0.5}).to_dict("records")
     [{'scenario': 'a', 'method': 'm', 'seeds': 2, 'reached': 2, 'bytes': 7.0}]
     """
-    rows = []
+    rows, score = [], score_in(courses)
     for (scenario, method), runs in courses.groupby(["scenario", "method"], sort=False):
-        is_reached = runs["accuracy"] >= targets[str(scenario)]
+        values, target = runs[score.name], targets[str(scenario)]
+        is_reached = values <= target if score.is_error else values >= target
         first = runs[is_reached].sort_values("round").groupby("seed")[name].first()
         seeds = runs["seed"].nunique()
         cost = first.mean() if len(first) == seeds else math.nan
@@ -290,29 +297,31 @@ def to_reach(courses: pd.DataFrame, targets: Mapping[str, float], name: str = "b
     return pd.DataFrame(rows)
 
 
-def ranked(accuracies: pd.DataFrame) -> tuple[pd.DataFrame, Friedman | None, list[str]]:
-    """Rank methods by accuracy over settings, after averaging over seeds.
+def ranked(scores: pd.DataFrame) -> tuple[pd.DataFrame, Friedman | None, list[str]]:
+    """Rank methods by their score over settings, after averaging over seeds.
 
     Parameters
     ----------
-    accuracies : DataFrame
-        ``scenario``, ``method``, ``seed``, ``accuracy``.
+    scores : DataFrame
+        ``scenario``, ``method``, ``seed``, ``accuracy`` (or ``rmse``, of which the smallest is best).
 
     Returns
     -------
     DataFrame (scenario, method)
-        Mean accuracy of each method that has a run in every setting.
+        Mean score of each method that has a run in every setting.
     Friedman or None
         Friedman test with settings as blocks. Seeds are not blocks, because all seeds of a setting use its data. None
         with fewer than 2 settings or 3 methods.
     list of str
         Methods that lack a setting, which are excluded.
     """
-    wide = accuracies.groupby(["scenario", "method"], sort=False)["accuracy"].mean().unstack("method")
+    score = score_in(scores)
+    wide = scores.groupby(["scenario", "method"], sort=False)[score.name].mean().unstack("method")
     absent = [str(name) for name in wide.columns[wide.isna().any()]]
     wide = wide[[name for name in ordered(wide.columns) if name not in absent]]
     is_testable = wide.shape[0] > 1 and wide.shape[1] > 2
-    return wide, friedman(wide.to_numpy()) if is_testable else None, absent
+    values = -wide.to_numpy() if score.is_error else wide.to_numpy()
+    return wide, friedman(values) if is_testable else None, absent
 
 
 class Planned(NamedTuple):
@@ -448,22 +457,22 @@ def gather(grid: Grid, *of_run: Callable[[xr.DataTree], pd.DataFrame]) -> list[p
 
 
 def scores(run: xr.DataTree) -> pd.DataFrame:
-    """Compute the test accuracy after the last round, mean over clients weighted by test samples.
+    """Compute the test score after the last round, mean over clients weighted by test samples.
 
     Returns
     -------
     DataFrame
-        ``method``, name of the algorithm or of another prediction rule; ``accuracy``.
+        ``method``, name of the algorithm or of another prediction rule; ``accuracy`` (or ``rmse``).
     """
     names = [str(config_of(run)["algorithm"])]
-    metrics = run["metrics"].to_dataset()
-    values = [metrics["accuracy"].isel(round=[-1]).transpose("round", "client").to_numpy()]
+    metrics, score = run["metrics"].to_dataset(), run_table.score_of(run).name
+    values = [metrics[score].isel(round=[-1]).transpose("round", "client").to_numpy()]
     if "prediction_rules" in run.children:
-        by_rule = run["prediction_rules"].to_dataset()["accuracy"]
+        by_rule = run["prediction_rules"].to_dataset()[score]
         names += map(str, by_rule["rule"].values)
         values.append(by_rule.transpose("rule", "client").to_numpy())
-    accuracy = weighted(np.concatenate(values).astype(np.float64), metrics["n_test"].to_numpy().astype(np.float64))
-    return pd.DataFrame({"method": names, "accuracy": accuracy})
+    means = weighted(np.concatenate(values).astype(np.float64), metrics["n_test"].to_numpy().astype(np.float64))
+    return pd.DataFrame({"method": names, score: means})
 
 
 def steps(run: xr.DataTree) -> pd.DataFrame:

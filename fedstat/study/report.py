@@ -20,11 +20,12 @@ from fedstat._utils import guard
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import split_halves
 from fedstat.fl.aggregate import weighted_mean
+from fedstat.fl.losses import Score
 from fedstat.fl.stored import EQUAL_SAMPLES, profile
 from fedstat.fl.training import COMMAND
 from fedstat.results import base
 from fedstat.results.base import TERMINAL
-from fedstat.results.tables import count, megabytes, number, p_equals
+from fedstat.results.tables import NONE, count, megabytes, number, p_equals
 from fedstat.study import run_table
 from fedstat.study.collect import title_of
 
@@ -130,10 +131,10 @@ def summary(run: str | Path | xr.DataTree) -> Record:
     -------
     Record
         Mapping from name to text, which prints as a table. Of a training run: ``method``, ``data``, ``rounds`` (done
-        and planned), ``accuracy`` (test accuracy after the last evaluated round, mean over clients weighted by test
-        samples), ``metrics`` (their means, if the run measured any), ``layers``, ``weights`` (rounds after which they
-        are stored), ``size``; and ``caution``, if test samples equal training samples in x. Of other runs: ``made by``,
-        ``state``, ``dims``, ``size``.
+        and planned), ``accuracy`` (or ``rmse``; on test samples after the last evaluated round, mean over clients
+        weighted by test samples), ``metrics`` (their means, if the run measured any), ``layers``, ``weights`` (rounds
+        after which they are stored), ``size``; and ``caution``, if test samples equal training samples in x. Of other
+        runs: ``made by``, ``state``, ``dims``, ``size``.
 
     Raises
     ------
@@ -191,30 +192,41 @@ def _of_training(run: xr.DataTree, config: Mapping[str, Any]) -> dict[str, str]:
     data = f"{count(row['clients'], 'client')}, {', '.join(samples[:-1])} and {samples[-1]} samples"
     n_done = int(np.isfinite(metrics["seconds"].to_numpy()).sum())
     is_finished = "ended" in run.attrs
-    evaluated = metrics["accuracy"].dropna("round", how="all")["round"].to_numpy()
-    accuracy = "no round was evaluated"
+    score, evaluated = run_table.score_of(run), _evaluated_rounds(run)
+    value = "no round was evaluated"
     if not math.isnan(row["final"]):
-        accuracy = f"{row['final']:.3f} (test, after round {evaluated[-1]}; mean over clients, weighted by samples)"
+        shown = score_text(row["final"], score)
+        value = f"{shown} (test, after round {evaluated[-1]}; mean over clients, weighted by samples)"
     parts = {
         "method": f"{title_of(row['method'])}, seed {row['seed']}",
         "data": f"{scenario}: {data}" if scenario else data,
         **({"caution": caution} if (caution := _equal_samples(run)) else {}),
         "rounds": f"{n_done}, finished" if is_finished else f"{n_done} of {config['rounds']}, not finished",
-        "accuracy": accuracy,
+        score.name: value,
     }
     if metrics_text := _metrics_in_words(run_table.further(run), "final", row["clients"]):
         parts["metrics"] = metrics_text
     return parts | _layers(run, config, n_done)
 
 
+def score_text(value: float, score: Score) -> str:
+    """Return a score as text: proportions with three decimals, errors with four digits."""
+    return NONE if math.isnan(value) else f"{value:.4g}" if score.is_error else f"{value:.3f}"
+
+
+def _evaluated_rounds(run: xr.DataTree) -> np.ndarray:
+    return np.asarray(run[f"metrics/{run_table.score_of(run).name}"].dropna("round", how="all")["round"].to_numpy())
+
+
 def _equal_samples(run: xr.DataTree) -> str:
     """Say how many test samples equal a training sample; "" if there are none, or an older run did not count them."""
     n_equal, n_test = run.attrs.get(EQUAL_SAMPLES, 0), int(run["metrics/n_test"].sum())
+    score = run_table.score_of(run)
     if not n_equal:
         return ""
     return (
         f"{n_equal:,} of {n_test:,} test samples equal{'s' if n_equal == 1 else ''} a training sample of some client, "
-        "so that test accuracy may be too high. Remove duplicates from the data."
+        f"so that {score.long_name} may be too {'low' if score.is_error else 'high'}. Remove duplicates from the data."
     )
 
 
@@ -224,7 +236,9 @@ def _metrics_in_words(further: pd.DataFrame, column: str, n_clients: int) -> str
     texts = []
     for x in further[~is_class].to_dict("records"):
         exclusions = (
-            f" ({x['clients']} of {n_clients} clients; others lack a class)" if x["clients"] < n_clients else ""
+            f" ({x['clients']} of {n_clients} clients; others {run_table.reason_undefined(x['measure'])})"
+            if x["clients"] < n_clients
+            else ""
         )
         texts.append(f"{run_table.title_of(x['measure'])} {number(x[column], 3)}{exclusions}")
     if len(classes := further[is_class].dropna(subset=column)):
@@ -259,11 +273,12 @@ MEAN = weighted_mean().name
 
 def line(run: xr.DataTree) -> str:
     """Summarize a run in half a line, for the log of a grid."""
-    row = run_table.row(run)
+    row, title = run_table.row(run), run_table.score_of(run).long_name
+    final, last, best = (f"{row[name]:.4f}" for name in ("final", "last10", "best10"))
     if not math.isfinite(row["last10"]):
-        return f"test accuracy {row['final']:.4f} (last round), {row['seconds']:.2f} s per round"
-    best = f", best 10 rounds {row['best10']:.4f}" if math.isfinite(row["best10"]) else ""
-    return f"test accuracy {row['last10']:.4f} (last 10 rounds{best}), {row['seconds']:.2f} s per round"
+        return f"{title} {final} (last round), {row['seconds']:.2f} s per round"
+    best = f", best 10 rounds {best}" if math.isfinite(row["best10"]) else ""
+    return f"{title} {last} (last 10 rounds{best}), {row['seconds']:.2f} s per round"
 
 
 def report(run: xr.DataTree) -> str:
@@ -334,7 +349,7 @@ def _accuracies(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
     rounds, n_averaged = int(row["rounds"]), run_table.span(int(row["rounds"]))
     window = f"rounds {rounds - n_averaged + 1} to {rounds}" if n_averaged > 1 else f"round {rounds}"
     mean = f"mean of {window}" if n_averaged > 1 else window
-    evaluated = run["metrics/accuracy"].dropna("round", how="all")["round"].to_numpy()
+    score, evaluated = run_table.score_of(run), _evaluated_rounds(run)
     rules = {
         "last10": mean,
         "final": f"round {evaluated[-1]}" if len(evaluated) else "",
@@ -342,12 +357,13 @@ def _accuracies(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
         "validated": f"round {row['validated_round']:.0f} (chosen on validation data)",
         "before": f"selected clients before aggregation, {mean}",
     }
-    over_clients = f"mean {row['unweighted']:.3f}, SD {number(row['spread'], 3)}, 10% quantile {row['q10']:.3f}"
+    mean_text, sd, worst = (score_text(row[name], score) for name in ("unweighted", "spread", "q10"))
+    over_clients = f"mean {mean_text}, SD {sd}, {90 if score.is_error else 10}% quantile {worst}"
     metrics_text = _metrics_in_words(run_table.further(run), "mean", row["clients"])
     few = f"Means are over evaluated rounds only: {row['evaluated']} of the last {run_table.WINDOW}"
     return [
-        "Test accuracy of client models, weighted by test samples",
-        *(f"  {row[name]:.3f}  {text}" for name, text in rules.items() if not math.isnan(row[name])),
+        f"Test {score.title} of client models, weighted by test samples",
+        *(f"  {score_text(row[name], score)}  {text}" for name, text in rules.items() if not math.isnan(row[name])),
         *([few] if n_averaged > row["evaluated"] else []),
         f"Over clients, {window}: {over_clients}",
         *([f"Other metrics, {mean}: {metrics_text}"] if metrics_text else []),
@@ -461,11 +477,13 @@ def _above_half(table: pd.DataFrame) -> list[str]:
 
 
 def _prediction_rules(run: xr.DataTree) -> list[str]:
-    rules = run["prediction_rules"].to_dataset()
-    accuracy = rules["accuracy"].weighted(run["metrics"].to_dataset()["n_test"]).mean("client")
+    rules, score = run["prediction_rules"].to_dataset(), run_table.score_of(run)
+    values = rules[score.name].weighted(run["metrics"].to_dataset()["n_test"]).mean("client")
+    texts = [f"  {score_text(x.item(), score)}  {x['rule'].item()}" for x in values]
+    steps = [_step_of(rules["step"].sel(rule=x["rule"])) for x in values]
     return [
-        "Other prediction rules, test accuracy after the last round",
-        *(f"  {x.item():.3f}  {x['rule'].item()} (B: {_step_of(rules['step'].sel(rule=x['rule']))})" for x in accuracy),
+        f"Other prediction rules, {score.long_name} after the last round",
+        *(f"{text} (B: {step})" for text, step in zip(texts, steps, strict=True)),
     ]
 
 
@@ -478,23 +496,23 @@ def _step_of(step: xr.DataArray) -> str:
 
 
 def _unseen_clients(run: xr.DataTree) -> list[str]:
-    by_rule = run_table.unseen_clients(run)
-    accuracies = ", ".join(f"{x['rule'].item().replace('_', ' ')} {x.item():.3f}" for x in by_rule)
-    comment = run["unseen_clients/accuracy"].attrs.get("comment")
+    by_rule, score = run_table.unseen_clients(run), run_table.score_of(run)
+    scores = ", ".join(f"{x['rule'].item().replace('_', ' ')} {score_text(x.item(), score)}" for x in by_rule)
+    comment = run[f"unseen_clients/{score.name}"].attrs.get("comment")
     clients = count(run["unseen_clients"].sizes["client"], "unseen client")
-    return [f"Test accuracy on {clients}: {accuracies}{f' ({comment})' if comment else ''}"]
+    return [f"Test {score.title} on {clients}: {scores}{f' ({comment})' if comment else ''}"]
 
 
 def _ablation(run: xr.DataTree) -> list[str]:
-    by_part = run_table.ablated(run).transpose("part", "draw")
-    parts, accuracy = by_part["part"].to_numpy(), by_part.to_numpy()
-    if np.ptp(accuracy) == 0:
+    by_part, score = run_table.ablated(run).transpose("part", "draw"), run_table.score_of(run)
+    parts, scores = by_part["part"].to_numpy(), by_part.to_numpy()
+    if np.ptp(scores) == 0:
         return ["Random values replaced no unit: no layer has both shared and personal units"]
-    n = accuracy.shape[1]
-    errors = np.std(accuracy, axis=1, ddof=1) / math.sqrt(n) if n > 1 else np.full(len(accuracy), math.nan)
+    n = scores.shape[1]
+    errors = np.std(scores, axis=1, ddof=1) / math.sqrt(n) if n > 1 else np.full(len(scores), math.nan)
     cells = [
-        (f"  {part}", f"{mean:.3f} ({number(error, 3)})" if n > 1 else f"{mean:.3f}")
-        for part, mean, error in zip(parts, accuracy.mean(axis=1), errors, strict=True)
+        (f"  {part}", score_text(mean, score) + (f" ({score_text(error, score)})" if n > 1 else ""))
+        for part, mean, error in zip(parts, scores.mean(axis=1), errors, strict=True)
     ]
     head = f"mean (SE, {n} draws)" if n > 1 else "1 draw"
-    return [f"Test accuracy, units replaced by random values: {head}", *base.columns(cells, n_right=1, indent="")]
+    return [f"Test {score.title}, units replaced by random values: {head}", *base.columns(cells, n_right=1, indent="")]

@@ -12,6 +12,7 @@ from fedstat import data as datasets
 from fedstat._utils import check
 from fedstat._utils.settings import check_fields, setting
 from fedstat.data import arrays
+from fedstat.data.targets import Task
 from fedstat.fl import algorithms, custom, masks, nets, prepare
 from fedstat.fl.aggregate import Aggregator, private
 from fedstat.fl.algorithm import Algorithm
@@ -152,6 +153,15 @@ class Settings:
         of ``fedstat.study.federation.PARTITIONS``.
     clients : int
         Number of clients; the partition "natural" sets it.
+    task : {"classification", "regression"}, optional
+        By default regression if the targets of the user's file are real numbers, else classification. Targets that are
+        whole numbers of a floating-point type need it.
+    target, client_column : tuple of str, str, optional
+        Columns of a .csv file, see :func:`fedstat.data.from_table`.
+    standardize : bool
+        Scale features and real-valued targets by mean and standard deviation of the training samples.
+    loss : {"cross-entropy", "squared", "absolute", "huber"}, optional
+        See :func:`fedstat.fl.train`.
     max_samples : int, optional
         Largest number of samples per client, over all subsets.
     min_samples : int
@@ -214,13 +224,27 @@ class Settings:
     data: str = setting(
         "digits",
         "data",
-        f"data set: {', '.join(datasets.SOURCES)}, or the path of your arrays, own.npz, with {arrays.ARRAYS}; a name "
-        "that ends in :train or :test takes only these published samples",
+        f"data set: {', '.join(datasets.SOURCES)}, or the path of your arrays, own.npz, with {arrays.ARRAYS}, or of "
+        "your table, own.csv, with the columns y and, if you like, client and split, all others features; a name that "
+        "ends in :train or :test takes only these published samples",
     )
     partition: str = setting(
         "dirichlet:0.1", "data", f"partition of samples among clients: {', '.join(federation.PARTITIONS)}"
     )
     clients: int = setting(20, "data", "number of clients C; the partition natural sets it", low=1)
+    task: Task | None = setting(
+        None, "data", "what to predict (default: regression if targets are real numbers, else classification)"
+    )
+    target: tuple[str, ...] = setting(
+        (), "data", "of a .csv file, column of the target (default y); several are several real-valued targets"
+    )
+    client_column: str | None = setting(None, "data", "of a .csv file, column of the clients (default client)")
+    standardize: bool = setting(
+        False,
+        "data",
+        "scale features and real-valued targets to mean 0 and SD 1 over the training samples; errors are reported in "
+        "the units of the target",
+    )
     max_samples: int | None = setting(None, "data", "largest number of samples per client", low=1)
     min_samples: int = setting(10, "data", "smallest number of samples per client", low=1)
     test_fraction: float = setting(
@@ -262,6 +286,9 @@ class Settings:
     )
     local_epochs: int = setting(TrainConfig.local_epochs, "training", "epochs of local training per round", low=1)
     batch_size: int = setting(TrainConfig.batch_size, "training", "samples per batch; 0 takes all as one batch", low=0)
+    loss: Literal["cross-entropy", "squared", "absolute", "huber"] | None = setting(
+        None, "training", "loss; squared (the default), absolute or huber for real-valued targets"
+    )
     optimizer: Literal["sgd", "adam"] = setting("sgd", "training", "local optimizer")
     lr: float = setting(0.1, "training", "local learning rate", above=0)
     server_lr: float = setting(TrainConfig.server_lr, "training", "server learning rate", above=0)
@@ -350,7 +377,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         # Checks that need no data; other settings are checked by the functions that take them.
-        for name in ("options", "net_options", "prediction_rules", "probe", "domains", "keep_weights", "metrics"):
+        for name in (
+            "options", "net_options", "prediction_rules", "probe", "domains", "keep_weights", "metrics", "target"
+        ):  # fmt: skip
             object.__setattr__(self, name, federation.strings(name, getattr(self, name)))
         object.__setattr__(self, "keep_weights", self.keep_weights or Settings.keep_weights)
         check_fields(self)
@@ -370,7 +399,7 @@ class Settings:
         prepare.require_weights(algorithm, aggregator)
         for wrap in self.make_prediction_rules().values():
             wrap(algorithm)
-        net = make(self, *like(federation.source_of(self.data)[0]))
+        net = make(self, *like(self))
         if "layers" in algorithm.settings:
             masks.resolve(net, algorithm.settings["layers"])
         for layer in self.layers_kept or ():

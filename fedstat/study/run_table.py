@@ -19,11 +19,13 @@ from fedstat._utils.guard import replace_file
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import metrics as fl_metrics
 from fedstat.fl import nets
+from fedstat.fl.losses import SCORES, Score
 from fedstat.results.base import TERMINAL, aligned
+from fedstat.stats.ranking import is_higher_better
 from fedstat.stats.split import adjusted_rand, prop_unchanged
 
 WINDOW = 10
-"""Consecutive rounds over which accuracies are averaged (FedFac §5.2)."""
+"""Consecutive rounds over which scores are averaged (FedFac §5.2)."""
 
 RULES = {
     "best10": "best mean over 10 consecutive rounds{}, chosen on the test data that it reports",
@@ -104,7 +106,12 @@ def words(rule: str, table: pd.DataFrame) -> str:
         if n_evaluated
         else ""
     )
-    return RULES[rule].format(f" (of which {counts} were evaluated)" if sparse else "")
+    text = RULES[rule].format(f" (of which {counts} were evaluated)" if sparse else "")
+    return (
+        text.replace("accuracy", "RMSE")
+        if "measure" in table and is_of_numbers(str(table["measure"].iloc[0]))
+        else text
+    )
 
 
 class Table(NamedTuple):
@@ -190,15 +197,60 @@ def _pipes(block: pd.DataFrame) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in cells)
 
 
+def score_of(run: xr.DataTree) -> Score:
+    """Return the score by which the client models of a run are judged: accuracy, or RMSE of real-valued targets."""
+    return SCORES["regression" if "rmse" in _metrics(run) else "classification"]
+
+
+def score_in(table: pd.DataFrame) -> Score:
+    """Return the score that a table of runs, rounds or clients holds.
+
+    Raises
+    ------
+    ValueError
+        If it holds accuracies and RMSEs, which cannot be compared.
+    """
+    scores = [score for score in SCORES.values() if score.name in table]
+    if len(scores) > 1:
+        raise ValueError(
+            f"runs must have one score, but the table holds {' and '.join(score.name for score in scores)}: of classes "
+            "and of real-valued targets. Take runs of one task."
+        )
+    return scores[0] if scores else SCORES["classification"]
+
+
+def is_error(measure: str) -> bool:
+    """Return True if smaller values of a measure are better.
+
+    Examples
+    --------
+    >>> is_error("mae"), is_error("r2")
+    (True, False)
+    """
+    return not is_higher_better(measure)
+
+
+def is_of_numbers(measure: str) -> bool:
+    """Return True for measures of real-valued targets."""
+    return measure == "rmse" or measure in fl_metrics.ERRORS
+
+
+def reason_undefined(measure: str) -> str:
+    """Say what test samples are like for which a measure is undefined."""
+    return "have constant targets" if is_of_numbers(measure) else "lack a class"
+
+
 def measures(run: xr.DataTree) -> dict[str, tuple[xr.DataArray, xr.DataArray]]:
     """Return the measures of a run that have one value per client: values (round, client) and weights (client,).
 
-    They are ``accuracy`` and the run's metrics (:data:`fedstat.fl.metrics.METRICS`), among them ``class_accuracy_3``
-    for class 3. Weights are the client's test samples, of the class if the measure is of one.
+    They are the run's score, ``accuracy`` or ``rmse``, and its metrics (:data:`fedstat.fl.metrics.METRICS`,
+    ``ERRORS``), among them ``class_accuracy_3`` for class 3. Weights are the client's test samples, of the class if the
+    measure is of one.
     """
     metrics = _metrics(run)
     weight = xr.DataArray(_sizes(metrics, "n_test"), dims="client")
-    by_name = {name: (metrics[name], weight) for name in ("accuracy", *fl_metrics.TITLES) if name in metrics}
+    names = (score_of(run).name, *fl_metrics.TITLES)
+    by_name = {name: (metrics[name], weight) for name in names if name in metrics}
     if "class_accuracy" in metrics:
         values, n_test = metrics["class_accuracy"], run["clients"].to_dataset()["n_test"]
         for i, label in enumerate(metrics["class"].values):
@@ -215,6 +267,8 @@ def measured(run: xr.DataTree, measure: str) -> tuple[NDArray[np.float64], NDArr
         If there is no such measure (the message has the nearest names), or the run did not measure it.
     """
     by_name, name = measures(run), re.sub(r"^(class_accuracy)_.*", r"\1", measure)
+    if score_of(run) is SCORES["regression"] and name in (*fl_metrics.METRICS, "accuracy"):
+        raise ValueError(f"{name!r} is of classes, but the targets are real numbers. Measures: {', '.join(by_name)}.")
     if name in fl_metrics.METRICS and not any(other.startswith(name) for other in by_name):
         raise ValueError(
             f"the run did not measure {name!r}, but {', '.join(by_name)}. Train with metrics=[{name!r}] "
@@ -232,8 +286,9 @@ def title_of(measure: str) -> str:
     >>> title_of("accuracy"), title_of("macro_f1"), title_of("class_accuracy_3")
     ('test accuracy', 'macro F1', 'accuracy on class 3')
     """
-    if measure == "accuracy":
-        return "test accuracy"
+    for score in SCORES.values():
+        if measure == score.name:
+            return score.long_name
     return fl_metrics.TITLES.get(measure, f"accuracy on class {measure.removeprefix('class_accuracy_')}")
 
 
@@ -249,7 +304,7 @@ def further(run: xr.DataTree) -> pd.DataFrame:
     """
     rows = []
     for name in measures(run):
-        if name != "accuracy":
+        if name != score_of(run).name:
             values, weight = measured(run, name)
             mean = weighted(values, weight)
             rounds = np.flatnonzero(np.isfinite(mean))
@@ -259,27 +314,29 @@ def further(run: xr.DataTree) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["measure", "mean", "final", "clients"])
 
 
-def row(run: xr.DataTree, measure: str = "accuracy") -> dict[str, Any]:
+def row(run: xr.DataTree, measure: str | None = None) -> dict[str, Any]:
     """Summarize a run in one row.
 
     Parameters
     ----------
     run : DataTree
         Result of :func:`fedstat.fl.train`.
-    measure : str
-        One of :func:`measures`, which takes the place of accuracy.
+    measure : str, optional
+        One of :func:`measures`, by default the run's score.
 
     Returns
     -------
     dict
         ``scenario``, ``method``, ``seed``, ``layers`` (names joined by a comma), ``kappa``, ``tau``, ``estimator``,
-        ``lr``, ``clients``, ``rounds``, ``revision``, ``code`` (digest of the trainer's). Test accuracy, weighted by
-        the clients' test samples: ``best10``, best mean over 10 consecutive rounds, and ``best10_round``, the last of
-        these; ``last10``, mean over the last 10 (``evaluated``: how many were evaluated); ``final``, last evaluated
-        round; ``validated``, round with the best validation accuracy, with ``validated_round`` and that accuracy,
-        ``validation``; ``optimism``, best10 less the test accuracy of the 10 rounds that are best on validation data.
+        ``lr``, ``clients``, ``rounds``, ``revision``, ``code`` (digest of the trainer's), ``measure``. Test accuracy
+        (or another measure; the best error is the smallest), weighted by the clients' test samples: ``best10``, best
+        mean over 10 consecutive rounds, and ``best10_round``, the last of these; ``last10``, mean over the last 10
+        (``evaluated``: how many were evaluated); ``final``, last evaluated round; ``validated``, round with the best
+        validation score, with ``validated_round`` and that score, ``validation``; ``optimism``, by how much best10 is
+        better than the 10 rounds that are best on validation data.
         Over the last 10 rounds: ``before``, weighted accuracy of the active clients' models as they leave local
-        training; ``unweighted`` mean over clients, their ``spread`` (standard deviation) and ``q10`` (10 % quantile).
+        training; ``unweighted`` mean over clients, their ``spread`` (standard deviation) and ``q10`` (10 % quantile, of
+        errors 90 %).
         ``bytes_up``, ``bytes_down``: sums over all rounds; ``seconds``: median over rounds. NaN for what the run lacks;
         with fewer than 10 rounds there are no best10, last10 and optimism, and the last round stands for the last 10.
         A run with ``metrics`` adds their means by name, see :func:`further`. The round of ``validated`` is that of the
@@ -295,10 +352,11 @@ def row(run: xr.DataTree, measure: str = "accuracy") -> dict[str, Any]:
     best10 chooses rounds on the test data that it reports (as do FedFac Table 2 and all its peers) and so is too high;
     ``optimism`` says by how much. If only some rounds are evaluated, windows average those.
     """
-    config, metrics = config_of(run), _metrics(run)
+    config, metrics, score = config_of(run), _metrics(run), score_of(run)
+    measure = measure or score.name
     test, weight = measured(run, measure)
     over_clients = clients(run, measure)[measure].dropna()
-    before = weighted(_values(metrics, "accuracy_before"), weight)
+    before = weighted(_values(metrics, f"{score.name}_before"), weight)
     return {
         "scenario": config.get("scenario") or config.get("data") or "run",
         "method": config["algorithm"],
@@ -311,11 +369,12 @@ def row(run: xr.DataTree, measure: str = "accuracy") -> dict[str, Any]:
         "rounds": len(test),
         "revision": run.attrs.get("revision", ""),
         "code": run.attrs.get("code", ""),
-        **_by_rules(metrics, weighted(test, weight)),
-        "before": _nanmean(before[-span(len(test)) :]) if measure == "accuracy" else math.nan,
+        "measure": measure,
+        **_by_rules(metrics, weighted(test, weight), measure, score),
+        "before": _nanmean(before[-span(len(test)) :]) if measure == score.name else math.nan,
         "unweighted": over_clients.mean(),
         "spread": over_clients.std(),
-        "q10": over_clients.quantile(0.1),
+        "q10": over_clients.quantile(0.9 if is_error(measure) else 0.1),
         "bytes_up": _total(metrics, "bytes_up"),
         "bytes_down": _total(metrics, "bytes_down"),
         "seconds": float(np.nanmedian(metrics["seconds"])) if "seconds" in metrics else math.nan,
@@ -323,37 +382,39 @@ def row(run: xr.DataTree, measure: str = "accuracy") -> dict[str, Any]:
     }
 
 
-def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64]) -> dict[str, Any]:
-    """Return the accuracies of a run by every rule, from its mean test accuracy (round,)."""
-    best, best_round = best_window(mean)
+def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64], measure: str, score: Score) -> dict[str, Any]:
+    """Return a measure of a run by every rule, from its mean over clients (round,)."""
+    sign = -1 if is_error(measure) else 1
+    best, best_round = best_window(sign * mean)
     size = "n_validation" if "n_validation" in metrics else "n_train"
-    validation = weighted(_values(metrics, "validation_accuracy"), _sizes(metrics, size))
+    validation = weighted(_values(metrics, f"validation_{score.name}"), _sizes(metrics, size))
     ends = np.flatnonzero(np.isfinite(mean))
-    accuracies = {"best10": best, "best10_round": best_round, "evaluated": int(np.isfinite(mean[-WINDOW:]).sum())}
+    n_evaluated = int(np.isfinite(mean[-WINDOW:]).sum())
+    accuracies = {"best10": sign * best, "best10_round": best_round, "evaluated": n_evaluated}
     accuracies["last10"] = _nanmean(mean[-WINDOW:]) if len(mean) >= WINDOW else math.nan
     accuracies["final"] = mean[ends[-1]] if len(ends) else math.nan
     accuracies |= dict.fromkeys(("validated", "validated_round", "validation", "optimism"), math.nan)
     if np.isfinite(validation + mean).any():
-        index = int(np.nanargmax(np.where(np.isfinite(mean), validation, np.nan)))
+        validation = np.where(np.isfinite(mean), validation, np.nan)
+        index = score.best(validation)
         accuracies |= {"validated": mean[index], "validated_round": index + 1, "validation": validation[index]}
-        _, last = best_window(np.where(np.isfinite(mean), validation, np.nan))
+        _, last = best_window(-validation if score.is_error else validation)
         if math.isfinite(last):
-            accuracies["optimism"] = best - _nanmean(mean[int(last) - WINDOW : int(last)])
+            accuracies["optimism"] = best - sign * _nanmean(mean[int(last) - WINDOW : int(last)])
     return accuracies
 
 
-def clients(run: xr.DataTree, measure: str = "accuracy") -> pd.DataFrame:
-    """Return every client's numbers of samples, and its accuracy (or another of :func:`measures`).
+def clients(run: xr.DataTree, measure: str | None = None) -> pd.DataFrame:
+    """Return every client's numbers of samples, and its score (or another of :func:`measures`).
 
-    The accuracy is the mean over evaluated rounds of the last 10.
-
-    For a run with fewer rounds, that of the last round.
+    The score is the mean over evaluated rounds of the last 10; for a run with fewer rounds, that of the last round.
 
     Returns
     -------
     DataFrame
         ``client``, the measure by name, ``n_train``, ``n_test``.
     """
+    measure = measure or score_of(run).name
     metrics, (values, _) = _metrics(run), measured(run, measure)
     last = xr.DataArray(values[-span(len(values)) :], dims=("round", "client")).mean("round", skipna=True)
     sizes = {name: _sizes(metrics, name) for name in ("n_train", "n_test")}
@@ -361,7 +422,7 @@ def clients(run: xr.DataTree, measure: str = "accuracy") -> pd.DataFrame:
 
 
 def curve(run: xr.DataTree, name: str = "train_loss") -> pd.DataFrame:
-    """Return the mean over clients of a metric by round, weighted by training samples (test samples for accuracies).
+    """Return the mean over clients of a metric by round, weighted by training samples (test samples for scores).
 
     Returns
     -------
@@ -369,7 +430,7 @@ def curve(run: xr.DataTree, name: str = "train_loss") -> pd.DataFrame:
         ``round`` and the metric; rounds without a value are left out.
     """
     metrics = _metrics(run)
-    weight = _sizes(metrics, "n_train" if name in ("train_loss", "validation_accuracy") else "n_test")
+    weight = _sizes(metrics, "n_train" if name == "train_loss" or name.startswith("validation_") else "n_test")
     values = weighted(_values(metrics, name), weight)
     return pd.DataFrame({"round": metrics["round"].values, name: values}).dropna()
 
@@ -415,14 +476,14 @@ def states(run: xr.DataTree) -> pd.DataFrame:
 
 
 def unseen_clients(run: xr.DataTree) -> xr.DataArray:
-    """Return the accuracy (rule,) of unseen clients, weighted by their test samples."""
+    """Return the score (rule,) of unseen clients, weighted by their test samples."""
     unseen = run["unseen_clients"].to_dataset()
-    return unseen["accuracy"].weighted(unseen["n_test"]).mean("client")
+    return unseen[score_of(run).name].weighted(unseen["n_test"]).mean("client")
 
 
 def ablated(run: xr.DataTree) -> xr.DataArray:
-    """Return accuracy (part, draw) with a part of the split layers replaced, weighted by test samples."""
-    return run["ablation"].to_dataset()["accuracy"].weighted(_metrics(run)["n_test"]).mean("client")
+    """Return the score (part, draw) with a part of the split layers replaced, weighted by test samples."""
+    return run["ablation"].to_dataset()[score_of(run).name].weighted(_metrics(run)["n_test"]).mean("client")
 
 
 def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -446,7 +507,7 @@ def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def chosen(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
-    """Return the value of a setting with the best mean validation accuracy; ties go to the first by :func:`place`.
+    """Return the value of a setting with the best mean validation score; ties go to the first by :func:`place`.
 
     Raises
     ------
@@ -459,7 +520,8 @@ def chosen(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
             "data are not used for tuning."
         )
     means = rows.groupby(name)["validation"].mean()
-    return max(sorted(means.index, key=lambda value: place(name, value, config)), key=lambda value: means[value])
+    best = min if "measure" in rows and is_error(str(rows["measure"].iloc[0])) else max
+    return best(sorted(means.index, key=lambda value: place(name, value, config)), key=lambda value: means[value])
 
 
 def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -486,10 +548,12 @@ def config_of(run: xr.DataTree) -> dict[str, Any]:
 
 def _metrics(run: xr.DataTree) -> xr.Dataset:
     metrics = run["metrics"].to_dataset() if "metrics" in run.children else xr.Dataset()
-    if not {"round", "client"} <= set(metrics.get("accuracy", xr.DataArray()).dims):
+    score = metrics.get("rmse", metrics.get("accuracy", xr.DataArray()))
+    if not {"round", "client"} <= set(score.dims):
         raise ValueError(
-            "must be a run that fedstat.fl.train or python -m fedstat.fl wrote, with metrics/accuracy (round, client), "
-            f"but got a tree with the groups {list(run.children)} and the metrics {list(metrics.data_vars)}"
+            "must be a run that fedstat.fl.train or python -m fedstat.fl wrote, with metrics/accuracy or metrics/rmse "
+            f"(round, client), but got a tree with the groups {list(run.children)} and the metrics "
+            f"{list(metrics.data_vars)}"
         )
     return metrics
 

@@ -1,4 +1,4 @@
-"""Tuning as a procedure: one setting of a method after the other, each by accuracy on validation samples.
+"""Tuning as a procedure: one setting of a method after the other, each by its score on validation samples.
 
 FedFac's authors tune Λ, then τ, then κ by hand and do not say on which samples (§5.3, §6); here test samples are never
 used.
@@ -30,9 +30,9 @@ class Step(NamedTuple):
     name : str
         The setting that was tuned.
     table : DataFrame
-        One row per candidate: ``value``; ``validation``, mean over data sets and seeds of the best validation accuracy
-        of any round, and its ``std_error`` over seeds; ``accuracy``, test accuracy in the same rounds, which is shown
-        but not used; ``chosen``. NaN for a candidate of which a run diverged: it is not chosen.
+        One row per candidate: ``value``; ``validation``, mean over data sets and seeds of the best validation score of
+        any round, and its ``std_error`` over seeds; ``accuracy`` (or ``rmse``), test score in the same rounds, which is
+        shown but not used; ``chosen``. NaN for a candidate of which a run diverged: it is not chosen.
     settings : tuple of Settings
         Of each data set, with the candidate that :func:`fedstat.study.run_table.chosen` selects.
     """
@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
     """Raise the errors of :func:`tune`, before any run."""
-    if not settings.validation_fraction and not federation.has_validation(settings.data):
+    if not settings.validation_fraction and not federation.has_validation(settings):
         raise ValueError("tuning needs validation samples, but got validation_fraction=0. Use 0.1, for example.")
     if not candidates:
         raise ValueError(f"tuning needs candidates for a setting of {settings.algorithm}, but got none")
@@ -219,12 +219,13 @@ def _table(
     by = name if name in rows else "value"
     rows["chosen"] = rows[by] == run_table.chosen(rows, by, json.loads(trees[0].attrs["config"]))
     means = rows.groupby(["value", "seed"], sort=False)[["validation", "validated", "chosen"]].mean()
-    table = means.groupby("value", sort=False).agg(
-        validation=("validation", "mean"),
-        std_error=("validation", "sem"),
-        accuracy=("validated", "mean"),
-        chosen=("chosen", "all"),
-    )
+    columns = {
+        "validation": ("validation", "mean"),
+        "std_error": ("validation", "sem"),
+        rows["measure"].iloc[0]: ("validated", "mean"),
+        "chosen": ("chosen", "all"),
+    }
+    table = means.groupby("value", sort=False).agg(**columns)
     if len(complete) < len(tried):
         table = table.reindex([_shown(name, candidate[0]) for candidate in tried]).rename_axis("value")
         table["chosen"] = table["chosen"].eq(True)

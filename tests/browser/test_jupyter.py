@@ -50,7 +50,7 @@ CELLS = {
     "load": SETUP + '\nsplit, agreement = fedstat.load("split.zarr"), fedstat.load("agreement.json")\nprint(split)',
     "forest": "fedstat.plot.forest(agreement)\nplt.show()",
     "weights": 'fedstat.plot.weights("run.zarr", layer="fc1")\nplt.show()',
-    "curves": 'fedstat.plot.accuracy_curves(["run.zarr"])\nplt.show()',
+    "curves": 'fedstat.plot.score_curves(["run.zarr"])\nplt.show()',
     "communality": "split.plot()\nplt.show()",
     "report": 'fedstat.report(fedstat.open_run("run.zarr"))',
     "help": "fedstat.split?",

@@ -75,7 +75,7 @@ USERS: dict[str, Callable[[np.ndarray, Path], Any]] = {
     "label_table": lambda y, _: partition.label_table(dealt(y)),
 }
 WITHOUT_Y = {"iid", "natural", "hold_out", "limit", "train_test"}
-SAYS = r"must hold class numbers 0, 1, \.\.\., but got 0\.37\. Targets that are real numbers are not supported\. Group"
+SAYS = r"must hold class numbers 0, 1, \.\.\., but got 0\.37\. Group real-valued targets"
 TARGETS: dict[str, tuple[np.ndarray, str]] = {
     "real": (np.where(np.arange(40) == 5, 0.37, 1.0), SAYS),
     "real, as objects": (np.where(np.arange(40) == 5, 0.37, 1).astype(object), SAYS),

@@ -28,7 +28,7 @@ def test_new_clients_train_by_the_phases_of_the_method(monkeypatch):
     monkeypatch.setattr(variants, "train_chunk", keep)
     for algorithm, finetuned in ((algorithms.fedprox_plus(mu=1.0), 1), (algorithms.fedrep(), 2)):
         j, new = job(algorithm)
-        variants.accuracy(j, trainer.start(j), *new)
+        variants.unseen_scores(j, trainer.start(j), *new)
         without, tuned, local = seen[-3:]
         assert without == ()
         assert len(tuned) == finetuned

@@ -218,9 +218,9 @@ def test_texts_and_users_modules(name, kind):
 def test_a_new_client_predicts_with_the_servers_model_or_trains_it_as_in_a_round(name):
     j, train_on, test_on = job(make(name)), rows([30, 40], 5), rows([50, 50], 6)
     state = run(j, 3)
-    found = variants.accuracy(j, state, train_on, test_on)
+    found = variants.unseen_scores(j, state, train_on, test_on)
     bare = job(j.algorithm._replace(finetune=()))
-    bare = variants.accuracy(bare, state, train_on, test_on)
+    bare = variants.unseen_scores(bare, state, train_on, test_on)
     np.testing.assert_array_equal(found["finetuned"], bare["finetuned"])
     assert (found["finetuned"] != found["global"]).any()
 

@@ -82,7 +82,7 @@ def test_new_clients_hold_what_all_clients_share(spec, n_new):
     j = job(algorithm(mask(spec)), **HALF)
     state = run(j, 2)
     train, test = rows([7, 12, 3, 9, 5, 8][:n_new], 2), rows([40] * n_new, 3)
-    found = variants.accuracy(j, state, train, test)
+    found = variants.unseen_scores(j, state, train, test)
     models = [{name: p[k] for name, p in trainer.models(j, state).items()} for k in range(CLIENTS)]
     for c in range(n_new):
         (x, y), plain = plain_loop.samples(train, c), {}
@@ -104,7 +104,7 @@ def test_new_clients_hold_what_all_clients_share(spec, n_new):
 def test_the_ablation_replaces_every_clients_own_part(spec):
     j = job(algorithm(mask(spec)), **HALF)
     state = run(j, 2)
-    found = variants.ablated_accuracy(j, state, draws=2)
+    found = variants.ablated_scores(j, state, draws=2)
     mine, shared = trainer.models(j, state), whole(mask(spec))
     split = [name for name, m in shared.items() if 0 < int(m.sum()) < m.numel()]
     for c in range(CLIENTS):
@@ -127,7 +127,7 @@ def test_the_ablation_replaces_no_running_statistics():
         "conv1.running_var": torch.tensor([True, False, True])
     }
     j = image_job(Algorithm("statistics", lambda _: SharedMask(shared)), net, [6] * 4)
-    found = variants.ablated_accuracy(j, run(j, 1), draws=1)
+    found = variants.ablated_scores(j, run(j, 1), draws=1)
     np.testing.assert_array_equal(found, np.broadcast_to(found[:1], found.shape))
 
 

@@ -258,7 +258,7 @@ def test_a_new_client_trains_its_own_model_near_the_global_one_which_stays():
     j = job(pfedme(lam=2, eta=0.2, inner_steps=3))
     state = run(j, 2)
     data, held = rows([8, 5], 7), rows([40, 40], 8)
-    found = variants.accuracy(j, state, data, held)
+    found = variants.unseen_scores(j, state, data, held)
     server = of("global_", state.global_params)
     for c in range(2):
         net = plain_two_models.module(server)

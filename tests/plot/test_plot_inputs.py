@@ -128,7 +128,7 @@ def test_a_run_is_drawn_by_every_figure_of_runs(trained):
     assert len(plot.client_boxplot([run]).get_yticklabels()) == 1
     assert plot.loss_curves(run).get_ylabel() == "training loss"
     np.testing.assert_allclose(
-        plot.accuracy_curves(run).lines[0].get_ydata(), run_table.curve(run, "accuracy")["accuracy"]
+        plot.score_curves(run).lines[0].get_ydata(), run_table.curve(run, "accuracy")["accuracy"]
     )
     assert plot.profile(run).get_xlabel() == "round"
     sizes = sorted(plot.partition(run).collections[0].get_sizes())
@@ -243,14 +243,14 @@ def stored(trained, tmp_path_factory):
 
 
 RUNS = [
-    "accuracy_curves", "client_boxplot", "client_lines", "communality", "loss_curves", "partition", "profile", "rounds"
+    "score_curves", "client_boxplot", "client_lines", "communality", "loss_curves", "partition", "profile", "rounds"
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("figure", RUNS)
 def test_the_path_of_a_run_is_drawn_as_the_run(trained, stored, figure):
     expected = drawn_on(draw(figure, trained[0]))
-    several = figure in ("accuracy_curves", "client_boxplot", "loss_curves")
+    several = figure in ("score_curves", "client_boxplot", "loss_curves")
     for data in (str(stored), *([[stored], {"fedfac": stored}] if several else [])):
         assert drawn_on(draw(figure, data)) == expected
 

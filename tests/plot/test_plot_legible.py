@@ -155,7 +155,7 @@ PROPORTIONS: dict[str, Callable[[], Axes]] = {
     "papers.stability": lambda: papers.stability(study()),
     "papers.accuracy": lambda: papers.accuracy(study()),
     "papers.recovery": lambda: papers.recovery(recovered()),
-    "accuracy_curves": lambda: plot.accuracy_curves(table(["fedavg"])),
+    "score_curves": lambda: plot.score_curves(table(["fedavg"])),
     "method_courses": lambda: plot.method_courses(table(["fedavg"])),
     "generalization": lambda: plot.generalization(made("GeneralizationResult")),
 }

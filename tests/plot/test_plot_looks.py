@@ -17,7 +17,7 @@ from fedstat.fl import algorithms
 from fedstat.ntk.descent import METHODS as NTK
 from fedstat.plot._figure import sequential_colors
 from fedstat.plot._styles import STYLES, ordered, style_of, styles_of
-from fedstat.plot.training import accuracy_curves
+from fedstat.plot.training import score_curves
 from fedstat.sim.experiment import METHODS as SPLITS
 
 # Machado, Oliveira and Fernandes (2009), table 1, severity 1: on linear RGB.
@@ -112,7 +112,7 @@ def test_a_curve_has_the_colour_of_its_method_whatever_else_is_drawn():
     rows = [(m, s, r, r / 10 + s) for m in ("fedfac-dynamic", "fedavg", "local") for s in range(3) for r in range(1, 4)]
     data = pd.DataFrame(rows, columns=["method", "seed", "round", "accuracy"])
     for part in (data, data[data["method"] != "local"], data[data["method"] == "fedavg"]):
-        ax = accuracy_curves(part, ax=plt.figure().gca())
+        ax = score_curves(part, ax=plt.figure().gca())
         names = [text.get_text() for text in ax.get_legend().get_texts()]
         colours = dict(zip(names, (line.get_color() for line in ax.lines), strict=False))
         assert mpl.colors.same_color(colours["FedAvg"], style_of("fedavg").colour)

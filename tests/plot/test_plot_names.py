@@ -48,7 +48,7 @@ def one(data: pd.DataFrame) -> pd.DataFrame:
 METHODS: dict[str, Callable[[Sequence[str]], Any]] = {
     "client_boxplot": lambda names: plot.client_boxplot(one(table(names))),
     "loss_curves": lambda names: plot.loss_curves(one(table(names))),
-    "accuracy_curves": lambda names: plot.accuracy_curves(one(table(names))),
+    "score_curves": lambda names: plot.score_curves(one(table(names))),
     "differences": lambda names: plot.differences(differences(names)),
     "critical_difference": lambda names: plot.critical_difference(
         pd.DataFrame(RNG.normal(size=(6, len(names))), columns=list(names)), highlight=names
@@ -175,10 +175,10 @@ def test_no_two_methods_of_a_figure_share_colour_and_marker_or_colour_and_line()
     assert len(styles_of([f"m{i}" for i in range(70)])) == 70
 
 
-@pytest.mark.parametrize("figure", ["accuracy_curves", "differences", "critical_difference", "trade_off"])
+@pytest.mark.parametrize("figure", ["score_curves", "differences", "critical_difference", "trade_off"])
 def test_points_and_lines_of_a_figure_are_apart(figure: str) -> None:
     ax = METHODS[figure](OWN)
-    if figure == "accuracy_curves":
+    if figure == "score_curves":
         lines = [line for line in ax.lines if line.get_linewidth() == 1.8 and len(line.get_xdata())]
         seen = [(line.get_color(), str(line._unscaled_dash_pattern)) for line in lines]
     else:

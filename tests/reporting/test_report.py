@@ -188,7 +188,7 @@ def test_damage_is_named_and_the_rest_is_reported(tmp_path):
     found = {one.title: one for one in made.cautions}
     assert found["Damaged files"].severe
     assert "metrics/accuracy" in found["Damaged files"].text
-    assert "accuracy by client" in found["Not in this report"].text
+    assert "scores by client" in found["Not in this report"].text
     assert "shared units (dark) in each round" in page(made).text  # what is sound is there
     (path / "zarr.json").write_text("{")
     assert "zarr.json" in fedstat.report(path).cautions[0].text

@@ -271,7 +271,7 @@ READERS = {
     "client_weights": lambda run: fedstat.fl.client_weights(run, "fc1").values,
     "client_clusters": lambda run: fedstat.client_clusters(run, n_clusters=2),
     "compare_runs": lambda run: fedstat.study.compare_runs({"a": [run], "b": [run]}),
-    "accuracy_curves": lambda run: fedstat.plot.accuracy_curves(run),
+    "score_curves": lambda run: fedstat.plot.score_curves(run),
     "client_boxplot": lambda run: fedstat.plot.client_boxplot(run),
     "communality": lambda run: fedstat.plot.communality(run),
     "partition": lambda run: fedstat.plot.partition(run),

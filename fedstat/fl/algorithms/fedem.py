@@ -12,7 +12,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import functional, torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples
-from fedstat.fl.losses import Loss
+from fedstat.fl.losses import Loss, require_classes
 from fedstat.fl.nets import Gradient, Net, Params
 from fedstat.fl.wrappers.pair import copies, join, part
 
@@ -48,7 +48,7 @@ def fedem(*, components: Annotated[int, "components of the mixture"] = 3) -> Alg
         phases=(Phase(is_trainable=lambda name: name != WEIGHTS, sample_weights=_e_step),),
         settings={"components": components},
         wrap=lambda net: mixture(net, components),
-        loss=lambda inner, _: mixture_loss(inner),
+        loss=lambda inner, _: mixture_loss(require_classes(inner, "fedem", "for its E-step")),
         about=ABOUT,
     )
 

@@ -8,7 +8,7 @@ from fedstat._utils import check
 from fedstat.fl import nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, RoundContext, Samples
 from fedstat.fl.algorithms.fedcp import Parts, cut, separated, separated_loss
-from fedstat.fl.losses import distilled, softened
+from fedstat.fl.losses import distilled, require_classes, softened
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers import pair
 
@@ -91,7 +91,9 @@ def fedphp(
         wrap=(lambda net: separated(net, Parts(global_head=False, policy=None))) if features else None,
         finetune=pair.TO_PREDICT,
         loss=lambda inner, net: (
-            separated_loss(inner, net, lam, of_loss=1 - lam) if features else distilled(inner, lam, of_loss=1 - lam)
+            separated_loss(inner, net, lam, of_loss=1 - lam)
+            if features
+            else distilled(require_classes(inner, "fedphp transfer=kd", "for its soft labels"), lam, of_loss=1 - lam)
         ),
         init_state=pair.beginning,
         update_state=update_state,

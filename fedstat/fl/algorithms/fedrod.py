@@ -9,7 +9,7 @@ import numpy as np
 from fedstat._utils.lazy import torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples
-from fedstat.fl.losses import Loss, loss_of_part
+from fedstat.fl.losses import Loss, loss_of_part, require_classes
 from fedstat.fl.nets import Net, Params
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def fedrod() -> Algorithm:
         masks.keep_layers(lambda _: [PERSONAL]),
         phases=(Phase(sample_weights=_log_prior),),
         wrap=two_heads,
-        loss=lambda inner, _: two_heads_loss(inner),
+        loss=lambda inner, _: two_heads_loss(require_classes(inner, "fedrod", "for its balanced softmax")),
         about=ABOUT,
     )
 

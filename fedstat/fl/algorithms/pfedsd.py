@@ -8,7 +8,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import torch
 from fedstat.fl import nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples
-from fedstat.fl.losses import distilled, softened
+from fedstat.fl.losses import distilled, require_classes, softened
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers import pair
 
@@ -70,7 +70,9 @@ def pfedsd(
         phases=(Phase(sample_weights=teacher if lam else None),),
         settings={"lam": lam, "temperature": temperature},
         finetune=pair.TO_PREDICT,
-        loss=lambda inner, _: distilled(inner, lam * temperature**2, temperature=temperature),
+        loss=lambda inner, _: distilled(
+            require_classes(inner, "pfedsd", "for its soft labels"), lam * temperature**2, temperature=temperature
+        ),
         init_state=pair.beginning,
         update_state=lambda context: pair.averaged(context, torch.zeros_like(context.weights)),
         about=ABOUT,

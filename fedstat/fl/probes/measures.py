@@ -141,7 +141,7 @@ def _count_mask(net: Net, new: Mask, old: Mask, layer: str, clients: np.ndarray)
 def observers(layers: Sequence[str]) -> list[Observer]:
     """Return the observers of every run; the split of ``layers`` is stored."""
     sent, loss = Observer(on_round_end=_measure_bytes), Observer(on_round_end=_measure_train_loss)
-    return [sent, loss, scores(), Observer(on_round_end=_measure_accuracy_before, only_evaluated=True), split(layers)]
+    return [sent, loss, scores(), Observer(on_round_end=_measure_before, only_evaluated=True), split(layers)]
 
 
 def scores() -> Observer:
@@ -188,13 +188,13 @@ def _measure_train_loss(job: Job, outcome: Outcome) -> Values:
     return {"metrics/train_loss": loss}
 
 
-def _measure_accuracy_before(job: Job, outcome: Outcome) -> Values:
-    """Return test accuracy (client,) of models after local training; NaN for clients that were not selected."""
+def _measure_before(job: Job, outcome: Outcome) -> Values:
+    """Return the test score (client,) of models after local training; NaN for clients that were not selected."""
     clients, params = outcome.cohort.local, outcome.trained.params
     job = replace(job, metrics=Metrics())
     metrics = measured(job, clients, lambda span: {name: p[span] for name, p in params.items()})
     require_finite(job, metrics, clients, outcome.state.round)
-    return {"metrics/accuracy_before": metrics["accuracy"]}
+    return {f"metrics/{job.score.name}_before": metrics[job.score.name]}
 
 
 _OF_CLIENTS = ("client", "other")

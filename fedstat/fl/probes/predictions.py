@@ -1,4 +1,4 @@
-"""Predicted labels of the clients' test samples after the last round."""
+"""Predictions of the clients' test samples after the last round: labels or, in regression, real numbers."""
 
 from __future__ import annotations
 
@@ -21,24 +21,34 @@ def predictions_probe(job: Job) -> Observer:
     """Return the probe of group ``predictions``: prediction (sample), with client and y (sample).
 
     Samples are the test samples, one client after the other, those of a client in the order of the data. Labels are the
-    client's. They take one byte each up to 128 labels, else two or four. −1 stands for samples of an unfinished run.
+    client's. They take one byte each up to 128 labels, else two or four. −1 stands for samples of an unfinished run. In
+    regression both are float32, in the units of the target, and have the dim ``target`` if there are several; NaN
+    stands for samples of an unfinished run.
     """
-    dtype = np.min_scalar_type(-max(2, n_outputs(job.net)))  # signed, for -1
-    sizes, y = job.test.sizes, job.test.y.cpu().numpy()
-    attrs = {"long_name": "label that the client's model predicts", "missing": f"{_MISSING}: run not finished"}
+    sizes, y = job.test.sizes, job.test.y.cpu()
+    dims: tuple[str, ...] = ("sample",)
+    name, missing = "label", str(_MISSING)
+    if job.loss.task == "regression":
+        mean, sd = job.target_scale("cpu")
+        y, dtype, name, missing = (y * sd + mean).float(), np.dtype("float32"), "target", "NaN"
+        dims, y = (("sample",), y[:, 0]) if y.shape[1] == 1 else (("sample", "target"), y)
+    else:
+        dtype = np.min_scalar_type(-max(2, n_outputs(job.net)))  # signed, for -1
+    attrs = {"long_name": f"{name} that the client's model predicts", "missing": f"{missing}: run not finished"}
     group = store.group(
         {
             "client": ("sample", np.repeat(np.arange(job.clients), sizes)),
-            "y": ("sample", y.astype(dtype), {"long_name": "label of the test sample"}),
+            "y": (dims, y.numpy().astype(dtype), {"long_name": f"{name} of the test sample"}),
         },
-        prediction=("sample", dtype.name, attrs),
+        prediction=(dims, dtype.name, attrs),
     )
 
     def measure(job: Job, state: State) -> Values:
         names = job.metrics._replace(names=(PREDICTION,))
         predicted = evaluate(replace(job, metrics=names), state)[PREDICTION]
         is_sample = np.arange(predicted.shape[1]) < job.test.sizes[:, None]
-        parts = job.process_group.each(predicted[is_sample].astype(dtype))
+        values = predicted[is_sample].astype(dtype)
+        parts = job.process_group.each(values.reshape(len(values), -1) if len(dims) > 1 else values.reshape(-1))
         return {"predictions/prediction": np.concatenate(parts)}
 
     return Observer({"predictions": group}, on_end=measure)

@@ -17,7 +17,7 @@ from fedstat.fl.algorithm import Algorithm, InitContext, Mask, Phase
 from fedstat.fl.batches import Rows, pad_rows
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.client_rows import StackedRows
-from fedstat.fl.evaluate import dims, evaluate, require_choice, scores
+from fedstat.fl.evaluate import dims, evaluate, require_choice, score_of_means, scores
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import diverged, train_chunk
 from fedstat.fl.nets import Params
@@ -28,16 +28,17 @@ PARTS = ("none", "shared", "personal", "shared, N(0, 1)", "personal, N(0, 1)")
 
 
 def ablation_probe(job: Job, draws: int) -> Observer:
-    """Return the probe of group ``ablation``: accuracy (part, draw, client), see :func:`ablated_accuracy`."""
+    """Return the probe of group ``ablation``: score (part, draw, client), see :func:`ablated_scores`."""
     coords = {"part": [*PARTS], "draw": draws, "client": job.clients}
+    group = store.group(coords, **{job.score.name: ("part draw client", "float32", job.score.long_name)})
     return Observer(
-        {"ablation": store.group(coords, accuracy=("part draw client", "float32", "test accuracy"))},
-        on_end=lambda job, state: {"ablation/accuracy": ablated_accuracy(job, state, draws=draws)},
+        {"ablation": group},
+        on_end=lambda job, state: {f"ablation/{job.score.name}": ablated_scores(job, state, draws=draws)},
     )
 
 
-def ablated_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
-    """Return test accuracy (part, draw, client) with random values in place of one part of the split layers.
+def ablated_scores(job: Job, state: State, *, draws: int) -> np.ndarray:
+    """Return test scores (part, draw, client) with random values in place of one part of the split layers.
 
     Parameters
     ----------
@@ -102,7 +103,7 @@ def prediction_rules_probe(job: Job, rules: Mapping[str, Job]) -> Observer:
     coords = {"rule": [*rules], "client": job.clients, "layer": [*nets.layers(job.net)]}
     group = store.group(
         coords | {"class": job.metrics.classes},
-        accuracy=("rule client", "float32", "test accuracy"),
+        **{job.score.name: ("rule client", "float32", job.score.long_name)},
         loss=("rule client", "float32", "mean test loss"),
         step=("rule client layer", "float32", "B of W + B (W' − W)"),
         **metrics.layout(job.metrics, ("rule", "client")),
@@ -116,7 +117,7 @@ def prediction_rules_probe(job: Job, rules: Mapping[str, Job]) -> Observer:
             step = np.asarray(scores.get("choice/step", 1.0 if variant.algorithm.finetune else 0.0))
             step = step[:, None] if dims(variant).get("step") == ("client",) else step
             columns["step"].append(np.broadcast_to(step, (variant.clients, len(nets.layers(variant.net)))))
-            for name in ("accuracy", "loss", *job.metrics.names):
+            for name in (job.score.name, "loss", *job.metrics.names):
                 columns[name].append(scores[name])
         return {
             f"prediction_rules/{name}": job.process_group.of_all(np.stack(values, 1)).swapaxes(0, 1)
@@ -135,23 +136,23 @@ def rules(job: Job) -> tuple[str, ...]:
 
 
 def new_clients_probe(job: Job, train: Rows, test: Rows) -> Observer:
-    """Return the probe of group ``unseen_clients``: accuracy (rule, client), see :func:`accuracy`."""
-    attrs = {"long_name": "test accuracy"}
+    """Return the probe of group ``unseen_clients``: score (rule, client), see :func:`unseen_scores`."""
+    attrs, name = {"long_name": job.score.long_name}, job.score.name
     if skipped := [rule for rule in RULES if rule not in rules(job)]:
         attrs["comment"] = f"{' and '.join(skipped)} left out: clients number their classes differently"
     coords = {"rule": [*rules(job)], "client": len(test.sizes)}
     sizes = {"n_train": ("client", train.sizes), "n_test": ("client", test.sizes)}
-    group = store.group(coords, **sizes, accuracy=("rule client", "float32", attrs))
+    group = store.group(coords, **sizes, **{name: ("rule client", "float32", attrs)})
 
     def measure(job: Job, state: State) -> dict[str, np.ndarray]:
-        by_rule = accuracy(job, state, train, test)
-        return {"unseen_clients/accuracy": np.stack([by_rule[rule] for rule in rules(job)])}
+        by_rule = unseen_scores(job, state, train, test)
+        return {f"unseen_clients/{name}": np.stack([by_rule[rule] for rule in rules(job)])}
 
     return Observer({"unseen_clients": group}, on_end=measure)
 
 
-def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.ndarray]:
-    """Return test accuracy (client,) of unseen clients, by prediction rule.
+def unseen_scores(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.ndarray]:
+    """Return test scores (client,) of unseen clients, by prediction rule.
 
     Parameters
     ----------
@@ -169,7 +170,8 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
         ``local_train``: shared entries downloaded and fixed, personal entries trained for one round (FedFac §3.2; also
         FedRep's head and FedEM's mixture weights). An unseen client has no mask: if masks differ between clients,
         entries that all clients share are fixed.
-        ``ensemble``: mean of the class probabilities of all clients' models (FedFac §3.2; LG-FedAvg).
+        ``ensemble``: mean of the class probabilities (in regression, of the predictions) of all clients' models (FedFac
+        §3.2; LG-FedAvg).
         If clients number their classes differently, ``global`` and ``ensemble`` are omitted: they predict with output
         layers that no unseen client has trained.
     """
@@ -221,7 +223,7 @@ def _make_state(new: Job, state: State) -> State:
 
 
 def _score_ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
-    """Return accuracy (client,) of the mean of the class probabilities of all clients' models."""
+    """Return scores (client,) of the mean of the class probabilities, or predictions, of all clients' models."""
     rows, live = pad_rows(test, np.arange(len(test.start) - 1))
     x, y = test.x[rows[live]], test.y[rows[live]]
     parts: dict[int, torch.Tensor] = {}
@@ -235,7 +237,11 @@ def _score_ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
         parts[span.start] = torch.cat(sums)
 
     each_chunk(job, job.clients, work)
-    right = torch.zeros_like(live, dtype=torch.float32)
     total = job.process_group.total({"": reduce(add, (parts[start] for start in sorted(parts)))})[""]
-    right[live] = (total.argmax(-1) == y).float()
-    return (right.sum(1) / live.sum(1)).cpu().numpy()
+    if job.loss.task == "classification":
+        right = torch.zeros_like(live, dtype=torch.float32)
+        right[live] = (total.argmax(-1) == y).float()
+        return (right.sum(1) / live.sum(1)).cpu().numpy()
+    square = torch.zeros(*live.shape, y.shape[-1], device=y.device)
+    square[live] = (total / len(job.sizes) - y).square()
+    return score_of_means(job, (square.sum(1) / live.sum(1, keepdim=True)).cpu()).numpy()
