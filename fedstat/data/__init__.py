@@ -15,8 +15,9 @@ from fedstat._utils.lazy import xr
 from fedstat.data import _fetch, ag_news, arrays, cifar, leaf, mnist, partition, svhn, tiny_imagenet
 from fedstat.data._files import SPLITS, Source, Split, folder, open_folder, save_folder
 from fedstat.data.arrays import to_float
+from fedstat.data.tables import from_table
 
-__all__ = ["SOURCES", "load", "open_folder", "partition", "save_folder", "to_float"]
+__all__ = ["SOURCES", "from_table", "load", "open_folder", "partition", "save_folder", "to_float"]
 
 _LOADERS: tuple[tuple[dict[str, Source], Callable[..., xr.Dataset]], ...] = (
     (mnist.DIGITS, mnist.load_digits), (mnist.SOURCES, mnist.load_mnist), (cifar.SOURCES, cifar.load_cifar),
@@ -31,7 +32,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-@check.named_options(ag_news.load_ag_news)
+@check.named_options(ag_news.load_ag_news, arrays.load)
 def load(
     name: str = "digits",
     data_dir: str | os.PathLike[str] | None = None,
@@ -90,7 +91,7 @@ def load(
     Frozen({'sample': 1797, 'channel': 1, 'row': 8, 'column': 8})
     """
     if arrays.is_arrays(name):
-        return arrays.load(name, split)
+        return arrays.load(name, split, **options)
     check.choice("name", name, list(SOURCES))
     if split is not None:
         check.choice("split", split, SPLITS)

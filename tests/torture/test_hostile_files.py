@@ -69,6 +69,7 @@ ELSEWHERE = {
     "data._fetch:_Receiver._write": "the draft of what is written",
     "data._fetch:_unpack": "the draft of what is written",
     "data._fetch:_members": "an archive that has the published digest",
+    "data.tables:_read": "a stream of the guard",
     "data._files:open_folder": "a file that was found regular",
 }
 """Functions that open files without the guard, and what these files are."""
