@@ -36,6 +36,7 @@ COMMANDS = {
     "decompose": Command(
         "fedstat.decompose.__main__", "split units of trained layers into shared and personal units", "split weights"
     ),
+    "data": Command("fedstat.data.__main__", "list and download published data sets", "prepare data"),
     "fl": Command("fedstat.fl.__main__", "federated training on real data: one run or a grid of runs", "train"),
     "sim": Command("fedstat.sim.__main__", "simulation study on model (8): accuracy of splitting rules", "study"),
     "recovery": Command(

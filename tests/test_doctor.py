@@ -39,11 +39,11 @@ def test_all_is_well_where_every_package_is_sound(capsys, tmp_path):
     assert "threads of torch: 3" in said
     assert "a GPU, 80 GiB" in said
     assert f"Data sets in {tmp_path}\n" in said
-    assert "GPU        a GPU" in said
+    assert "GPU         a GPU" in said
     assert len(said.splitlines()) < 50
     assert said.startswith(f"fedstat {metadata.version('fedstat')} in {Path(fedstat.__file__).parent}\n")
     extras = re.findall(r"^  (\w+) ", said.partition("Extras")[2].partition("Machine")[0], re.MULTILINE)
-    assert extras == ["flower", "privacy", "sweep"]
+    assert extras == ["data", "flower", "huggingface", "privacy", "sweep"]
 
 
 def test_extras_for_users_are_those_that_the_documentation_installs():
@@ -98,7 +98,7 @@ def test_the_instructions_that_torch_and_onednn_use_are_told(monkeypatch, capsys
         assert machine["torch"] == "DEFAULT"
     monkeypatch.setattr(doctor, "probed", lambda _: ({}, machine))
     doctor.main([])
-    assert f"  CPU        torch: {machine['torch']}; oneDNN: {machine['onednn']}\n" in capsys.readouterr().out
+    assert f"  CPU         torch: {machine['torch']}; oneDNN: {machine['onednn']}\n" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("sound")

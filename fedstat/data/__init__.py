@@ -12,11 +12,12 @@ from typing import Any
 
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
-from fedstat.data import ag_news, arrays, cifar, leaf, mnist, partition, svhn, tiny_imagenet
+from fedstat.data import _fetch, ag_news, arrays, cifar, leaf, mnist, partition, svhn, tiny_imagenet
 from fedstat.data._files import SPLITS, Source, Split, folder, open_folder, save_folder
 from fedstat.data.arrays import to_float
+from fedstat.data.tables import from_table
 
-__all__ = ["SOURCES", "load", "open_folder", "partition", "save_folder", "to_float"]
+__all__ = ["SOURCES", "from_table", "load", "open_folder", "partition", "save_folder", "to_float"]
 
 _LOADERS: tuple[tuple[dict[str, Source], Callable[..., xr.Dataset]], ...] = (
     (mnist.DIGITS, mnist.load_digits), (mnist.SOURCES, mnist.load_mnist), (cifar.SOURCES, cifar.load_cifar),
@@ -31,26 +32,36 @@ def __dir__() -> list[str]:
     return __all__
 
 
-@check.named_options(ag_news.load_ag_news)
+@check.named_options(ag_news.load_ag_news, arrays.load)
 def load(
-    name: str = "digits", data_dir: str | os.PathLike[str] | None = None, *, split: Split | None = None, **options: Any
+    name: str = "digits",
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    split: Split | None = None,
+    fetch: bool = False,
+    **options: Any,
 ) -> xr.Dataset:
-    """Read a published data set from its downloaded files; nothing is downloaded.
+    """Read a published data set from its downloaded files, or your own from a file of arrays or a table.
 
     Parameters
     ----------
     name : str
         One of ``fedstat.data.SOURCES``: "digits" needs no files; "mnist", "fashion", "emnist-balanced" (and -byclass,
         -bymerge, -digits, -letters, -mnist), "cifar-10", "cifar-100", "svhn", "tiny-imagenet", "femnist",
-        "shakespeare-leaf", "shakespeare" (the raw text), "ag-news". Or the path of a file of arrays, "own.npz", see
-        :func:`fedstat.data.arrays.load`.
+        "shakespeare-leaf", "shakespeare" (the raw text), "ag-news". Or the path of your own file of arrays, "own.npz",
+        or table, "own.csv".
     data_dir : path, optional
         Folder that holds the files, or a folder of the data set. By default, the environment variable FEDSTAT_DATA,
         else ``fedstat_data`` in the home directory.
     split : {"train", "test"}, optional
         Subset to read; by default, both.
+    fetch : bool
+        True downloads missing files first, as ``python -m fedstat data fetch NAME`` does. By default, nothing is
+        downloaded.
     **options
-        Arguments of the data set's loader: ``vocabulary`` for "ag-news".
+        ``vocabulary`` of "ag-news". ``task`` of your own files: "classification" or "regression"; by default, real
+        numbers in y are targets of a regression, and integers and texts are classes. ``y``, ``client`` of a table:
+        names of its columns; by default "y", and "client" if there is such a column.
 
     Returns
     -------
@@ -62,7 +73,9 @@ def load(
     Raises
     ------
     FileNotFoundError
-        If a file is missing; names the file, the folders searched, and the address of the data set.
+        If a file is missing; names the file, the folders searched, and the command that downloads it.
+    ConnectionError
+        With ``fetch``, if a download fails; the next call continues it.
     ValueError
         If a file is corrupt or truncated; names the file and the byte or line. If the declared or unzipped content of
         a file would take more than 4 GiB; the environment variable FEDSTAT_MAX_BYTES sets another limit.
@@ -78,9 +91,19 @@ def load(
     Frozen({'sample': 1797, 'channel': 1, 'row': 8, 'column': 8})
     """
     if arrays.is_arrays(name):
-        return arrays.load(name, split)
+        return arrays.load(name, split, **options)
     check.choice("name", name, list(SOURCES))
     if split is not None:
         check.choice("split", split, SPLITS)
+    root = folder(data_dir)
+    if fetch:
+        _fetch.fetch(SOURCES[name], root)
     load_one = next(loader for sources, loader in _LOADERS if name in sources)
-    return load_one(name, folder(data_dir), split, **options)
+    try:
+        return load_one(name, root, split, **options)
+    except FileNotFoundError as error:
+        source = SOURCES[name]
+        after = f" {source.after}" if fetch else ""
+        raise FileNotFoundError(
+            f"{error}, or download them ({source.home}): python -m fedstat data fetch {name}.{after}"
+        ) from None

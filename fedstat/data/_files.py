@@ -153,6 +153,30 @@ SAMPLE = 64
 """Least number of bytes of a sample without x (class, split and user), or of a word of the vocabulary."""
 
 
+class Remote(NamedTuple):
+    """File of a data set on the web.
+
+    Attributes
+    ----------
+    path : str
+        Its place in the data folder.
+    size : int
+        Number of bytes.
+    digest : str
+        Published digest, such as "sha256:8d42..." or "md5:7957...".
+    urls : tuple of str
+        Addresses, in the order in which they are tried.
+    unpack : mapping from str to str
+        Of an archive: first characters of the names of members to unpack, and what replaces them in the data folder.
+    """
+
+    path: str
+    size: int
+    digest: str
+    urls: tuple[str, ...]
+    unpack: Mapping[str, str] = {}
+
+
 class Source(NamedTuple):
     """Published data set.
 
@@ -160,20 +184,34 @@ class Source(NamedTuple):
     ----------
     title : str
     home : str
-        Address from which to download its files.
+        Address of the page that describes it.
     rows : mapping from split to int
         Published numbers of rows.
     places : tuple of str
         Folders in the data folder that may hold its files.
-    first : tuple of str
-        Possible names of the first file to read; empty for a data set without files.
+    files : tuple of tuple of str
+        Files and folders that its loader reads, each with its possible names; empty for a data set without files.
+    classes : int
+        Number of classes.
+    remote : tuple of Remote
+        Files to download.
+    after : str
+        What the user runs after the download, if the loader cannot read the files as they are.
     """
 
     title: str
     home: str
     rows: Mapping[str, int]
     places: tuple[str, ...] = ()
-    first: tuple[str, ...] = ()
+    files: tuple[tuple[str, ...], ...] = ()
+    classes: int = 0
+    remote: tuple[Remote, ...] = ()
+    after: str = ""
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """Possible names of the first file to read."""
+        return self.files[0] if self.files else ()
 
 
 class Part(NamedTuple):
@@ -195,23 +233,24 @@ def find(root: Path, names: Sequence[str], source: Source, places: Sequence[str]
     Raises
     ------
     FileNotFoundError
-        If there is none; names the files, the folders searched, and the address of the data set.
+        If there is none; names the files and the folders searched.
     """
     places = source.places if places is None else places
-    if path := _find_first(root, places, names):
+    if path := find_first(root, places, names):
         return note(path)
     raise FileNotFoundError(
         f"{source.title} needs {' or '.join(names)}, not found in {', '.join(str(root / place) for place in places)}. "
-        f"Download it from {source.home}, and set data_dir or the environment variable FEDSTAT_DATA to its folder."
+        "Set data_dir or the environment variable FEDSTAT_DATA to the folder of its files"
     )
 
 
 def locate(root: Path, source: Source) -> Path | None:
     """Return the path of the data set's first file, or None if there is none, without reading it."""
-    return _find_first(root, source.places, source.first)
+    return find_first(root, source.places, source.first)
 
 
-def _find_first(root: Path, places: Sequence[str], names: Sequence[str]) -> Path | None:
+def find_first(root: Path, places: Sequence[str], names: Sequence[str]) -> Path | None:
+    """Return the first of ``names`` in ``places`` under ``root``, or None if there is none."""
     paths = (root / place / name for place in places for name in names)
     return next((path for path in paths if guard.status(path)), None)
 

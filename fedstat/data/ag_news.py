@@ -13,15 +13,31 @@ import numpy as np
 
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.data._files import Part, Source, Split, error_at, find, join_parts, list_splits, read
+from fedstat.data._files import Part, Remote, Source, Split, error_at, find, join_parts, list_splits, read
 
+_COPY = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv"
 SOURCES = {
     "ag-news": Source(
         "AG News",
         "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
         {"train": 120_000, "test": 7_600},
         places=("ag_news_csv", "ag_news", ""),
-        first=("train.csv",),
+        files=(("train.csv",), ("test.csv",)),
+        classes=4,
+        remote=(
+            Remote(
+                "ag_news_csv/train.csv",
+                29_470_338,
+                "sha256:76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
+                (f"{_COPY}/train.csv",),
+            ),
+            Remote(
+                "ag_news_csv/test.csv",
+                1_857_427,
+                "sha256:521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
+                (f"{_COPY}/test.csv",),
+            ),
+        ),
     )
 }
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")

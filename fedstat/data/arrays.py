@@ -1,4 +1,4 @@
-"""Data sets of users, in .npz files, and images scaled to [0, 1]."""
+"""Data sets of users, in files of arrays or tables, and images scaled to [0, 1]."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat._utils import check, guard, labels
+from fedstat._utils import check, guard
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
-from fedstat.data._files import SAMPLE, SPLITS, Remembered, Split, note
+from fedstat.data import tables
+from fedstat.data._files import SPLITS, Remembered, Split, note
+from fedstat.data._samples import SUBSETS, build_samples, move_channels
+from fedstat.data.targets import Task
+
+__all__ = ["ARRAYS", "SUBSETS", "Scaling", "digest", "is_arrays", "load", "scaling", "to_float"]
 
 
 class Scaling(NamedTuple):
@@ -99,23 +104,17 @@ def to_float(
 ARRAYS = (
     "x (sample, ...): float features or images, uint8 images (sample, row, column), (sample, channel, row, column) or "
     "(sample, row, column, channel), or integer tokens (sample, position); y (sample,): classes, as integers or "
-    "names; optional client (sample,): client of each sample, for the partition natural; optional split (sample,): "
-    "train, test or validation, which every partition keeps"
+    "names, or real numbers (sample,) or (sample, target); optional client (sample,): client of each sample, for the "
+    "partition natural; optional split (sample,): train, test or validation, which every partition keeps"
 )
 """Arrays of a user's .npz file."""
-
-SUBSETS = ("train", "test", "validation")
-"""Values of split in a user's file."""
-
-_CHANNELS = (1, 3, 4)
-
 
 _NAMES: tuple[str, ...] = ("x", "y", "client", "split")
 
 
 def is_arrays(name: object) -> bool:
-    """Return True if the name of a data set is that of a .npz file."""
-    return isinstance(name, str) and name.endswith(".npz")
+    """Return True if the name of a data set is that of a user's file, .npz or .csv."""
+    return isinstance(name, str) and name.endswith((".npz", ".csv"))
 
 
 def _digest(path: str) -> str:
@@ -127,50 +126,60 @@ digest = Remembered(_digest, size=8)
 """Cached digest (SHA-256) of a file, by its path."""
 
 
-def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
-    """Read samples from a .npz file, in the form of :func:`fedstat.data.load`.
+def load(
+    path: str | Path,
+    split: Split | None = None,
+    *,
+    task: Task | None = None,
+    y: str | Sequence[str] | None = None,
+    client: str | None = None,
+) -> xr.Dataset:
+    """Read samples from a .npz or .csv file, in the form of :func:`fedstat.data.load`.
 
     Parameters
     ----------
     path : path
-        File with the arrays of ``ARRAYS``, as ``np.savez("own.npz", x=x, y=y)`` writes them.
+        File with the arrays of ``ARRAYS``, as ``np.savez("own.npz", x=x, y=y)`` writes them; or a table, see
+        :func:`fedstat.data.from_table`.
     split : {"train", "test"}, optional
         Samples to return; by default, all.
+    task : {"classification", "regression"}, optional
+        By default, real numbers in y are targets of a regression, and integers and texts are classes.
+    y, client : str, optional
+        Columns of a table that hold the targets and clients; by default "y", and "client" if there is such a column.
+        Several targets are a sequence, or names with commas between them.
 
     Returns
     -------
     Dataset
-        x; y, numbered from 0, with the classes as ``attrs["names"]``; the coordinate split, by default "train"; and
-        ``user`` if the file has ``client``. Images are (sample, channel, row, column): if only the last dim of the file
-        has a size of channels (1, 3 or 4), it is moved. uint8 images have ``attrs["scale"]`` 255.
+        x; y: classes numbered from 0, with their names as ``attrs["names"]``, or float64 targets; the coordinate split,
+        by default "train"; and ``user`` if the file has ``client``. Images are (sample, channel, row, column): if only
+        the last dim of the file has a size of channels (1, 3 or 4), it is moved. uint8 images have ``attrs["scale"]``
+        255. Tables have the coordinate ``feature``.
 
     Raises
     ------
     FileNotFoundError
         If the file does not exist.
     ValueError
-        If the file is not .npz, lacks an array, holds objects, or its arrays do not fit together. If the arrays, their
-        labels or their vocabulary would exceed the limit of :func:`fedstat.data.load`.
+        If the file is not of its format, lacks an array or column, holds objects, or its arrays do not fit together. If
+        the arrays, their labels or their vocabulary would exceed the limit of :func:`fedstat.data.load`.
     """
     path = Path(path).expanduser()
-    arrays = _read_arrays(path)
-    x = _move_channels(arrays["x"])
-    classes, y = np.unique(labels.classes(f"y in {path}", arrays["y"]), return_inverse=True)
-    dims = ("channel", "row", "column") if x.ndim == 4 else tuple(f"axis{i}" for i in range(1, x.ndim))
-    splits = np.asarray(arrays.get("split", np.full(len(x), "train"))).astype(str).astype(object)
-    for name in dict.fromkeys(splits):
-        check.choice(f"split in {path}", name, SUBSETS)
-    data = xr.Dataset(
-        {
-            "x": (("sample", *dims), x, _build_attrs(path, x)),
-            "y": ("sample", y.astype(np.int64), {"names": [str(c) for c in classes]}),
-        },
-        {"split": ("sample", splits)},
-        {"title": path.name},
-    )
-    if "client" in arrays:
-        data = data.assign_coords(user=("sample", arrays["client"]))
-    return data if split is None else data.isel(sample=np.flatnonzero(splits == check.choice("split", split, SPLITS)))
+    if path.suffix == ".csv":
+        data = tables.read_table(path, y=y, client=client, task=task)
+    else:
+        for option, value in (("y", y), ("client", client)):
+            check.require_default(option, value, None, "with a .npz file", hint=f". Name its array {option}.")
+        arrays = _read_arrays(path)
+        x = move_channels(arrays["x"])
+        data = build_samples(
+            str(path), x, arrays["y"], task=task, client=arrays.get("client"), split=arrays.get("split")
+        )
+    data.attrs["title"] = path.name
+    if split is None:
+        return data
+    return data.isel(sample=np.flatnonzero(data["split"] == check.choice("split", split, SPLITS)))
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -181,33 +190,7 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             _require_arrays(path, arrays, file.files)
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}. It must hold {ARRAYS}") from None
-    for name in arrays.keys() - {"x"}:
-        labels.complete(f"{name} in {path}", arrays[name], "sample")
     return arrays
-
-
-def _move_channels(x: NDArray[Any]) -> NDArray[Any]:
-    """Return images as (sample, channel, row, column), other arrays unchanged."""
-    if x.dtype == np.uint8 and x.ndim == 3:
-        return x[:, None]
-    if x.ndim == 4 and x.shape[1] not in _CHANNELS and x.shape[3] in _CHANNELS:
-        return np.ascontiguousarray(np.moveaxis(x, 3, 1))
-    return x
-
-
-def _build_attrs(path: Path, x: NDArray[Any]) -> dict[str, Any]:
-    """Return the ``attrs`` of x: the scale of images, the vocabulary of tokens."""
-    if x.dtype == np.uint8 and x.ndim == 4:
-        return {"scale": 255}
-    if x.dtype.kind not in "iu":
-        return {}
-    if x.min() < 0:
-        raise ValueError(
-            f"x in {path} must be tokens 0, 1, ..., as it holds integers, but the smallest is {x.min()}. Number the "
-            "tokens from 0; save features as floats, x.astype('float32')."
-        )
-    guard.size(path, (int(x.max()) + 1) * SAMPLE, f"a vocabulary with the token {x.max()}")
-    return {"vocabulary": [str(i) for i in range(int(x.max()) + 1)]}
 
 
 def _require_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], names: list[str]) -> None:
@@ -218,10 +201,8 @@ def _require_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], names: list[
             raise ValueError(f"{path} lacks {name}; it holds {few(names, 8) or 'nothing'}.{hint} It must hold {ARRAYS}")
     shape, dtype = arrays["x"].shape, arrays["x"].dtype
     for name in arrays.keys() - {"x"}:
-        if arrays[name].shape != shape[:1]:
-            raise ValueError(
-                f"{name} in {path} must have shape {shape[:1]}, a value per sample of x, but has {arrays[name].shape}"
-            )
+        actual = arrays[name].shape
+        if actual[:1] != shape[:1] or len(actual) > 1 + (name == "y"):
+            raise ValueError(f"{name} in {path} must have shape {shape[:1]}, a value per sample of x, but has {actual}")
     if 0 in shape or dtype.kind not in "fiu" or len(shape) < 2:
         raise ValueError(f"x in {path} must be numbers (sample, ...), but is {dtype} of shape {shape}")
-    guard.size(path, shape[0] * SAMPLE, f"the labels and splits of {shape[0]:,} samples")

@@ -12,28 +12,46 @@ import numpy as np
 
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.data._files import Part, Source, Split, error_at, find, join_parts, list_splits, read
+from fedstat.data._files import Part, Remote, Source, Split, error_at, find, join_parts, list_splits, read
 
-_HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
-SOURCES = {
-    "cifar-10": Source(
-        "CIFAR-10",
-        _HOME,
-        {"train": 50_000, "test": 10_000},
-        places=("cifar-10-batches-py", "", "cifar-10/cifar-10-batches-py"),
-        first=("data_batch_1",),
-    ),
-    "cifar-100": Source(
-        "CIFAR-100",
-        _HOME,
-        {"train": 50_000, "test": 10_000},
-        places=("cifar-100-python", "", "cifar-100/cifar-100-python"),
-        first=("train",),
-    ),
-}
+_KRIZ = "https://www.cs.toronto.edu/~kriz"
 _FILES = {
     "cifar-10": {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"], "meta": ["batches.meta"]},
     "cifar-100": {"train": ["train"], "test": ["test"], "meta": ["meta"]},
+}
+
+
+def _define(title: str, folder: str, name: str, size: int, digest: str, classes: int) -> Source:
+    parts = _FILES[name]
+    archive = f"{name}-python.tar.gz"
+    return Source(
+        title,
+        f"{_KRIZ}/cifar.html",
+        {"train": 50_000, "test": 10_000},
+        places=(folder, "", f"{name}/{folder}"),
+        files=tuple((file,) for part in parts.values() for file in part),
+        classes=classes,
+        remote=(Remote(archive, size, digest, (f"{_KRIZ}/{archive}",), {f"{folder}/": f"{folder}/"}),),
+    )
+
+
+SOURCES = {
+    "cifar-10": _define(
+        "CIFAR-10",
+        "cifar-10-batches-py",
+        "cifar-10",
+        170_498_071,
+        "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        classes=10,
+    ),
+    "cifar-100": _define(
+        "CIFAR-100",
+        "cifar-100-python",
+        "cifar-100",
+        169_001_437,
+        "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        classes=100,
+    ),
 }
 _IMAGE = (3, 32, 32)
 

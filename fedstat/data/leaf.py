@@ -15,6 +15,7 @@ from fedstat._utils import guard
 from fedstat._utils.lazy import xr
 from fedstat.data._files import (
     Part,
+    Remote,
     Source,
     Split,
     build_dataset,
@@ -57,14 +58,61 @@ def encode(text: str) -> np.ndarray:
 _AGAIN = "Make or download it again."
 
 
-def _define(title: str, *places: str) -> Source:
-    return Source(f"{title} (LEAF)", "https://leaf.cmu.edu", {}, places, first=("train", "all_data"))
+_CLONE = "git clone https://github.com/TalwalkarLab/leaf, use its folder leaf/data as --data-dir"
+_NIST = "https://s3.amazonaws.com/nist-srd/SD19"
+_GUTENBERG = "https://www.gutenberg.org/files/100/old"
+
+
+def _define(title: str, places: tuple[str, ...], classes: int, remote: tuple[Remote, ...], after: str) -> Source:
+    return Source(
+        f"{title} (LEAF)",
+        "https://leaf.cmu.edu",
+        {},
+        places,
+        files=(("train", "all_data"),),
+        classes=classes,
+        remote=remote,
+        after=after,
+    )
 
 
 SOURCES = {
-    "femnist": _define("FEMNIST", "femnist/data", "femnist", ""),
+    "femnist": _define(
+        "FEMNIST",
+        ("femnist/data", "femnist", ""),
+        62,
+        (
+            Remote(
+                "femnist/data/raw_data/by_class.zip",
+                1_031_576_378,
+                "md5:79572b1694a8506f2b722c7be54130c4",
+                (f"{_NIST}/by_class.zip",),
+            ),
+            Remote(
+                "femnist/data/raw_data/by_write.zip",
+                568_113_446,
+                "sha256:39958e28827eb0d7d54f7e4c31c6cc36689b38aa218a4fc1e810c5413e7a35b8",
+                (f"{_NIST}/by_write.zip",),
+            ),
+        ),
+        f"These are NIST's scans. LEAF makes FEMNIST of them: {_CLONE}, unzip both files in their folder "
+        "femnist/data/raw_data, and run ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample in leaf/data/femnist.",
+    ),
     "shakespeare-leaf": _define(
-        "Shakespeare by role", "shakespeare/data", "shakespeare/leaf_sample", "shakespeare", ""
+        "Shakespeare by role",
+        ("shakespeare/data", "shakespeare/leaf_sample", "shakespeare", ""),
+        80,
+        (
+            Remote(
+                "shakespeare/data/raw_data/1994-01-100.zip",
+                0,
+                "md5:b8d60664a90939fa7b5d9f4dd064a1d5",
+                (f"{_GUTENBERG}/old/1994-01-100.zip", f"{_GUTENBERG}/1994-01-100.zip"),
+                {"100.txt": "shakespeare/data/raw_data/raw_data.txt"},
+            ),
+        ),
+        f"This is the text. LEAF cuts it into windows: {_CLONE}, and run ./preprocess.sh -s niid --sf 1.0 -k 0 -t "
+        "sample -tf 0.8 in leaf/data/shakespeare. The data set shakespeare does without LEAF.",
     ),
 }
 
@@ -203,7 +251,16 @@ SHAKESPEARE = {
         "https://www.gutenberg.org/files/100/old/1994-01-100.zip",
         {},
         places=("shakespeare", "shakespeare/data/raw_data", ""),
-        first=tuple(f"{n}{end}" for n in ("t8.shakespeare.txt", "100.txt", "raw_data.txt") for end in ("", ".gz")),
+        files=(tuple(f"{n}{end}" for n in ("t8.shakespeare.txt", "100.txt", "raw_data.txt") for end in ("", ".gz")),),
+        classes=80,
+        remote=(
+            Remote(
+                "shakespeare/t8.shakespeare.txt",
+                5_458_199,
+                "sha256:c5601d266987ac885ca96522b1b4e439feb7eca39f0fe1111f7342b63b6468f3",
+                ("https://ocw.mit.edu/ans7870/6/6.006/s08/lecturenotes/files/t8.shakespeare.txt",),
+            ),
+        ),
     )
 }
 _ROLE = re.compile(r"  ([a-zA-Z][a-zA-Z ]*)\. (.*)")

@@ -12,6 +12,7 @@ from fedstat._utils import guard
 from fedstat._utils.lazy import xr
 from fedstat.data._files import (
     CHUNK,
+    Remote,
     Source,
     Split,
     build_dataset,
@@ -34,33 +35,58 @@ def _list_spellings(base: str, ndim: int) -> tuple[str, ...]:
     return tuple(f"{base}{dash}idx{ndim}-ubyte{end}" for end in ("", ".gz") for dash in "-.")
 
 
-def _define(title: str, home: str, train: int, test: int, places: tuple[str, ...], stem: str = "") -> Source:
-    return Source(title, home, {"train": train, "test": test}, places, first=_list_spellings(f"{stem}train-images", 3))
+def _define(
+    title: str, home: str, rows: tuple[int, int], places: tuple[str, ...], classes: tuple[str, ...],
+    remote: tuple[Remote, ...], stem: str = "",
+) -> Source:  # fmt: skip
+    test = f"{stem}test" if stem else "t10k"
+    kinds = ((f"{stem}train-images", 3), (f"{stem}train-labels", 1), (f"{test}-images", 3), (f"{test}-labels", 1))
+    files = tuple(_list_spellings(*kind) for kind in kinds)
+    return Source(title, home, dict(zip(("train", "test"), rows, strict=True)), places, files, len(classes), remote)
 
 
-def _define_emnist(part: str, train: int, test: int) -> Source:
-    home = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
-    places = ("", "emnist", "gzip", "EMNIST/raw", "emnist/gzip")
-    title = {"byclass": "by class", "bymerge": "by merge", "mnist": "MNIST"}.get(part, part)
-    return _define(f"EMNIST {title}", home, train, test, places, stem=f"emnist-{part}-")
+def _list_remote(folder: str, addresses: tuple[str, ...], files: dict[str, tuple[int, str]]) -> tuple[Remote, ...]:
+    return tuple(
+        Remote(f"{folder}/{name}.gz", size, f"sha256:{digest}", tuple(f"{address}/{name}.gz" for address in addresses))
+        for name, (size, digest) in files.items()
+    )
 
 
-SOURCES = {
-    "mnist": _define("MNIST", "http://yann.lecun.com/exdb/mnist", 60_000, 10_000, ("", "mnist", "MNIST/raw", "MNIST")),
-    "fashion": _define(
-        "Fashion-MNIST",
-        "https://github.com/zalandoresearch/fashion-mnist",
-        60_000,
-        10_000,
-        ("fashion", "fashion-mnist", "FashionMNIST/raw"),
+_MNIST = _list_remote(
+    "mnist",
+    ("https://storage.googleapis.com/cvdf-datasets/mnist", "https://ossci-datasets.s3.amazonaws.com/mnist"),
+    {
+        "train-images-idx3-ubyte": (9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+        "train-labels-idx1-ubyte": (28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+        "t10k-images-idx3-ubyte": (1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+        "t10k-labels-idx1-ubyte": (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+    },
+)
+_FASHION = _list_remote(
+    "fashion",
+    (
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     ),
-    "emnist-balanced": _define_emnist("balanced", 112_800, 18_800),
-    "emnist-byclass": _define_emnist("byclass", 697_932, 116_323),
-    "emnist-bymerge": _define_emnist("bymerge", 697_932, 116_323),
-    "emnist-digits": _define_emnist("digits", 240_000, 40_000),
-    "emnist-letters": _define_emnist("letters", 124_800, 20_800),
-    "emnist-mnist": _define_emnist("mnist", 60_000, 10_000),
-}
+    {
+        "train-images-idx3-ubyte": (26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+        "train-labels-idx1-ubyte": (29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+        "t10k-images-idx3-ubyte": (4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+        "t10k-labels-idx1-ubyte": (5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+    },
+)
+_EMNIST = (
+    Remote(
+        "emnist/gzip.zip",
+        561_753_746,
+        "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+        (
+            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+            "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/gzip.zip",
+        ),
+        {"gzip/": "emnist/"},
+    ),
+)
 CLASSES = {
     "mnist": _DIGITS,
     "fashion": _CLOTHES,
@@ -70,6 +96,40 @@ CLASSES = {
     "emnist-digits": _DIGITS,
     "emnist-letters": _UPPER,
     "emnist-mnist": _DIGITS,
+}
+
+
+def _define_emnist(part: str, train: int, test: int) -> Source:
+    home = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
+    places = ("", "emnist", "gzip", "EMNIST/raw", "emnist/gzip")
+    title = {"byclass": "by class", "bymerge": "by merge", "mnist": "MNIST"}.get(part, part)
+    name = f"emnist-{part}"
+    return _define(f"EMNIST {title}", home, (train, test), places, CLASSES[name], _EMNIST, stem=f"{name}-")
+
+
+SOURCES = {
+    "mnist": _define(
+        "MNIST",
+        "http://yann.lecun.com/exdb/mnist",
+        (60_000, 10_000),
+        ("", "mnist", "MNIST/raw", "MNIST"),
+        _DIGITS,
+        _MNIST,
+    ),
+    "fashion": _define(
+        "Fashion-MNIST",
+        "https://github.com/zalandoresearch/fashion-mnist",
+        (60_000, 10_000),
+        ("fashion", "fashion-mnist", "FashionMNIST/raw"),
+        _CLOTHES,
+        _FASHION,
+    ),
+    "emnist-balanced": _define_emnist("balanced", 112_800, 18_800),
+    "emnist-byclass": _define_emnist("byclass", 697_932, 116_323),
+    "emnist-bymerge": _define_emnist("bymerge", 697_932, 116_323),
+    "emnist-digits": _define_emnist("digits", 240_000, 40_000),
+    "emnist-letters": _define_emnist("letters", 124_800, 20_800),
+    "emnist-mnist": _define_emnist("mnist", 60_000, 10_000),
 }
 
 
@@ -190,6 +250,7 @@ DIGITS = {
         "Optical recognition of handwritten digits",
         "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
         {"train": 1797},
+        classes=10,
     )
 }
 

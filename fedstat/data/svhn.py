@@ -13,7 +13,7 @@ import numpy as np
 
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.data._files import Part, Source, Split, error_at, find, join_parts, list_splits
+from fedstat.data._files import Part, Remote, Source, Split, error_at, find, join_parts, list_splits
 
 SOURCES = {
     "svhn": Source(
@@ -21,7 +21,22 @@ SOURCES = {
         "http://ufldl.stanford.edu/housenumbers",
         {"train": 73_257, "test": 26_032},
         places=("svhn", "SVHN", ""),
-        first=("train_32x32.mat",),
+        files=(("train_32x32.mat",), ("test_32x32.mat",)),
+        classes=10,
+        remote=(
+            Remote(
+                "svhn/train_32x32.mat",
+                182_040_794,
+                "sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+                ("http://ufldl.stanford.edu/housenumbers/train_32x32.mat",),
+            ),
+            Remote(
+                "svhn/test_32x32.mat",
+                64_275_384,
+                "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+                ("http://ufldl.stanford.edu/housenumbers/test_32x32.mat",),
+            ),
+        ),
     )
 }
 # Codes of MATLAB's array classes and element types; cells and structures are not read.

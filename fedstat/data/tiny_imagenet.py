@@ -11,7 +11,7 @@ import numpy as np
 
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.data._files import Part, Source, Split, error_at, find, join_parts, list_splits, read
+from fedstat.data._files import Part, Remote, Source, Split, error_at, find, join_parts, list_splits, read
 
 SOURCES = {
     "tiny-imagenet": Source(
@@ -19,7 +19,20 @@ SOURCES = {
         "http://cs231n.stanford.edu",
         {"train": 100_000, "test": 10_000},
         places=("tiny-imagenet-200", "", "tiny-imagenet/tiny-imagenet-200"),
-        first=("wnids.txt",),
+        files=(("wnids.txt",), ("train",), ("val",)),
+        classes=200,
+        remote=(
+            Remote(
+                "tiny-imagenet-200.zip",
+                248_100_043,
+                "sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+                (
+                    "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                    "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                ),
+                {"tiny-imagenet-200/": "tiny-imagenet-200/"},
+            ),
+        ),
     )
 }
 _SIDE = 64

@@ -1,4 +1,4 @@
-"""Algorithms in users' files, by names such as "path/to/file.py:ditto", and data by "path/to/own.npz"."""
+"""Algorithms in users' files, by names such as "path/to/file.py:ditto", and data by "path/to/own.npz" or ".csv"."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def short(name: str) -> str:
 
 def _split_name(name: str) -> tuple[str, str]:
     """Split a name into its path and the rest; both are "" if it names no file."""
-    match = re.fullmatch(r"(.+\.py)(:[^:]*)|(.+\.npz)(:[^:]*)?", name) if isinstance(name, str) else None
+    match = re.fullmatch(r"(.+\.py)(:[^:]*)|(.+\.(?:npz|csv))(:[^:]*)?", name) if isinstance(name, str) else None
     return ("", "") if match is None else (match[1] or match[3], match[2] or match[4] or "")
 
 

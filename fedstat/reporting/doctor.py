@@ -26,7 +26,7 @@ from fedstat._utils import memory as machine
 from fedstat.data._files import folder, locate
 from fedstat.results.base import TERMINAL
 
-_EXTRAS = ("flower", "privacy", "sweep")  # the others serve the development of fedstat
+_EXTRAS = ("data", "flower", "huggingface", "privacy", "sweep")  # the others serve the development of fedstat
 _BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512-BF16"}
 
 
@@ -203,7 +203,7 @@ def _extras(extras: dict[str, list[Package]]) -> list[str]:
     lines = ["Extras"]
     for extra, packages in extras.items():
         if broken := [f"{package.needs.name} {package.wrong}" for package in packages if not package.sound]:
-            lines.append(f"  {extra:<11}{'; '.join(broken)}: pip install 'fedstat[{extra}]'")
+            lines.append(f"  {extra:<12}{'; '.join(broken)}: pip install 'fedstat[{extra}]'")
         else:
             lines.append(_row(extra, ", ".join(f"{package.needs.name} {package.version}" for package in packages)))
     return lines
@@ -279,7 +279,7 @@ def _read(name: str, data_dir: Path | None) -> str:
 
 def _row(name: str, text: str) -> str:
     return textwrap.fill(
-        f"  {name:<11}{text}", TERMINAL, subsequent_indent=" " * 13, break_long_words=False, break_on_hyphens=False
+        f"  {name:<12}{text}", TERMINAL, subsequent_indent=" " * 14, break_long_words=False, break_on_hyphens=False
     )
 
 

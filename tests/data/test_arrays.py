@@ -84,3 +84,22 @@ def test_a_data_set_of_bytes_without_subsets_is_told_what_it_lacks():
     run = fl.train(data.to_float(fed), net, algorithms.fedavg(), **how)
     assert data.to_float(fed).x.max() == 1
     assert np.isfinite(run["metrics/accuracy"]).all()
+
+
+def test_real_numbers_are_targets_and_one_class_is_refused(tmp_path):
+    y = RNG.normal(size=(120, 2))
+    found = data.load(str(saved(tmp_path / "own.npz", x=IMAGES, y=y)))
+    np.testing.assert_array_equal(found.y, y)
+    assert (found.y.dims, found.y.dtype, found.y.attrs) == (("sample", "target"), np.float64, {})
+    one = data.load(str(saved(tmp_path / "own.npz", x=IMAGES, y=y[:, 0].astype(np.float32))))
+    np.testing.assert_array_equal(one.y, y[:, 0].astype(np.float32))
+    numbered = saved(tmp_path / "own.npz", x=IMAGES, y=np.arange(120) % 3)
+    assert data.load(str(numbered), task="regression").y.dtype == np.float64
+    for y, says in (
+        (np.full(120, "cat"), r"y in .*own\.npz must hold at least two classes, but all 120 .* of the class cat"),
+        (np.zeros((120, 1), int), r"one class for each sample, but has shape \(120, 1\)"),
+        (np.where(np.arange(120) == 3, np.inf, 0.5), "must be finite, but is inf in sample 3"),
+        (np.where(np.arange(120) == 3, np.nan, 0.5), "it is missing for 3"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            data.load(str(saved(tmp_path / "own.npz", x=IMAGES, y=y)))

@@ -91,7 +91,8 @@ def test_a_missing_file_names_itself_the_places_and_the_home(tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", [n for n in SOURCES if n != "digits"])
 def test_every_set_says_where_it_is_had(name, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"not found in .*Download it from http"):
+    says = rf"not found in .*\(http.*python -m fedstat data fetch {name}\."
+    with pytest.raises(FileNotFoundError, match=says):
         load(name, tmp_path)
 
 

@@ -245,6 +245,16 @@ NTK = """
 --out sim.zarr --overwrite | was made by fedstat.sim, not by fedstat.ntk
 --out folder --overwrite | --out folder
 """
+DATA = """
+ | the following arguments are required: ACTION
+get | ACTION must be one of 'list', 'fetch', but got 'get'
+fetch | fetch needs the NAME of at least one data set: digits, mnist
+fetch mnits | Did you mean 'mnist'
+fetch LONG | NAME must be one of
+list own.csv | NAME must be one of
+list --overwrite | --overwrite has no effect with list
+fetch svhn --data-dir file.txt | the data folder must be a folder, but file.txt is a file
+"""
 DECOMPOSE = """
  | the following arguments are required: FILE
 a.npz nowhere.npz | there is no file nowhere.npz
@@ -292,7 +302,7 @@ a.npz b.npz --out folder --overwrite | --out folder
 """
 
 LINES = [
-    *_lines("fedstat", "stray | COMMAND must be one of 'decompose', 'fl'\nverify | required: RUN\n"
+    *_lines("fedstat", "stray | COMMAND must be one of 'decompose', 'data', 'fl'\nverify | required: RUN\n"
             "simm --p 0.5 | but got 'simm'. Did you mean 'sim'\n"
             "verify nowhere | there is no run at nowhere\nverify file.txt | there is no run at file.txt\n"
             "verify folder | there is no run at folder\n"
@@ -307,6 +317,7 @@ LINES = [
     *_lines("fedstat.sim.recovery", RECOVERY + OUT + PLOT + USAGE),
     *_lines("fedstat.motivation", MOTIVATION + OUT + PLOT + USAGE + RESUMED + COMPUTE),
     *_lines("fedstat.ntk", NTK + OUT + USAGE),
+    *_lines("fedstat.data", DATA),
     *_lines("fedstat.decompose", DECOMPOSE),
     *(line._replace(argv=["a.npz", "b.npz", *line.argv]) for line in _lines("fedstat.decompose", OUT + PLOT)),
     *(line._replace(argv=["fl.zarr", *line.argv]) for line in _lines("fedstat.attack", ATTACK + OUT + PLOT + COMPUTE)),

@@ -163,6 +163,10 @@ TARGETS: dict[str, Target] = {
         [saved(partial(np.savez, **{"fc1.weight": np.ones((3, 4))})), saved(partial(np.savez, **FACTORS))],
     ),
     "own arrays": (file("own.npz", lambda path: data.load(str(path))), [saved(OWN), PACKED_OWN]),
+    "own tables": (
+        file("own.csv", lambda path: data.load(str(path))),
+        [b"a,b,y,client,split\n1,2.5,u,7,train\n3,4,v,8,test\n"],
+    ),
     "torch": (
         file("a.pt", lambda path: fedstat.read_weights([path])),
         [

@@ -46,6 +46,12 @@ def own(at: Path) -> Path:
     return at / "own.npz"
 
 
+def table(at: Path) -> Path:
+    """A user's own table."""
+    (at / "own.csv").write_text("a,b,y\n" + "".join(f"{i},{i / 7},{i % 2}\n" for i in range(40)))
+    return at / "own.csv"
+
+
 IMAGES = idx((2, 28, 28), bytes(2 * 784))
 
 

@@ -95,6 +95,7 @@ def index(at: Path) -> Made:
 
 
 reader("own arrays, .npz")(lambda at: (hostile_data.own(at), lambda: data.load(str(at / "own.npz"))))
+reader("own table, .csv", "half of it")(lambda at: (hostile_data.table(at), lambda: data.load(str(at / "own.csv"))))
 reader("digest of own arrays", "nothing inside", "half of it", "noise", "zeros")(
     lambda at: (hostile_data.own(at), lambda: arrays.digest(str(at / "own.npz")))
 )

@@ -66,6 +66,10 @@ ELSEWHERE = {
     "store.write:_create_root": "the draft of what is written",
     "data.tiny_imagenet:_decode_image": "a stream of the guard",
     "labelled.weight_files:_torch": "a file that was found regular",
+    "data._fetch:_Receiver._write": "the draft of what is written",
+    "data._fetch:_unpack": "the draft of what is written",
+    "data._fetch:_members": "an archive that has the published digest",
+    "data.tables:_read": "a stream of the guard",
     "data._files:open_folder": "a file that was found regular",
 }
 """Functions that open files without the guard, and what these files are."""
