@@ -16,17 +16,18 @@ import pandas as pd
 from _within_seeds import OVERALL, TOGETHER, add_overall, compare_settings, table_line
 
 from fedstat import _cli
+from fedstat.fl.losses import Score
 from fedstat.results.tables import megabytes, number, p_value, plus_minus
 from fedstat.stats.ranking import Friedman, critical_difference
 from fedstat.study import collect, grid, leaderboard
 from fedstat.study.collect import title_of
-from fedstat.study.run_table import Table, require_writable
+from fedstat.study.run_table import Table, require_writable, score_in
 
 FILE = Path(__file__).resolve().parents[1] / "simulations" / "all.toml"
 REFERENCES = ("fedavg+", "fedfac-dynamic")
 ENOUGH = 0.95
 JUDGED = (
-    "accuracy: on test samples, mean over clients weighted by their samples, in the round that is best on validation "
+    "{}: on test samples, mean over clients weighted by their samples, in the round that is best on validation "
     "samples; ±: standard error over seeds"
 )
 
@@ -56,6 +57,11 @@ def work(args: argparse.Namespace) -> None:
     print("\n\n\n".join(table.text() for table in tables.values()))
 
 
+def judged(score: Score) -> str:
+    """What the scores are."""
+    return JUDGED.format(score.title)
+
+
 def where(runs: collect.Grid) -> list[str]:
     """Scale, seeds and commits; what averages ten rounds is not shown here."""
     return [note for note in collect.caption(runs, 10_000) if not note.startswith("fewer than")]
@@ -73,9 +79,11 @@ def budget(tuning: grid.Tuning) -> str:
 
 
 def ranks(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
-    """Mean ranks, best first, with accuracies by setting."""
+    """Mean ranks, best first, with scores by setting."""
     wide, test, absent = leaderboard.ranked(found)
-    mean = pd.Series(test.mean_ranks, wide.columns) if test else wide.rank(axis=1, ascending=False).mean()
+    score = score_in(found)
+    ranked = wide.rank(axis=1, ascending=score.is_error)
+    mean = pd.Series(test.mean_ranks, wide.columns) if test else ranked.mean()
     values = wide.T.assign(mean_rank=mean).sort_values("mean_rank", kind="stable")
     shown = [
         {"method": title_of(str(name)), "mean rank": number(row["mean_rank"], 1)}
@@ -83,7 +91,7 @@ def ranks(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
         for name, row in values.iterrows()
     ]
     notes = [
-        JUDGED, f"mean rank: over {len(wide)} settings, by accuracy, mean over seeds; 1 is best",
+        judged(score), f"mean rank: over {len(wide)} settings, by {score.title}, mean over seeds; 1 is best",
         *conclusion(test, wide), said,
     ]  # fmt: skip
     notes += [f"without a finished run in every setting, not ranked: {', '.join(map(title_of, absent))}"] * bool(absent)
@@ -117,47 +125,51 @@ def conclusion(test: Friedman | None, wide: pd.DataFrame) -> list[str]:
 
 def settings(runs: collect.Grid, found: pd.DataFrame, courses: pd.DataFrame, said: str) -> Table:
     """What each method reaches in each setting, and what that costs."""
-    targets = enough(found)
+    targets, score = enough(found), score_in(found)
     reached = leaderboard.to_reach(courses, targets)
     by = found.groupby(["scenario", "method"], sort=False)
-    values = by[["accuracy", "worst", "unseen", "optimism", "seconds", "kept"]].mean()
-    values["std_error"] = by["accuracy"].sem()
+    values = by[[score.name, "worst", "unseen", "optimism", "seconds", "kept"]].mean()
+    values["std_error"] = by[score.name].sem()
     values["lr"], values["unseen_rule"] = by["lr"].first(), by["unseen_rule"].first()
     values = values.reset_index().merge(reached, on=["scenario", "method"], how="left")
     blocks = {}
     for scenario, rows in values.groupby("scenario", sort=False):
         target = f"to {targets[str(scenario)]:.3f}" if math.isfinite(targets[str(scenario)]) else "to –"
-        blocks[str(scenario)] = pd.DataFrame(line(row, target) for row in rows.to_dict("records"))
+        blocks[str(scenario)] = pd.DataFrame(line(row, target, score) for row in rows.to_dict("records"))
     new = "as the method's own paper has them predict: the first of its rules, unseen_rule in the CSV"
-    target = f"{100 * ENOUGH:g} % of {title_of(REFERENCES[0])}'s in this setting"
+    share = 100 / ENOUGH if score.is_error else 100 * ENOUGH
+    target = f"{share:.3g} % of {title_of(REFERENCES[0])}'s in this setting"
+    side = "10 % above: {} that a tenth of the clients exceed" if score.is_error else (
+        "10 % below: {} that a tenth of the clients stay below"
+    )  # fmt: skip
     notes = (
-        JUDGED,
-        "10 % below: accuracy that a tenth of the clients stay below in that round",
-        f"new clients: accuracy of clients that did not train, {new}",
-        f"to X: sent and received by all clients until the mean accuracy is first X, {target}; k of n: seeds that do",
+        judged(score),
+        f"{side.format(score.title)} in that round",
+        f"new clients: {score.title} of clients that did not train, {new}",
+        f"to X: sent and received by all clients until the mean {score.title} is X, {target}; k of n: seeds that do",
         "s/round: median, beside other processes, so that small differences mean nothing",
         "kept: what all clients and the server keep from round to round, as stored to resume the run",
-        "optimism: best test accuracy of any round, as papers report it, less accuracy",
+        f"optimism: by how much the best test {score.title} of any round, as papers report it, is better",
         said,
     )
-    return Table("Accuracy and its price", values, blocks, (*notes, *where(runs)))
+    return Table(f"{score.title[0].upper()}{score.title[1:]} and its price", values, blocks, (*notes, *where(runs)))
 
 
 def enough(found: pd.DataFrame) -> dict[str, float]:
-    """Accuracy to be reached in each setting: a share of FedAvg+'s."""
-    mean = found[found["method"] == REFERENCES[0]].groupby("scenario")["accuracy"].mean()
-    return {
-        str(scenario): ENOUGH * float(mean.get(scenario, math.nan)) for scenario in dict.fromkeys(found["scenario"])
-    }
+    """Score to be reached in each setting: a share of FedAvg+'s accuracy; its RMSE, divided by the share."""
+    score = score_in(found)
+    share = 1 / ENOUGH if score.is_error else ENOUGH
+    mean = found[found["method"] == REFERENCES[0]].groupby("scenario")[score.name].mean()
+    return {str(scenario): share * float(mean.get(scenario, math.nan)) for scenario in dict.fromkeys(found["scenario"])}
 
 
-def line(row: Mapping[Any, Any], target: str) -> dict[str, str]:
+def line(row: Mapping[Any, Any], target: str, score: Score) -> dict[str, str]:
     """Line of a setting's table."""
     missed = "never" if not row["reached"] else f"{row['reached']} of {row['seeds']}"
     return {
         "method": title_of(str(row["method"])),
-        "accuracy": plus_minus(row["accuracy"], row["std_error"], 3),
-        "10 % below": number(row["worst"], 3),
+        score.title: plus_minus(row[score.name], row["std_error"], 3),
+        "10 % above" if score.is_error else "10 % below": number(row["worst"], 3),
         "unseen clients": number(row["unseen"], 3),
         target: megabytes(row["bytes"]) if math.isfinite(row["bytes"]) else missed,
         "s/round": number(row["seconds"], 3),
@@ -169,13 +181,13 @@ def line(row: Mapping[Any, Any], target: str) -> dict[str, str]:
 
 def pairs(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
     """Differences within seeds from each reference, over all settings and in how many of them."""
-    blocks, parts, notes = {}, [], []
+    blocks, parts, notes, score = {}, [], [], score_in(found)
     for reference in REFERENCES:
         if reference not in set(found["method"]):
             notes.append(f"{title_of(reference)} was not run, so nothing is compared with it")
             continue
-        values, told = compare_settings(found, runs, "accuracy", reference)
-        values, told = add_overall(values, told, found, "accuracy", reference)
+        values, told = compare_settings(found, runs, score.name, reference)
+        values, told = add_overall(values, told, found, score.name, reference)
         parts.append(values.assign(reference=reference))
         notes += [note for note in told if note not in notes]
         over = values["scenario"] == "all settings"
@@ -184,13 +196,13 @@ def pairs(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
         counts = clear.groupby("method")[["above", "below"]].sum()
         shown = values[over] if over.any() else values
         blocks[f"Less {title_of(reference)}"] = pd.DataFrame(
-            table_line(row, "accuracy", reference)
+            table_line(row, score.title, reference)
             | {"above in": str(counts["above"][row["method"]]), "below in": str(counts["below"][row["method"]])}
             for row in shown.to_dict("records")
         )
     n = found["scenario"].nunique()
     counted = f"above in, below in: of {n} settings, those whose interval for all methods together leaves out 0"
-    meaning = (JUDGED, TOGETHER, OVERALL, counted, said)
+    meaning = (judged(score), TOGETHER, OVERALL, counted, said)
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     return Table("Differences within seeds, for these settings", table, blocks,
                  (*meaning, *notes, *where(runs)))  # fmt: skip

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from fedstat import _cli, plot
 from fedstat.plot._figure import caption, panel_grid, wrap_panels
 from fedstat.study import collect, grid, leaderboard
+from fedstat.study.run_table import score_in
 
 FILE = ROOT / "simulations/all.toml"
 
@@ -39,9 +40,10 @@ def work(args: argparse.Namespace) -> None:
     found, courses = leaderboard.measure(runs)
     drawn: dict[str, tuple[Figure, str]] = {}
     wide, test, _ = leaderboard.ranked(found)
+    score = score_in(found)
     if test is not None:
         drawn["ranks"] = (
-            plot.critical_difference(wide).figure,
+            plot.critical_difference(wide, value=score.title).figure,
             (
                 "large: mean rank; small: rank in each scenario; a bar on the right spans methods without evidence of "
                 "a difference (Nemenyi, all pairs at 95%)"
@@ -59,8 +61,8 @@ def work(args: argparse.Namespace) -> None:
     drawn["clients"] = (
         spread(found),
         (
-            "accuracy of each client in the round that is best on validation samples, all seeds; boxes: quartiles; "
-            "white: mean, with its 95% t interval over seeds"
+            f"{score.title} of each client in the round that is best on validation samples, all seeds; boxes: "
+            "quartiles; white: mean, with its 95% t interval over seeds"
         ),
     )
     for name, (figure, note) in drawn.items():

@@ -63,8 +63,8 @@ def read_run(path: str | Path) -> Stored:
         )
     if "rmse" in tree["metrics"]:
         raise ValueError(
-            f"{path} was trained on real-valued targets, but gradient inversion recovers images and their classes. Pass "
-            "a run of a classifier."
+            f"{path} was trained on real-valued targets, but gradient inversion recovers images and their classes. "
+            "Pass a run of a classifier."
         )
     if source_of(noted["data"])[0] in TEXTS:
         raise ValueError(f"{path} was trained on {noted['data']}: texts are token numbers, which have no gradient")

@@ -104,7 +104,7 @@ def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int, scaling: 
     """
     per_sample = {name for name in data.coords if data[name].dims == ("sample",)}
     if subsets["train"].y.ndim > 1:
-        return _targets_group(subsets["train"], scaling, _domains(data, per_sample))
+        return _targets_group(data["y"], subsets["train"], scaling, _domains(data, per_sample))
     counts = {name: _count_labels(rows, max(outputs, 2)) for name, rows in subsets.items()}
     n_clients, n_labels = next(iter(counts.values())).shape
     classes, variables = np.arange(n_labels), {}
@@ -136,16 +136,18 @@ def _domains(data: xr.Dataset, per_sample: Collection[Hashable]) -> dict[str, An
     return {"domain": ("client", domains, {"long_name": "domain of a client's classes"})}
 
 
-def _targets_group(train: Rows, scaling: Scaling | None, domains: Mapping[str, Any]) -> Group:
+def _targets_group(y: xr.DataArray, train: Rows, scaling: Scaling | None, domains: Mapping[str, Any]) -> Group:
     """Describe real-valued targets of the training samples of each client, in the units of the target."""
     mean, sd = (0.0, 1.0) if scaling is None else scaling
-    y, bounds = train.y.double().cpu().numpy() * sd + mean, zip(train.start[:-1], train.start[1:], strict=True)
-    parts = [y[low:high] for low, high in bounds]
+    values, bounds = train.y.double().cpu().numpy() * sd + mean, zip(train.start[:-1], train.start[1:], strict=True)
+    parts = [values[low:high] for low, high in bounds]
+    labels = next((y[dim].to_numpy() for dim in y.dims if dim not in ("client", "sample") and dim in y.coords), None)
     texts = {"mean": "mean of the training targets", "sd": "SD of the training targets (n in the denominator)"}
     variables: dict[str, Any] = {"n_train": ("client", train.sizes, {"long_name": "training samples"})}
-    for name, values in (("mean", [p.mean(0) for p in parts]), ("sd", [p.std(0) for p in parts])):
-        variables[f"target_{name}"] = ("client target", np.array(values), {"long_name": texts[name]})
-    return store.group({"client": len(parts), "target": y.shape[1]}, **variables, **domains)
+    for name, rows in (("mean", [p.mean(0) for p in parts]), ("sd", [p.std(0) for p in parts])):
+        variables[f"target_{name}"] = ("client target", np.array(rows), {"long_name": texts[name]})
+    targets = values.shape[1] if labels is None else labels
+    return store.group({"client": len(parts), "target": targets}, **variables, **domains)
 
 
 def _count_labels(rows: Rows, n_labels: int) -> np.ndarray:

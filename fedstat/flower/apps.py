@@ -33,6 +33,7 @@ from fedstat.fl.job import Job
 from fedstat.fl.ledger import Buffer
 from fedstat.fl.local_training import train_locally
 from fedstat.fl.loop import pretrain
+from fedstat.fl.losses import SCORES
 from fedstat.fl.nets import Params
 from fedstat.fl.probes import measures
 from fedstat.fl.state import Download, State

@@ -197,7 +197,10 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
 
 
 def _costs(table: pd.DataFrame) -> Section:
-    """Accuracy of clients, communication and metrics, mean over seeds."""
+    """Scores of clients, communication and metrics, mean over seeds."""
+    scores = " or ".join(
+        dict.fromkeys(run_table.title_of(str(name)).removeprefix("test ") for name in table["measure"])
+    )
     metrics, rows = {name: title for name, title in TITLES.items() if name in table}, []
     for (scenario, method), group in table.groupby(["scenario", "method"], sort=False):
         rows.append(
@@ -206,11 +209,13 @@ def _costs(table: pd.DataFrame) -> Section:
              megabytes(group["bytes_up"].mean()), megabytes(group["bytes_down"].mean()),
              number(group["seconds"].mean(), 2), *(number(group[name].mean(), 4) for name in metrics)]
         )  # fmt: skip
-    columns = ["setting", "method", "last evaluated round ± SE", "SD over clients", "10% quantile of clients",
+    tail = "90%" if scores == "RMSE" else "10%" if scores == "accuracy" else "10% (RMSE: 90%)"
+    columns = ["setting", "method", "last evaluated round ± SE", "SD over clients", f"{tail} quantile of clients",
                "before aggregation", "up", "down", "s per round", *metrics.values()]  # fmt: skip
     caption = (
-        "Accuracy and costs, means over seeds. SE: standard error over seeds. Before aggregation: models of selected "
-        "clients after local training. Up, down: bytes uploaded and downloaded by all clients in all rounds."
+        f"{scores[0].upper()}{scores[1:]} and costs, means over seeds. SE: standard error over seeds. Before "
+        "aggregation: models of selected clients after local training. Up, down: bytes uploaded and downloaded by all "
+        "clients in all rounds."
     )
     return Section("Clients and communication", [Table(caption, columns, rows)])
 

@@ -214,7 +214,7 @@ def command(stored: Stored) -> str:
     defaults = run_settings.Settings()
     always = ("data", "partition", "net", "algorithm", "clients", "rounds", "seed")
     options = {k: v for k, v in noted.items() if k in always or _plain(v) != _plain(getattr(defaults, k))}
-    if noted.get("scenario") == run_settings.Settings(data=str(noted["data"]), partition=str(noted["partition"])).name:
+    if noted.get("scenario") == run_settings.default_name(str(noted["data"]), str(noted["partition"])):
         options.pop("scenario", None)
     return command_line("fedstat.fl", options)
 

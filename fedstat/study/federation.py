@@ -94,9 +94,9 @@ _describe_arrays = Remembered(lambda path, options: of_samples(datasets.load(pat
 
 def like(settings: Any) -> tuple[tuple[int, ...], int, int | None]:
     """Return the typical sample shape, outputs and vocabulary of a data set, to check networks before reading it."""
-    data, _ = source_of(settings.data)
+    (data, _), options = source_of(settings.data), file_options(settings)
     if arrays.is_arrays(data):
-        return _describe_arrays(data, file_options(settings))
+        return _describe_arrays(data, options)
     side = 8 if data == "digits" else 28
     return ((80,), 80, 80) if data in TEXTS else ((1, side, side), 10, None)
 

@@ -132,6 +132,11 @@ def _heading(tables: tuple[str, ...]) -> str:
     return " or ".join(heads.get(table, f"[{table}]") for table in tables)
 
 
+def default_name(data: str, partition: str) -> str:
+    """Return the name of a scenario without a name of its own."""
+    return f"{custom.short(data)}, {partition}"
+
+
 OF_PRIVACY = ("clip", "noise_multiplier", "delta", "clip_moments", "noise_multiplier_moments")
 """Settings of :func:`fedstat.fl.aggregate.private`."""
 
@@ -412,7 +417,7 @@ class Settings:
     def name(self) -> str:
         """Name of the scenario: the setting, or data set and partition."""
         permuted = ", permuted labels" if self.class_labels == "permuted" else ""
-        return self.scenario or f"{custom.short(self.data)}, {self.partition}{permuted}"
+        return self.scenario or default_name(self.data, self.partition) + permuted
 
     @property
     def layers_kept(self) -> tuple[str, ...] | None:
