@@ -16,9 +16,20 @@ from fedstat.data import _fetch, ag_news, arrays, cifar, leaf, mnist, partition,
 from fedstat.data._files import SPLITS, Source, Split, folder, open_folder, save_folder
 from fedstat.data.arrays import to_float
 from fedstat.data.folders import from_folder
+from fedstat.data.huggingface import from_huggingface
 from fedstat.data.tables import from_table
 
-__all__ = ["SOURCES", "from_folder", "from_table", "load", "open_folder", "partition", "save_folder", "to_float"]
+__all__ = [
+    "SOURCES",
+    "from_folder",
+    "from_huggingface",
+    "from_table",
+    "load",
+    "open_folder",
+    "partition",
+    "save_folder",
+    "to_float",
+]
 
 _LOADERS: tuple[tuple[dict[str, Source], Callable[..., xr.Dataset]], ...] = (
     (mnist.DIGITS, mnist.load_digits), (mnist.SOURCES, mnist.load_mnist), (cifar.SOURCES, cifar.load_cifar),
