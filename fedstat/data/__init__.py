@@ -1,4 +1,4 @@
-"""Published data sets, read from their files, and partitions among clients.
+"""Data sets, published or of users, read from their files, and partitions among clients.
 
 A data set is sample-major: x (sample, ...), y (sample) and the coordinate split (sample). A partition adds the
 coordinate client (sample) and does not copy x.
@@ -103,6 +103,7 @@ def load(
     Frozen({'sample': 1797, 'channel': 1, 'row': 8, 'column': 8})
     """
     if arrays.is_arrays(name):
+        check.require_default("fetch", fetch, False, "with a file of your own")
         return arrays.load(name, split, **options)
     check.choice("name", name, list(SOURCES))
     if split is not None:

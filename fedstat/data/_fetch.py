@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from fedstat._utils import guard
+from fedstat._utils import check, guard
 from fedstat._utils.loops import Bar, progress_bar
 from fedstat.data._files import CHUNK, Remote, Source, find_first
 
@@ -70,9 +70,13 @@ def fetch(source: Source, root: Path, *, overwrite: bool = False, progress: bool
     for remote in missing:
         file = root / remote.path
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(file):
+        with _lock(file), _quiet(pooch):
             _download(pooch, remote, file, source, overwrite, progress)
             paths += _unpack(remote, file, root, overwrite) if remote.unpack else [file]
+    for names in source.files:  # a file in another place or spelling may come first
+        path_read = find_first(root, source.places, names)
+        if overwrite and path_read and not any(path == path_read or path in path_read.parents for path in paths):
+            check.warn(f"{path_read} is read instead of the downloaded file. Remove it.")
     return paths
 
 
@@ -94,8 +98,19 @@ def _require_pooch() -> Any:
             f"Downloads need Pooch, which is not installed ({error}): pip install 'fedstat[data]', or in a clone of "
             "the repository pip install -c constraints.txt -e '.[data]'"
         ) from None
-    pooch.get_logger().setLevel("WARNING")
     return pooch
+
+
+@contextlib.contextmanager
+def _quiet(pooch: Any) -> Iterator[None]:
+    """Have Pooch write nothing; fedstat reports what is downloaded."""
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel("WARNING")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _require_room(root: Path, missing: list[Remote]) -> None:
