@@ -145,24 +145,42 @@ def _part_of(file: Path) -> Path:
 
 def _download(pooch: Any, remote: Remote, file: Path, source: Source, overwrite: bool, progress: bool | None) -> None:
     """Download a file from the first of its addresses that serves it; a file with the digest stays as it is."""
-    if file.exists() and not overwrite and (actual := _digest(pooch, file, remote)) != remote.digest:
-        raise ValueError(
-            f"{file} must have the published digest {remote.digest}, but has {actual}. Remove it to download it again."
-        )
+    if file.exists():
+        if (actual := _digest(pooch, file, remote)) == remote.digest:
+            return
+        if not overwrite:
+            raise ValueError(
+                f"{file} must have the published digest {remote.digest}, but has {actual}. Remove it to download it "
+                "again."
+            )
     errors: list[Exception] = []
     total = max(1, remote.size // _MB)
-    with progress_bar(total, "megabyte", progress if remote.size else False, label=file.name) as bar:
+    shown = progress_bar(total, "megabyte", progress if remote.size else False, label=file.name)
+    with shown as bar, _draft(file) as draft:
         for url in remote.urls:
             receiver = _Receiver(pooch, remote, file, bar)
             try:
-                pooch.retrieve(url, remote.digest, file.name, file.parent, downloader=receiver)
+                path = pooch.retrieve(url, remote.digest, file.name, draft, downloader=receiver)
+                Path(path).replace(file)
                 return
             except (ConnectionError, ValueError) as error:
                 errors.append(error)
-    hint = f"Or download {file.name} by hand from {source.home} to {file}"
     if len(errors) == 1 and isinstance(errors[0], ValueError):
         raise errors[0]
-    raise ConnectionError(f"{'. '.join(map(str, errors))}. {hint}")
+    hint = f"Or download {file.name} by hand from {source.home} to {file}"
+    raise ConnectionError(f"{'. '.join(str(error).removesuffix('.') for error in errors)}. {hint}")
+
+
+@contextlib.contextmanager
+def _draft(file: Path) -> Iterator[Path]:
+    """Make an empty folder beside a file, and remove it; one that a killed process left is emptied."""
+    draft = file.with_name(f".{file.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _digest(pooch: Any, file: Path, remote: Remote) -> str:
@@ -253,23 +271,18 @@ class _Receiver:
 
 def _unpack(remote: Remote, archive: Path, root: Path, overwrite: bool) -> list[Path]:
     """Unpack the members of an archive to the data folder, each file in one step, and delete the archive."""
-    draft = archive.with_name(f".{archive.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    paths = []
-    for name, content in _members(archive):
-        for prefix, place in remote.unpack.items():
-            if name.startswith(prefix):
-                target = guard.inside(draft, f"{place}{name.removeprefix(prefix)}", archive)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with guard.written(target), target.open("wb") as file:
-                    shutil.copyfileobj(content, file, CHUNK)
-    for place in remote.unpack.values():
-        _move(draft / place, root / place, overwrite)
-        paths.append(root / place)
-    shutil.rmtree(draft)
+    with _draft(archive) as draft:
+        for name, content in _members(archive):
+            for prefix, place in remote.unpack.items():
+                if name.startswith(prefix):
+                    target = guard.inside(draft, f"{place}{name.removeprefix(prefix)}", archive)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with guard.written(target), target.open("wb") as file:
+                        shutil.copyfileobj(content, file, CHUNK)
+        for place in remote.unpack.values():
+            _move(draft / place, root / place, overwrite)
     archive.unlink()
-    return paths
+    return [root / place for place in remote.unpack.values()]
 
 
 def _move(source: Path, target: Path, overwrite: bool) -> None:
