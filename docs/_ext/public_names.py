@@ -20,7 +20,7 @@ PACKAGES = {
     "fedstat.results": "Classes of results",
     "fedstat.plot": "Figures of results and runs",
     "fedstat.plot.papers": "Figures of the studies of FedFac",
-    "fedstat.data": "Published data sets",
+    "fedstat.data": "Data sets, published and your own",
     "fedstat.data.partition": "Partitions of data among clients",
     "fedstat.sim": "The simulation study on model (8)",
     "fedstat.sim.recovery": "Recovery of the true split over κ",

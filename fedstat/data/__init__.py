@@ -1,4 +1,4 @@
-"""Published data sets, read from their files, and partitions among clients.
+"""Data sets, published or of users, read from their files, and partitions among clients.
 
 A data set is sample-major: x (sample, ...), y (sample) and the coordinate split (sample). A partition adds the
 coordinate client (sample) and does not copy x.
@@ -15,9 +15,21 @@ from fedstat._utils.lazy import xr
 from fedstat.data import _fetch, ag_news, arrays, cifar, leaf, mnist, partition, svhn, tiny_imagenet
 from fedstat.data._files import SPLITS, Source, Split, folder, open_folder, save_folder
 from fedstat.data.arrays import to_float
+from fedstat.data.folders import from_folder
+from fedstat.data.huggingface import from_huggingface
 from fedstat.data.tables import from_table
 
-__all__ = ["SOURCES", "from_table", "load", "open_folder", "partition", "save_folder", "to_float"]
+__all__ = [
+    "SOURCES",
+    "from_folder",
+    "from_huggingface",
+    "from_table",
+    "load",
+    "open_folder",
+    "partition",
+    "save_folder",
+    "to_float",
+]
 
 _LOADERS: tuple[tuple[dict[str, Source], Callable[..., xr.Dataset]], ...] = (
     (mnist.DIGITS, mnist.load_digits), (mnist.SOURCES, mnist.load_mnist), (cifar.SOURCES, cifar.load_cifar),
@@ -91,6 +103,7 @@ def load(
     Frozen({'sample': 1797, 'channel': 1, 'row': 8, 'column': 8})
     """
     if arrays.is_arrays(name):
+        check.require_default("fetch", fetch, False, "with a file of your own")
         return arrays.load(name, split, **options)
     check.choice("name", name, list(SOURCES))
     if split is not None:

@@ -33,7 +33,7 @@ def parser() -> _cli.Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
-    return _cli.run(parser(), _work, argv, hint=lambda _: "Files that are complete stay.")
+    return _cli.run(parser(), _work, argv, hint=lambda _: "The same command continues.")
 
 
 def _work(args: argparse.Namespace) -> None:

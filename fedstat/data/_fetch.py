@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from fedstat._utils import guard
+from fedstat._utils import check, guard
 from fedstat._utils.loops import Bar, progress_bar
 from fedstat.data._files import CHUNK, Remote, Source, find_first
 
@@ -70,9 +70,13 @@ def fetch(source: Source, root: Path, *, overwrite: bool = False, progress: bool
     for remote in missing:
         file = root / remote.path
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(file):
+        with _lock(file), _quiet(pooch):
             _download(pooch, remote, file, source, overwrite, progress)
             paths += _unpack(remote, file, root, overwrite) if remote.unpack else [file]
+    for names in source.files:  # a file in another place or spelling may come first
+        path_read = find_first(root, source.places, names)
+        if overwrite and path_read and not any(path == path_read or path in path_read.parents for path in paths):
+            check.warn(f"{path_read} is read instead of the downloaded file. Remove it.")
     return paths
 
 
@@ -94,8 +98,19 @@ def _require_pooch() -> Any:
             f"Downloads need Pooch, which is not installed ({error}): pip install 'fedstat[data]', or in a clone of "
             "the repository pip install -c constraints.txt -e '.[data]'"
         ) from None
-    pooch.get_logger().setLevel("WARNING")
     return pooch
+
+
+@contextlib.contextmanager
+def _quiet(pooch: Any) -> Iterator[None]:
+    """Have Pooch write nothing; fedstat reports what is downloaded."""
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel("WARNING")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _require_room(root: Path, missing: list[Remote]) -> None:
@@ -130,24 +145,42 @@ def _part_of(file: Path) -> Path:
 
 def _download(pooch: Any, remote: Remote, file: Path, source: Source, overwrite: bool, progress: bool | None) -> None:
     """Download a file from the first of its addresses that serves it; a file with the digest stays as it is."""
-    if file.exists() and not overwrite and (actual := _digest(pooch, file, remote)) != remote.digest:
-        raise ValueError(
-            f"{file} must have the published digest {remote.digest}, but has {actual}. Remove it to download it again."
-        )
+    if file.exists():
+        if (actual := _digest(pooch, file, remote)) == remote.digest:
+            return
+        if not overwrite:
+            raise ValueError(
+                f"{file} must have the published digest {remote.digest}, but has {actual}. Remove it to download it "
+                "again."
+            )
     errors: list[Exception] = []
     total = max(1, remote.size // _MB)
-    with progress_bar(total, "megabyte", progress if remote.size else False, label=file.name) as bar:
+    shown = progress_bar(total, "megabyte", progress if remote.size else False, label=file.name)
+    with shown as bar, _draft(file) as draft:
         for url in remote.urls:
             receiver = _Receiver(pooch, remote, file, bar)
             try:
-                pooch.retrieve(url, remote.digest, file.name, file.parent, downloader=receiver)
+                path = pooch.retrieve(url, remote.digest, file.name, draft, downloader=receiver)
+                Path(path).replace(file)
                 return
             except (ConnectionError, ValueError) as error:
                 errors.append(error)
-    hint = f"Or download {file.name} by hand from {source.home} to {file}"
     if len(errors) == 1 and isinstance(errors[0], ValueError):
         raise errors[0]
-    raise ConnectionError(f"{'. '.join(map(str, errors))}. {hint}")
+    hint = f"Or download {file.name} by hand from {source.home} to {file}"
+    raise ConnectionError(f"{'. '.join(str(error).removesuffix('.') for error in errors)}. {hint}")
+
+
+@contextlib.contextmanager
+def _draft(file: Path) -> Iterator[Path]:
+    """Make an empty folder beside a file, and remove it; one that a killed process left is emptied."""
+    draft = file.with_name(f".{file.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _digest(pooch: Any, file: Path, remote: Remote) -> str:
@@ -238,23 +271,18 @@ class _Receiver:
 
 def _unpack(remote: Remote, archive: Path, root: Path, overwrite: bool) -> list[Path]:
     """Unpack the members of an archive to the data folder, each file in one step, and delete the archive."""
-    draft = archive.with_name(f".{archive.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    paths = []
-    for name, content in _members(archive):
-        for prefix, place in remote.unpack.items():
-            if name.startswith(prefix):
-                target = guard.inside(draft, f"{place}{name.removeprefix(prefix)}", archive)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with guard.written(target), target.open("wb") as file:
-                    shutil.copyfileobj(content, file, CHUNK)
-    for place in remote.unpack.values():
-        _move(draft / place, root / place, overwrite)
-        paths.append(root / place)
-    shutil.rmtree(draft)
+    with _draft(archive) as draft:
+        for name, content in _members(archive):
+            for prefix, place in remote.unpack.items():
+                if name.startswith(prefix):
+                    target = guard.inside(draft, f"{place}{name.removeprefix(prefix)}", archive)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with guard.written(target), target.open("wb") as file:
+                        shutil.copyfileobj(content, file, CHUNK)
+        for place in remote.unpack.values():
+            _move(draft / place, root / place, overwrite)
     archive.unlink()
-    return paths
+    return [root / place for place in remote.unpack.values()]
 
 
 def _move(source: Path, target: Path, overwrite: bool) -> None:

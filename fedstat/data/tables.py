@@ -144,7 +144,9 @@ def _build(
 ) -> xr.Dataset:
     targets = [y] if isinstance(y, str) else [*y]
     if twice := [name for name, n in Counter(names).items() if n > 1]:
-        raise ValueError(f"columns of {where} must have different names, but {twice[0]!r} occurs twice. Rename one.")
+        raise ValueError(
+            f"columns of {where} must have different names, but {twice[0]!r:.200} occurs twice. Rename one."
+        )
     if not len(frame):
         raise ValueError(f"{where} must hold samples, but has no rows.")
     roles = [*targets, *(name for name in (client, split) if name is not None)]
@@ -152,7 +154,7 @@ def _build(
         if name not in frame.columns:
             hint = check.did_you_mean(name, map(str, names))
             separated = " Columns are separated by commas." if len(names) == 1 else ""
-            raise ValueError(f"{where} must have a column {name!r}, but has {few(names, 8)}.{hint}{separated}")
+            raise ValueError(f"{where} must have a column {name!r:.200}, but has {few(names, 8)}.{hint}{separated}")
     check.distinct("the columns of y, client and split", roles)
     features = [name for name in frame.columns if name not in roles]
     if not features:
@@ -178,7 +180,7 @@ def _integers(client: NDArray[Any]) -> NDArray[Any]:
 
 
 def _name(name: Any, where: str) -> str:
-    return f"column {str(name)!r} of {where}"
+    return f"column {str(name)!r:.200} of {where}"
 
 
 def _numbers(column: pd.Series, name: Any, where: str, row: str) -> NDArray[np.float32]:
@@ -190,7 +192,7 @@ def _numbers(column: pd.Series, name: Any, where: str, row: str) -> NDArray[np.f
         raise ValueError(
             f"{_name(name, where)} must hold numbers, as every feature, but is {column.dtype} with "
             f"{plain.iloc[i]!r:.80} in {row} {column.index[i]}. Leave it out, or turn categories into columns of 0 and "
-            f"1: pandas.get_dummies(frame, columns=[{str(name)!r}], dtype=float)."
+            f"1: pandas.get_dummies(frame, columns=[{str(name)!r:.200}], dtype=float)."
         )
     labels.complete(_name(name, where), column, row, column.index.to_numpy())
     with np.errstate(over="ignore"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
 from fedstat.data._files import Part, Remote, Source, Split, error_at, find, join_parts, list_splits, read
+from fedstat.data._images import decode, many
 
 SOURCES = {
     "tiny-imagenet": Source(
@@ -95,27 +95,8 @@ def _list_validation(folder: Path, label_by_wnid: dict[str, int], source: Source
 
 
 def _decode_images(files: list[Path]) -> np.ndarray:
-    from PIL import Image
-
     x = np.empty((len(files), 3, _SIDE, _SIDE), dtype=np.uint8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # images of another size are not decompressed
+    with many():
         for i, path in enumerate(files):
-            x[i] = _decode_image(path).transpose(2, 0, 1)
+            x[i] = decode(path, "RGB", (_SIDE, _SIDE))
     return x
-
-
-def _decode_image(path: Path) -> np.ndarray:
-    from PIL import Image
-
-    with guard.opened(path) as stream:
-        try:
-            image = Image.open(stream, formats=("JPEG", "PNG"))  # decoders of some other formats run programs
-            width, height = image.size
-            if width == height == _SIDE:
-                return np.asarray(image.convert("RGB"))
-        except Image.DecompressionBombError as error:
-            raise error_at(path, 0, f"an image must be {_SIDE} × {_SIDE}, but got more: {error}") from error
-        except Exception as error:  # on damaged bytes, Pillow raises undocumented errors
-            raise error_at(path, stream.tell(), f"{guard.reason(error)}. Download it again.") from error
-    raise error_at(path, 0, f"an image must be {_SIDE} × {_SIDE}, but got {height} × {width}")

@@ -213,6 +213,28 @@ def test_files_that_exist_are_left_alone(server, tmp_path):
     assert len(server.calls) == 1
 
 
+def test_another_file_that_is_read_first_is_named(server, tmp_path):
+    source = one_file(server.at("right"))._replace(places=("", "set"))
+    (tmp_path / "a.bin").write_bytes(b"mine")
+    with pytest.warns(UserWarning, match=r"/a\.bin is read instead of the downloaded file\. Remove it\."):
+        assert _fetch.fetch(source, tmp_path, overwrite=True) == [tmp_path / "set/a.bin"]
+
+
+def test_an_interrupted_download_leaves_its_part_alone(server, tmp_path, monkeypatch):
+    write = _fetch._Receiver._show
+
+    def interrupt(receiver, done):
+        write(receiver, done)
+        if done >= CUT:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_fetch._Receiver, "_show", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        _fetch.fetch(one_file(server.at("right")), tmp_path)
+    assert left(tmp_path) == ["set/a.bin.part"]
+    assert (tmp_path / "set/a.bin.part").read_bytes() == BYTES[:CUT]
+
+
 def test_two_processes_do_not_write_one_file(server, tmp_path):
     (tmp_path / "set").mkdir()
     with FileLock(tmp_path / "set/a.bin.lock"), pytest.raises(BlockingIOError, match="is being downloaded by another"):
@@ -320,7 +342,7 @@ def test_the_command_downloads_and_says_so(server, mnist, tmp_path, capsys):  # 
 def test_a_failed_command_ends_in_one_line(server, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(data.SOURCES, "mnist", one_file(server.at("missing")))
     assert entrance.main(["data", "fetch", "mnist", "--data-dir", str(tmp_path)]) == 1
-    assert re.fullmatch(r"\S.* data: error: .*HTTP status 404.*by hand.*\. Files that are complete stay\.\n",
+    assert re.fullmatch(r"\S.* data: error: .*HTTP status 404.*by hand.*\. The same command continues\.\n",
                         capsys.readouterr().err)  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 from fl_runs import command
 
 from fedstat import data, fl, store
@@ -189,6 +190,8 @@ def test_files_of_spreadsheets_and_missing_files(tmp_path):
         data.load(str(tmp_path / "none.csv"))
     with pytest.raises(ValueError, match=r"y has no effect with a \.npz file, but got 'a'\. Name its array y\."):
         data.load(str(tmp_path / "own.npz"), y="a")
+    with pytest.raises(ValueError, match="fetch has no effect with a file of your own"):
+        data.load(str(path), fetch=True)
 
 
 def test_a_table_trains_by_the_command_and_in_python(tmp_path, monkeypatch):
@@ -208,3 +211,14 @@ def test_a_table_trains_by_the_command_and_in_python(tmp_path, monkeypatch):
 def test_names_of_tables_are_paths():
     assert custom.within("own.csv:test", "/home/me") == "/home/me/own.csv:test"
     assert custom.short("/home/me/own.csv:test") == "own.csv:test"
+
+
+def test_a_table_is_stored_and_divided_as_other_data(tmp_path):
+    several = data.from_table(FRAME.drop(columns="y"), y=["weight", "age"], client="client", split="split")
+    for i, table in enumerate((data.from_table(FRAME, **ROLES), several)):
+        stored = data.open_folder(data.save_folder(table, tmp_path / str(i)))
+        assert stored.equals(table)
+    train, test = (data.from_table(FRAME, **ROLES).isel(sample=part) for part in (slice(40), slice(40, None)))
+    both = xr.concat([partition.iid(train, clients=3), partition.iid(test, clients=3)], "sample")
+    np.testing.assert_array_equal(both.x, data.from_table(FRAME, **ROLES).x)
+    assert both.feature.values.tolist() == FEATURES

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from hostile_weights import HOSTILE, NORMAL
 from matplotlib.figure import Figure
+from PIL import Image
 
 import fedstat
 from fedstat import _cli, data, store
@@ -95,7 +96,7 @@ def index(at: Path) -> Made:
 
 
 reader("own arrays, .npz")(lambda at: (hostile_data.own(at), lambda: data.load(str(at / "own.npz"))))
-reader("own table, .csv", "half of it")(lambda at: (hostile_data.table(at), lambda: data.load(str(at / "own.csv"))))
+reader("own table, .csv")(lambda at: (hostile_data.table(at), lambda: data.load(str(at / "own.csv"))))
 reader("digest of own arrays", "nothing inside", "half of it", "noise", "zeros")(
     lambda at: (hostile_data.own(at), lambda: arrays.digest(str(at / "own.npz")))
 )
@@ -116,6 +117,15 @@ def jpegs(at: Path) -> Made:
     images = at / "train" / "n01" / "images"
     shutil.copy(images / "a.JPEG", images / "b.JPEG")
     return images / "b.JPEG", read
+
+
+@reader("own images, PNG", "nothing", "a folder")
+def pngs(at: Path) -> Made:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5), dtype=np.uint8)
+    for name in "abc":
+        (at / "own" / name).mkdir(parents=True)
+        Image.fromarray(pixels).save(at / "own" / name / "1.png")
+    return at / "own" / "c" / "1.png", lambda: data.from_folder(at / "own")
 
 
 reader("classes, Tiny-ImageNet")(lambda at: (at / "wnids.txt", hostile_data.tiny_test(at)))

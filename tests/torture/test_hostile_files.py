@@ -64,7 +64,7 @@ ELSEWHERE = {
     "store.write:Writer.__init__": "by a store that asks the guard",
     "store.write:save": "the draft of what is written",
     "store.write:_create_root": "the draft of what is written",
-    "data.tiny_imagenet:_decode_image": "a stream of the guard",
+    "data._images:_apply": "a stream of the guard",
     "labelled.weight_files:_torch": "a file that was found regular",
     "data._fetch:_Receiver._write": "the draft of what is written",
     "data._fetch:_unpack": "the draft of what is written",
