@@ -16,7 +16,7 @@ from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import on_interrupt, progress_bar
-from fedstat.fl import batches, disk_rows, loop, masks, nets, private_training, ranks, record, stored
+from fedstat.fl import batches, custom, disk_rows, loop, masks, nets, private_training, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.checkpoints import Checkpoints, WeightsWriter, need_common_rows, require_disk
@@ -181,7 +181,10 @@ def train(
         rounds, evaluate_every, weights, probe_names, ablation, rule_jobs, unseen, store_predictions
     )
     optimizer_name = optimizer if isinstance(optimizer, str) else optimizer.name
-    config = dict(about or {}) | _config(job, net, algorithm, training, measurements, optimizer_name, lr)
+    described = dict(about or {})
+    if "net" in described:  # a network of a file is known by the file's name and content, wherever it lies
+        described["net"] = custom.short(described["net"])
+    config = described | _config(job, net, algorithm, training, measurements, optimizer_name, lr)
     attrs = _attributes(job, net, algorithm, config, about or {})
     probes = _probes(job, measurements)
     groups = record.run_layout(job, rounds, weights)
