@@ -341,7 +341,7 @@ def leaks(
     data = _joined(by_round, "round", np.array(numbers))
     data["original"] = ("client", "image", "channel", "row", "column"), original
     return data.assign_coords(
-        client=job.ids(clients), sample=(("client", "image"), rows - job.train.start[clients][:, None])
+        client=job.labels(clients), sample=(("client", "image"), rows - job.train.start[clients][:, None])
     )
 
 
@@ -351,10 +351,10 @@ def _victims(job: Job, attack: Attack) -> tuple[np.ndarray, np.ndarray]:
     if n > job.clients:
         raise ValueError(f"{n} clients are to be attacked, but the run has {job.clients}")
     clients = np.sort(streams.generator(attack.seed, "victims").permutation(job.clients)[:n])
-    few = [int(c) for c in clients if job.train.sizes[c] < attack.images]
+    few = [c for c in clients if job.train.sizes[c] < attack.images]
     if few:
         raise ValueError(
-            f"{attack.images} images of each client are to be attacked, but client {few[0]} has "
+            f"{attack.images} images of each client are to be attacked, but client {job.labels(few[0])} has "
             f"{job.train.sizes[few[0]]}. Ask for fewer images, or train with a larger min_samples."
         )
     rows = [

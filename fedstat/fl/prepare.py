@@ -11,7 +11,7 @@ from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import torch, xr
 from fedstat.data import partition
-from fedstat.fl import batches, checks, chunks, evaluate, losses, nets, private_training
+from fedstat.fl import batches, checks, chunks, evaluate, losses, naming, nets, private_training
 from fedstat.fl.aggregate import Aggregator, median, trimmed_mean, uniform, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
@@ -79,6 +79,8 @@ def labels_differ(*data: xr.Dataset | None) -> bool:
 def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int) -> Group:
     """Describe the clients' data: ``n_train`` (client, class), and ``label`` and ``domain`` where data have them.
 
+    Classes have the names of the data; clients are numbered.
+
     Parameters
     ----------
     data : Dataset
@@ -92,11 +94,11 @@ def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int) -> Group:
     """
     counts = {name: _count_labels(rows, max(outputs, 2)) for name, rows in subsets.items()}
     n_clients, n_labels = next(iter(counts.values())).shape
-    classes, variables = np.arange(n_labels), {}
+    classes, named, variables = np.arange(n_labels), data["y"], {}
     per_sample = {name for name in data.coords if data[name].dims == ("sample",)}
     if {"client", "y_true"} <= per_sample:
         table = partition.label_table(data)
-        label = table.to_numpy()
+        label, named = table.to_numpy(), data["y_true"]
         counts = {
             name: np.where(label < 0, 0, np.take_along_axis(count, np.maximum(label, 0), 1))
             for name, count in counts.items()
@@ -112,7 +114,7 @@ def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int) -> Group:
             names = data["domain"].attrs.get("names")
             domains = values[first] if names is None else np.array(names, object)[values[first]]
             variables["domain"] = ("client", domains, {"long_name": "domain of a client's classes"})
-    return store.group({"client": n_clients, "class": classes}, **variables)
+    return store.group({"client": n_clients, "class": naming.class_labels(named, classes)}, **variables)
 
 
 def _count_labels(rows: Rows, n_labels: int) -> np.ndarray:
@@ -160,13 +162,12 @@ def prepare(
             f"and {len(test_rows.start) - 1} test samples"
         )
     _require_samples_fit(net, train_rows)
-    rows = (train_rows, test_rows, validation)
+    rows, labels = (train_rows, test_rows, validation), naming.client_labels(data)
     for name, subset in zip(("train", "test", "validation"), rows, strict=True):
         if subset is not None:
             require_classes(subset, nets.n_outputs(net), name)
-    return assembled(
-        rows, net, algorithm, training, machine, own_labels=labels_differ(data, unseen_clients), track=track
-    )
+    own_labels = labels_differ(data, unseen_clients)
+    return assembled(rows, net, algorithm, training, machine, own_labels=own_labels, track=track, client_labels=labels)
 
 
 def assembled(
@@ -178,6 +179,7 @@ def assembled(
     *,
     own_labels: bool = False,
     track: bool = False,
+    client_labels: np.ndarray | None = None,
 ) -> Job:
     """Make the job from training, test and validation samples that fit the network; validate its settings."""
     train, test, validation = subsets
@@ -196,6 +198,7 @@ def assembled(
         own_labels=own_labels,
         compute=machine,
         track=track,
+        client_labels=client_labels,
         **vars(checked),
     )
     checks.phases(algorithm, net, job.local_epochs)

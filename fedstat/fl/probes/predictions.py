@@ -22,21 +22,24 @@ def predictions_probe(job: Job) -> Observer:
 
     Samples are the test samples, one client after the other, those of a client in the order of the data. Labels are the
     client's. They take one byte each up to 128 labels, else two or four. −1 stands for samples of an unfinished run.
+    Both have the attribute ``names`` if the classes have names.
     """
     dtype = np.min_scalar_type(-max(2, n_outputs(job.net)))  # signed, for -1
     sizes, y = job.test.sizes, job.test.y.cpu().numpy()
-    attrs = {"long_name": "label that the client's model predicts", "missing": f"{_MISSING}: run not finished"}
+    is_named = job.metrics.classes.dtype.kind == "O" and not job.own_labels
+    names = {"names": job.metrics.classes.tolist()} if is_named else {}
+    attrs = {"long_name": "label that the client's model predicts", "missing": f"{_MISSING}: run not finished"} | names
     group = store.group(
         {
             "client": ("sample", np.repeat(np.arange(job.clients), sizes)),
-            "y": ("sample", y.astype(dtype), {"long_name": "label of the test sample"}),
+            "y": ("sample", y.astype(dtype), {"long_name": "label of the test sample"} | names),
         },
         prediction=("sample", dtype.name, attrs),
     )
 
     def measure(job: Job, state: State) -> Values:
-        names = job.metrics._replace(names=(PREDICTION,))
-        predicted = evaluate(replace(job, metrics=names), state)[PREDICTION]
+        metrics = job.metrics._replace(names=(PREDICTION,))
+        predicted = evaluate(replace(job, metrics=metrics), state)[PREDICTION]
         is_sample = np.arange(predicted.shape[1]) < job.test.sizes[:, None]
         parts = job.process_group.each(predicted[is_sample].astype(dtype))
         return {"predictions/prediction": np.concatenate(parts)}

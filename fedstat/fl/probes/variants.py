@@ -134,20 +134,26 @@ def rules(job: Job) -> tuple[str, ...]:
     return ("finetuned", "local_train") if job.own_labels else RULES
 
 
-def new_clients_probe(job: Job, train: Rows, test: Rows) -> Observer:
-    """Return the probe of group ``unseen_clients``: accuracy (rule, client), see :func:`accuracy`."""
+UNSEEN = "unseen_clients"
+
+
+def new_clients_probe(job: Job, train: Rows, test: Rows, labels: np.ndarray | None = None) -> Observer:
+    """Return the probe of group ``unseen_clients``: accuracy (rule, client), see :func:`accuracy`.
+
+    ``labels`` (client,) are the labels of the unseen clients; None for the numbers from 0.
+    """
     attrs = {"long_name": "test accuracy"}
     if skipped := [rule for rule in RULES if rule not in rules(job)]:
         attrs["comment"] = f"{' and '.join(skipped)} left out: clients number their classes differently"
-    coords = {"rule": [*rules(job)], "client": len(test.sizes)}
+    coords = {"rule": [*rules(job)], "client": len(test.sizes) if labels is None else labels}
     sizes = {"n_train": ("client", train.sizes), "n_test": ("client", test.sizes)}
     group = store.group(coords, **sizes, accuracy=("rule client", "float32", attrs))
 
     def measure(job: Job, state: State) -> dict[str, np.ndarray]:
-        by_rule = accuracy(job, state, train, test)
-        return {"unseen_clients/accuracy": np.stack([by_rule[rule] for rule in rules(job)])}
+        by_rule = accuracy(replace(job, client_labels=labels), state, train, test)
+        return {f"{UNSEEN}/accuracy": np.stack([by_rule[rule] for rule in rules(job)])}
 
-    return Observer({"unseen_clients": group}, on_end=measure)
+    return Observer({UNSEEN: group}, on_end=measure)
 
 
 def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.ndarray]:
@@ -196,7 +202,7 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
             train_chunk(new, params, chunk, phases, key=("new", state.round), frozen=frozen, state=algorithm_state)
             by_rule[rule][chunk], loss = scores(new, params, test, chunk)
             if (bad := ~np.isfinite(loss)).any():
-                raise diverged(f"the test loss by {rule!r}", bad, chunk, state.round)
+                raise diverged(new, f"the test loss by {rule!r}", bad, chunk, state.round)
 
     each_chunk(new, len(clients), work)
     if "ensemble" in by_rule:
