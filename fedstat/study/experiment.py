@@ -98,9 +98,9 @@ def require_files(path: str | Path, settings: Mapping[str, Any]) -> None:
     defaults = {name: getattr(Settings, name) for name in ("algorithm", "net", "data")}
     current, stored = files(SimpleNamespace(**defaults | dict(settings))), store.config_of(path)
     for name in current:
-        if name in stored and stored[name] != current[name]:
+        if stored.get(name) != current[name]:
             raise ValueError(
-                f"{path} was started with other settings ({name}: {stored[name]!r} stored, {current[name]!r} now). "
+                f"{path} was started with other settings ({name}: {stored.get(name)!r} stored, {current[name]!r} now). "
                 "Resume with stored settings, or choose another path."
             )
 

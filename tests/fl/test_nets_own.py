@@ -10,7 +10,7 @@ import pytest
 import torch
 from children import together
 from fl_runs import command
-from small_runs import interrupted_and_resumed, near, same
+from small_runs import interrupt, interrupted_and_resumed, near, same
 from torch import nn
 
 import fedstat
@@ -18,7 +18,7 @@ from fedstat import fl, store, study
 from fedstat._utils import streams
 from fedstat.attack.experiment import read_run
 from fedstat.fl.nets import own
-from fedstat.study import Settings, collect, experiment, grid
+from fedstat.study import Settings, collect, experiment, grid, leaderboard
 
 FILE = """
 import torch
@@ -214,6 +214,7 @@ def test_a_grid_takes_a_network_from_a_file_beside_it_and_notices_another_conten
     assert collect.scale(next(iter(collect.collect(folder).configs.values()))).count("net own.py:small,") == 1
     found = study.compare_runs(folder, reference="fedavg")
     assert set(found.table["method"]) == {"fedavg", "fedprox"}
+    assert leaderboard.planned(collect.collect(folder), path).seeds == (0, 1)
     file.write_text(FILE.format(hidden=9))
     assert command("--config", path, "--out", folder) == 0
     assert "4 runs made by other code (of fedstat, of an algorithm or of a network)" in capsys.readouterr().out
@@ -293,3 +294,17 @@ def test_processes_share_a_run_with_a_network_of_a_file(n, file, tmp_path):
     assert ended == [0] * n, printed
     command(*options, "--out", tmp_path / "one.zarr")
     near(*(fedstat.open_run(tmp_path / f"{name}.zarr") for name in ("two", "one")))
+
+
+def test_a_store_that_names_a_file_without_its_digest_is_not_resumed(file, tmp_path, monkeypatch, capsys):
+    out, executed = tmp_path / "run.zarr", []
+    go = lambda **how: experiment.run(Settings.of(net="mlp", **TINY), **how)  # noqa: E731
+    interrupt(go, after=1, out=out)
+    about = json.loads(store.attributes(out)["about"]) | {"net": f"{file}:small"}
+    attrs = {**store.attributes(out), "about": json.dumps(about)}
+    monkeypatch.setattr(store, "attributes", lambda _: attrs)
+    monkeypatch.setattr("fedstat.fl.custom._load_module", lambda *a: executed.append(a))
+    with pytest.raises(SystemExit):
+        command("--out", out, "--resume")
+    assert "net_file: None stored" in capsys.readouterr().err
+    assert not executed
