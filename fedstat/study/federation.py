@@ -126,8 +126,7 @@ def own_options(settings: Any, vocabulary: int | None) -> dict[str, Any]:
     It gets ``width``, ``norm`` and, for texts, ``vocabulary`` if it has arguments of these names.
     """
     options = network_options("net_options", settings.net_options)
-    own.require_options(settings.net, list(options))
-    takes, _ = own.options(settings.net)
+    takes = own.options(settings.net)
     common: dict[str, Any] = {"width": (settings.width, 1.0), "norm": (settings.norm, None)}
     for name, (value, default) in common.items():
         if name not in takes:
@@ -135,7 +134,10 @@ def own_options(settings: Any, vocabulary: int | None) -> dict[str, Any]:
             check.require_default(name, value, default, reason, hint=". Remove it.")
         elif value != default:
             options = {name: value} | options
-    return options | ({"vocabulary": vocabulary} if vocabulary is not None and "vocabulary" in takes else {})
+    if vocabulary is not None and "vocabulary" in takes:
+        options["vocabulary"] = vocabulary
+    own.require_options(settings.net, options)
+    return options
 
 
 PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural", "domains")

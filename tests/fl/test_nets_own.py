@@ -36,6 +36,9 @@ def of_tokens(sample, outputs, *, vocabulary):
     layers = nn.Embedding(vocabulary, 4), nn.Flatten(), nn.Linear(4 * sample[0], outputs)
     return nn.Sequential(*layers)
 
+def needs(sample, outputs, depth):
+    return nets.mlp([64, *[8] * depth, outputs])
+
 def number(sample, outputs):
     return 3
 
@@ -152,10 +155,12 @@ def test_what_is_wrong_with_a_file_is_said(file, name, says):
     ({"width": 2.0}, "width has no effect on own.py:small, which has no argument width, but got 2.0. Remove it."),
     ({"norm": "batch"}, "norm has no effect on own.py:small, which has no argument norm, but got 'batch'"),
     ({"keep_weights": ["fc9"]}, "fc9"),
+    ({"name": "of_tokens"}, "own.py:of_tokens needs vocabulary, but got none. Only texts have one."),
+    ({"name": "needs"}, "own.py:needs needs depth, but got none. Set it: --net-options depth=VALUE."),
 ])  # fmt: skip
 def test_an_option_that_the_function_does_not_take_is_refused(file, options, says):
     with pytest.raises(ValueError, match=says.replace("?", r"\?")):
-        experiment.run(settings(file, **options))
+        experiment.run(settings(file, **{"name": "small"} | options))
 
 
 def test_the_command_stores_name_and_digest_and_refuses_another_content(file, tmp_path, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,8 +23,8 @@ def _is_network(thing: object) -> bool:
 KIND = custom.Kind("net", "a fedstat.fl.nets.Net or a torch.nn.Module", _is_network)
 
 
-def options(name: str) -> tuple[list[str], bool]:
-    """Return the names of the function's arguments after the sample's shape and the outputs, and if it takes others.
+def options(name: str) -> dict[str, inspect.Parameter]:
+    """Return the function's arguments after the shape of a sample and the number of outputs, by name.
 
     Raises
     ------
@@ -38,20 +38,25 @@ def options(name: str) -> tuple[list[str], bool]:
             f"{custom.short(name)} must take the shape of a sample and the number of outputs, as in "
             f"def {name.rpartition(':')[2]}(sample, outputs), but takes ({', '.join(map(str, parameters))})"
         )
+    return {p.name: p for p in parameters[2:]}
+
+
+def require_options(name: str, given: Collection[str]) -> None:
+    """Raise ValueError, with the nearest names, unless the function takes these arguments and needs no others."""
+    parameters = options(name)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    names = [p.name for p in parameters[2:] if p.kind not in variable]
-    return names, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-
-
-def require_options(name: str, given: Sequence[str]) -> None:
-    """Raise ValueError with the nearest names unless the function takes all of these arguments."""
-    names, takes_others = options(name)
+    names = [n for n, p in parameters.items() if p.kind not in variable]
+    takes_others = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     for option in given:
         if option not in names and not takes_others:
             takes = ", ".join(names) or "no options"
             raise ValueError(
                 f"{custom.short(name)} takes {takes}, but got {option!r:.200}.{check.did_you_mean(option, names)}"
             )
+    for option in names:
+        if option not in given and parameters[option].default is inspect.Parameter.empty:
+            hint = " Only texts have one." if option == "vocabulary" else f" Set it: --net-options {option}=VALUE."
+            raise ValueError(f"{custom.short(name)} needs {option}, but got none.{hint}")
 
 
 def make(name: str, sample: Sequence[int], outputs: int, *, tokens: bool, seed: int, **settings: Any) -> Net:
