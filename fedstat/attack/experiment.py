@@ -16,7 +16,7 @@ from fedstat._utils.lazy import torch, xr
 from fedstat._utils.loops import progress_bar
 from fedstat._utils.settings import check_fields, setting
 from fedstat.attack.matching import Observed, Recovered, by_sign, matched, observe, recover
-from fedstat.fl import batches, nets
+from fedstat.fl import batches, custom, nets
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import ComputeConfig, Job
@@ -51,7 +51,8 @@ def read_run(path: str | Path) -> Stored:
     Raises
     ------
     ValueError
-        If it is not such a run, is not finished, or was trained on texts or on data of the user.
+        If it is not such a run, is not finished, or was trained on texts, or with an algorithm or a network of a user's
+        file, which is not executed because a store names it.
     """
     path = Path(path)
     tree = _cli.open_store(path, COMMAND)
@@ -68,6 +69,12 @@ def read_run(path: str | Path) -> Stored:
         )
     if source_of(noted["data"])[0] in TEXTS:
         raise ValueError(f"{path} was trained on {noted['data']}: texts are token numbers, which have no gradient")
+    for key in ("algorithm", "net"):
+        if custom.is_in_file(name := noted.get(key)):
+            raise ValueError(
+                f"{path} was trained with the {key} {custom.short(str(name))}: repeating the run would execute a "
+                "file that the store names. For such runs use fedstat.attack.leakage_of."
+            )
     with store.reading(path):
         return Stored(noted["algorithm"], tree, Settings(**noted))
 
@@ -339,7 +346,7 @@ def leaks(
     data = _joined(by_round, "round", np.array(numbers))
     data["original"] = ("client", "image", "channel", "row", "column"), original
     return data.assign_coords(
-        client=job.ids(clients), sample=(("client", "image"), rows - job.train.start[clients][:, None])
+        client=job.labels(clients), sample=(("client", "image"), rows - job.train.start[clients][:, None])
     )
 
 
@@ -349,10 +356,10 @@ def _victims(job: Job, attack: Attack) -> tuple[np.ndarray, np.ndarray]:
     if n > job.clients:
         raise ValueError(f"{n} clients are to be attacked, but the run has {job.clients}")
     clients = np.sort(streams.generator(attack.seed, "victims").permutation(job.clients)[:n])
-    few = [int(c) for c in clients if job.train.sizes[c] < attack.images]
+    few = [c for c in clients if job.train.sizes[c] < attack.images]
     if few:
         raise ValueError(
-            f"{attack.images} images of each client are to be attacked, but client {few[0]} has "
+            f"{attack.images} images of each client are to be attacked, but client {job.labels(few[0])} has "
             f"{job.train.sizes[few[0]]}. Ask for fewer images, or train with a larger min_samples."
         )
     rows = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -200,7 +200,7 @@ def limit(fed: xr.Dataset, *, samples: int, seed: int = 0) -> xr.Dataset:
     indices = []
     for c in np.unique(client):
         client_indices = np.flatnonzero(client == c)
-        positions = generator(seed, "partition", "limit", int(c)).permutation(len(client_indices))[:samples]
+        positions = generator(seed, "partition", "limit", _stream_name(c)).permutation(len(client_indices))[:samples]
         indices.append(np.sort(client_indices[positions]))
     return fed.isel(sample=np.sort(np.concatenate(indices)))
 
@@ -276,10 +276,16 @@ def permute_labels(fed: xr.Dataset, *, seed: int = 0) -> xr.Dataset:
     labels = _labels.classes("y", fed.y)
     classes = np.unique(labels) if names is None else np.arange(len(names))
     clients, client_index = np.unique(client, return_inverse=True)
-    phi = np.array([generator(seed, "partition", "permute_labels", int(c)).permutation(len(classes)) for c in clients])
+    streams = [generator(seed, "partition", "permute_labels", _stream_name(c)) for c in clients]
+    phi = np.array([stream.permutation(len(classes)) for stream in streams])
     y = classes[phi[client_index, np.searchsorted(classes, labels)]]
     coords = {} if "y_true" in fed.coords else {"y_true": ("sample", fed.y.values, fed.y.attrs)}
     return fed.assign(y=("sample", y, {} if names is None else number_labels(len(names)))).assign_coords(coords)
+
+
+def _stream_name(client: Any) -> int | str:
+    """Return a client's number, or its label as text, which names its random stream."""
+    return str(client) if isinstance(client, str) else int(client)
 
 
 def number_labels(classes: int) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedstat import _cli, store
 from fedstat._utils.check import distinct, in_bytes
+from fedstat._utils.lazy import xr
 from fedstat._utils.loops import say
 from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, ranks
@@ -160,12 +161,22 @@ def _run_single(args: argparse.Namespace) -> None:
     args.out = ranks.same(args.out)  # the default names the time, which differs between ranks
     _cli.require_available(args, COMMAND)
     stored = experiment.settings_of(args.out) if args.resume and args.out.exists() else {}
+    if stored:
+        passed = read_arguments(args, Settings)
+        experiment.require_files(args.out, stored | passed)
+        if not read_settings(args) and grid.is_finished(args.out):  # nothing to do, and no file to execute
+            _print_run(store.open_run(args.out), args.out)
+            return
     settings = Settings(**stored).but(**read_settings(args))
     experiment.federated(settings, args.data_dir)  # cached for the run
     federation.forget_files()
     run = experiment.run(settings, out=args.out, resume=args.resume, progress=not args.quiet, **options)
+    _print_run(run, args.out)
+
+
+def _print_run(run: xr.DataTree, path: Path) -> None:
     print(report.report(run))
-    print(f"Saved: fedstat.open_run({str(args.out)!r})")
+    print(f"Saved: fedstat.open_run({str(path)!r})")
 
 
 def _run_grid(args: argparse.Namespace) -> None:
@@ -203,7 +214,8 @@ def _make_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str
         n_outdated += not (is_new or grid.by_this_code(settings, path))
     print(f"{count(len(runs), 'run')} in {args.out}, {n_new} new")
     if n_outdated:
-        print(f"{count(n_outdated, 'run')} made by other code (of fedstat or of an algorithm): --repeat repeats them")
+        runs_made = f"{count(n_outdated, 'run')} made by other code"
+        print(f"{runs_made} (of fedstat, of an algorithm or of a network): --repeat repeats them")
     try:
         print(f"\n{compare_runs(paths)}")
         print(f"\nIn Python: fedstat.study.compare_runs({str(args.out)!r}, reference=..., rule=...)")

@@ -15,6 +15,7 @@ from fedstat._utils import labels, streams
 from fedstat._utils.lazy import torch, xr
 from fedstat.data import arrays
 from fedstat.data.targets import Task
+from fedstat.fl import naming
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -361,14 +362,14 @@ def rows_of(
 def _clients(data: xr.Dataset) -> np.ndarray:
     """Return labels of the clients, sorted if the data are sample-major."""
     if "client" in data["x"].dims:
-        return labels.complete("client", data["client"], "client")
+        return naming.sample_clients(data)
     if "client" not in data.coords or data["client"].dims != ("sample",):
         raise ValueError(
             f"x must have a dim client, or the data a coordinate client (sample), but got dims {data['x'].dims} and "
             f"coordinates {list(data.coords)}. Deal the samples to clients, as fedstat.data.partition.iid(data, "
             "clients=10) does, and divide them by partition.train_test."
         )
-    return np.unique(labels.complete("client", data["client"], "sample"))
+    return np.unique(naming.sample_clients(data))
 
 
 def _numbers(y: np.ndarray) -> np.ndarray:

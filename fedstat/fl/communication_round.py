@@ -90,7 +90,7 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     hooks = job.hooks if len(cohort) else job.hooks.of_empty_round()
     download = Download(job, state)
     trained = train_locally(job, download, cohort.local, job.phases)
-    trained.require_finite(cohort.local_ids, state.round + 1)
+    trained.require_finite(job, cohort.local, state.round + 1)
     context = round_context(job, download, cohort, trained.params)
     mask = hooks.update_mask(context, state.personal_units)
     upload = encode(hooks, context, mask, visible_clients(job, cohort))

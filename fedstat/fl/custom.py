@@ -1,4 +1,4 @@
-"""Algorithms in users' files, by names such as "path/to/file.py:ditto", and data by "path/to/own.npz" or ".csv"."""
+"""Algorithms and networks in users' files, such as "path/to/file.py:ditto", and data, "path/to/own.npz" or ".csv"."""
 
 from __future__ import annotations
 
@@ -10,10 +10,30 @@ from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedstat._utils import check, guard
-from fedstat.fl.algorithm import Algorithm
+
+
+class Kind(NamedTuple):
+    """What functions of users' files make.
+
+    Attributes
+    ----------
+    setting : str
+        Setting that names the function, such as "algorithm".
+    made : str
+        What the function must return, in words.
+    fits : callable (object) -> bool
+        Returns True for such a thing.
+    constant : bool
+        If True, the name may stand for such a thing itself instead of a function.
+    """
+
+    setting: str
+    made: str
+    fits: Callable[[object], bool]
+    constant: bool = False
 
 
 def is_in_file(name: object) -> bool:
@@ -40,7 +60,7 @@ def within(name: str, folder: str | Path) -> str:
 
 
 def short(name: str) -> str:
-    """Return the name without folders; names of algorithms and data sets unchanged.
+    """Return the name without folders; names of algorithms, networks and data sets unchanged.
 
     Examples
     --------
@@ -57,15 +77,15 @@ def _split_name(name: str) -> tuple[str, str]:
     return ("", "") if match is None else (match[1] or match[3], match[2] or match[4] or "")
 
 
-def noted(name: str) -> dict[str, str]:
-    """Return what a run stores about its algorithm's file: the name, and the digest (SHA-256) of its content."""
-    return {"name": short(name), "sha256": hashlib.sha256(_read_file(name)).hexdigest()}
+def noted(setting: str, name: str) -> dict[str, str]:
+    """Return what a run stores about the file of a setting: the name, and the digest (SHA-256) of its content."""
+    return {"name": short(name), "sha256": hashlib.sha256(_read_file(setting, name)).hexdigest()}
 
 
-def constructor(name: str) -> Callable[..., Algorithm]:
-    """Return the function that a name stands for, which makes an algorithm.
+def constructor(name: str, kind: Kind) -> Callable[..., Any]:
+    """Return the function that a name stands for, with a check of what it makes.
 
-    If the name stands for an Algorithm itself, the function takes no settings.
+    If the name stands for such a thing itself, the function takes no settings.
 
     Raises
     ------
@@ -73,14 +93,18 @@ def constructor(name: str) -> Callable[..., Algorithm]:
         If there is no such file, it cannot be run, or has no such function (similar names are shown).
     """
     file, _, function = name.rpartition(":")
-    module = _load_module(str(Path(file).expanduser().absolute()), _read_file(name))
-    makers = {n: v for n, v in vars(module).items() if isinstance(v, Algorithm) or _is_maker(v, module)}
+    module = _load_module(str(Path(file).expanduser().absolute()), _read_file(kind.setting, name))
+    makers = {n: v for n, v in vars(module).items() if (kind.constant and kind.fits(v)) or _is_maker(v, module)}
     maker = makers.get(function, getattr(module, function, None) if function.isidentifier() else None)
-    if not callable(maker) and not isinstance(maker, Algorithm):
+    if kind.fits(maker):
+        if kind.constant:
+            return _return_constant(maker)
+        raise ValueError(f"{short(name)} must be a function that makes {kind.made}, but is a {type(maker).__name__}")
+    if not callable(maker):
         if not makers:
-            raise ValueError(f"{file} defines no function that makes an Algorithm, such as {function!r:.200}")
-        check.choice(f"what follows {Path(file).name}: in algorithm", function, list(makers))
-    return _return_constant(maker) if isinstance(maker, Algorithm) else _validate(maker, name)
+            raise ValueError(f"{file} defines no function that makes {kind.made}, such as {function!r:.200}")
+        check.choice(f"what follows {Path(file).name}: in {kind.setting}", function, list(makers))
+    return _validate(maker, name, kind)
 
 
 def _is_maker(thing: object, module: ModuleType) -> bool:
@@ -88,36 +112,34 @@ def _is_maker(thing: object, module: ModuleType) -> bool:
 
 
 @cache
-def _validate(make: Callable[..., Any], name: str) -> Callable[..., Algorithm]:
+def _validate(make: Callable[..., Any], name: str, kind: Kind) -> Callable[..., Any]:
     """Return the function, with its signature, and with a check of its result."""
 
-    def make_algorithm(**settings: Any) -> Algorithm:
+    def construct(*arguments: Any, **settings: Any) -> Any:
         try:
-            algorithm = make(**settings)
+            made = make(*arguments, **settings)
         except (KeyboardInterrupt, ValueError):
             raise
         except BaseException as error:  # sys.exit() too
             raise ValueError(f"{short(name)} failed: {type(error).__name__}: {error}") from error
-        if not isinstance(algorithm, Algorithm):
-            raise ValueError(
-                f"{short(name)} must return a fedstat.fl.algorithm.Algorithm, but got {type(algorithm).__name__}"
-            )
-        return algorithm
+        if not kind.fits(made):
+            raise ValueError(f"{short(name)} must return {kind.made}, but got {type(made).__name__}")
+        return made
 
-    make_algorithm.__wrapped__ = make  # type: ignore[attr-defined]
-    return make_algorithm
+    construct.__wrapped__ = make  # type: ignore[attr-defined]
+    return construct
 
 
-def _return_constant(algorithm: Algorithm) -> Callable[..., Algorithm]:
-    return lambda: algorithm
+def _return_constant(made: Any) -> Callable[..., Any]:
+    return lambda: made
 
 
-def _read_file(name: str) -> bytes:
+def _read_file(setting: str, name: str) -> bytes:
     file = Path(name.rpartition(":")[0]).expanduser()
     try:
         return guard.content(file, share=guard.SETTINGS)
     except (OSError, ValueError) as error:
-        raise ValueError(f"the file of algorithm {name!r} cannot be read: {error}") from None
+        raise ValueError(f"the file of {setting} {name!r} cannot be read: {error}") from None
 
 
 @cache

@@ -61,7 +61,7 @@ def require_finite(job: Job, metrics: Mapping[str, np.ndarray], clients: np.ndar
     for name, losses in metrics.items():
         if name.endswith("loss") and (bad := ~np.isfinite(losses[clients])).any():
             what = f"the {name.removesuffix('loss').replace('_', ' ') or 'test '}loss"
-            raise diverged(what, bad, job.ids(clients), number)
+            raise diverged(job, what, bad, clients, number)
 
 
 def scores(
@@ -182,9 +182,10 @@ def require_choice(job: Job) -> None:
             job, job.algorithm.name, split_halves.least_clients(job) if choice.by == "layer" else 1
         )
         if choice.by == "client" and (lone := np.flatnonzero(job.train.sizes < 2)).size:
+            single = job.labels(lone[:5]).tolist()
             raise ValueError(
-                f"{job.algorithm.name} divides each client's training samples, but client(s) {lone[:5].tolist()} have "
-                "only one. Select for all clients together (by='pooled'), or on validation samples."
+                f"{job.algorithm.name} divides each client's training samples, but client(s) {single} have only one. "
+                "Select for all clients together (by='pooled'), or on validation samples."
             )
 
 

@@ -128,6 +128,8 @@ class Job(TrainConfig):
         Settings of the computation; the data are already on its device.
     metrics : Metrics
         What evaluations measure besides accuracy and loss.
+    client_labels : array (client,), optional
+        Labels of all clients; None for the numbers from 0.
     track : bool
         If True, batch losses and the accuracy before aggregation are measured, too.
     rows_folder : Path, optional
@@ -153,6 +155,7 @@ class Job(TrainConfig):
     own_labels: bool = False
     compute: ComputeConfig = _ONE_THREAD
     metrics: Metrics = _NO_METRICS
+    client_labels: np.ndarray | None = None
     track: bool = False
     rows_folder: Path | None = None
     common_rows: bool = False
@@ -213,6 +216,11 @@ class Job(TrainConfig):
     def ids(self, clients: np.ndarray) -> np.ndarray:
         """Return the numbers that key the random streams of clients."""
         return self.train.ids[clients]
+
+    def labels(self, clients: np.ndarray) -> np.ndarray:
+        """Return the labels of clients, by which messages and results name them."""
+        ids = self.ids(clients)
+        return ids if self.client_labels is None else self.client_labels[ids]
 
 
 def of_rank(job: Job, group: ProcessGroup) -> Job:

@@ -45,13 +45,13 @@ class Trained(NamedTuple):
     loss: Tensor
     finite: np.ndarray
 
-    def require_finite(self, ids: np.ndarray, number: int) -> None:
+    def require_finite(self, job: Job, clients: np.ndarray, number: int) -> None:
         """Raise FloatingPointError, naming the client, if a parameter or a loss is not finite after a round."""
         for name, p in self.params.items() if not self.finite.all() else ():
             if (bad := ~torch.isfinite(p.flatten(1)).all(1).cpu().numpy()).any():
-                raise diverged(name, bad, ids, number)
+                raise diverged(job, name, bad, clients, number)
         if not bool(torch.isfinite(self.loss).all()):
-            raise diverged("the loss", ~torch.isfinite(self.loss).cpu().numpy(), ids, number)
+            raise diverged(job, "the loss", ~torch.isfinite(self.loss).cpu().numpy(), clients, number)
 
 
 def train_locally(job: Job, download: Download, clients: np.ndarray, phases: tuple[Phase, ...]) -> Trained:
@@ -85,11 +85,12 @@ def train_locally(job: Job, download: Download, clients: np.ndarray, phases: tup
     return Trained(after, optimizer, loss, finite)
 
 
-def diverged(what: str, bad: np.ndarray, ids: np.ndarray, number: int) -> FloatingPointError:
+def diverged(job: Job, what: str, bad: np.ndarray, clients: np.ndarray, number: int) -> FloatingPointError:
     """Return the error for values that are not finite in some clients."""
+    first = clients[bad][job.ids(clients[bad]).argmin()]
     return FloatingPointError(
-        f"training diverged in round {number}: {what} of client {int(ids[bad].min())} is not finite ({int(bad.sum())} "
-        f"of {len(ids)} clients). Lower the learning rate, or scale the inputs."
+        f"training diverged in round {number}: {what} of client {job.labels(first)} is not finite ({int(bad.sum())} "
+        f"of {len(clients)} clients). Lower the learning rate, or scale the inputs."
     )
 
 

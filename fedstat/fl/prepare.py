@@ -14,7 +14,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import torch, xr
 from fedstat.data import partition
 from fedstat.data.targets import Task, task_of
-from fedstat.fl import batches, checks, chunks, evaluate, losses, nets, private_training
+from fedstat.fl import batches, checks, chunks, evaluate, losses, naming, nets, private_training
 from fedstat.fl.aggregate import Aggregator, median, trimmed_mean, uniform, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
@@ -86,8 +86,9 @@ def labels_differ(*data: xr.Dataset | None) -> bool:
 def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int, scaling: Scaling | None = None) -> Group:
     """Describe the clients' data: ``n_train`` (client, class), and ``label`` and ``domain`` where data have them.
 
-    In regression ``n_train`` (client), and mean and standard deviation of the training targets, ``target_mean`` and
-    ``target_sd`` (client, target), in the units of the target.
+    Classes have the names of the data; clients are numbered. In regression there are no classes, but ``n_train``
+    (client), and mean and standard deviation of the training targets, ``target_mean`` and ``target_sd``
+    (client, target), in the units of the target.
 
     Parameters
     ----------
@@ -107,10 +108,10 @@ def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int, scaling: 
         return _targets_group(data["y"], subsets["train"], scaling, _domains(data, per_sample))
     counts = {name: _count_labels(rows, max(outputs, 2)) for name, rows in subsets.items()}
     n_clients, n_labels = next(iter(counts.values())).shape
-    classes, variables = np.arange(n_labels), {}
+    classes, named, variables = np.arange(n_labels), data["y"], {}
     if {"client", "y_true"} <= per_sample:
         table = partition.label_table(data)
-        label = table.to_numpy()
+        label, named = table.to_numpy(), data["y_true"]
         counts = {
             name: np.where(label < 0, 0, np.take_along_axis(count, np.maximum(label, 0), 1))
             for name, count in counts.items()
@@ -120,7 +121,7 @@ def group(data: xr.Dataset, subsets: Mapping[str, Rows], outputs: int, scaling: 
     texts = {"train": "training samples of a class", "test": "test samples of a class"}
     variables |= {f"n_{name}": ("client class", count, {"long_name": texts[name]}) for name, count in counts.items()}
     variables |= _domains(data, per_sample)
-    return store.group({"client": n_clients, "class": classes}, **variables)
+    return store.group({"client": n_clients, "class": naming.class_labels(named, classes)}, **variables)
 
 
 def _domains(data: xr.Dataset, per_sample: Collection[Hashable]) -> dict[str, Any]:
@@ -200,7 +201,7 @@ def prepare(
             f"and {len(test_rows.start) - 1} test samples"
         )
     _require_samples_fit(net, train_rows)
-    rows = (train_rows, test_rows, validation)
+    rows, labels = (train_rows, test_rows, validation), naming.client_labels(data)
     for name, subset in zip(("train", "test", "validation"), rows, strict=True):
         if subset is not None:
             require_targets(subset, nets.n_outputs(net), name)
@@ -213,6 +214,7 @@ def prepare(
         loss=losses.loss_named(loss, task, nets.n_outputs(net)),
         own_labels=labels_differ(data, unseen_clients),
         track=track,
+        client_labels=labels,
     )
     return replace(job, scaling=_scaling(data["y"])) if task == "regression" else job
 
@@ -235,6 +237,7 @@ def assembled(
     loss: Loss | None = None,
     own_labels: bool = False,
     track: bool = False,
+    client_labels: np.ndarray | None = None,
 ) -> Job:
     """Make the job from training, test and validation samples that fit the network; validate its settings."""
     train, test, validation = subsets
@@ -253,6 +256,7 @@ def assembled(
         own_labels=own_labels,
         compute=machine,
         track=track,
+        client_labels=client_labels,
         **vars(checked),
     )
     checks.phases(algorithm, net, job.local_epochs)

@@ -122,16 +122,16 @@ def _require_weights(run: xr.DataTree) -> Mapping[str, xr.DataTree]:
 
 
 @check.named_options()
-def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, checkpoint: int = -1) -> Params:
+def state_dict(run: xr.DataTree | str | Path, client: int | str | None = None, *, checkpoint: int = -1) -> Params:
     """Return a client's model, or the global model, as a state dict that torch loads and saves.
 
     Parameters
     ----------
     run : DataTree or path
         Result of :func:`fedstat.fl.train` or :func:`fedstat.open_run`, or path of its store.
-    client : int, optional
-        Client whose model to return. By default the global model: parameters that are equal for all clients. Parameters
-        in which clients differ are omitted.
+    client : int or str, optional
+        Label of the client whose model to return. By default the global model: parameters that are equal for all
+        clients. Parameters in which clients differ are omitted.
     checkpoint : int
         Round after which weights were stored; -1 is the last.
 
@@ -184,7 +184,11 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
                 # zarr may return read-only memory
                 params[f"{layer}.{kind}"] = torch.from_numpy(np.array(value)).reshape(array.attrs["shape"])
     if not params:
-        raise ValueError("no parameter is equal for all clients: there is no global model. Choose a client: client=0")
+        first = next(iter(groups.values()))["client"].to_numpy().tolist()[0]
+        raise ValueError(
+            "no parameter is equal for all clients: there is no global model. Choose a client, such as "
+            f"client={first!r}"
+        )
     shapes = list(json.loads(run.attrs.get("config", "{}")).get("shapes", ()))
     order = sorted(params, key=lambda name: shapes.index(name) if name in shapes else len(shapes))
     params = {name: params[name] for name in order}

@@ -17,7 +17,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import on_interrupt, progress_bar
 from fedstat.data.targets import Task
-from fedstat.fl import batches, disk_rows, loop, masks, nets, private_training, ranks, record, stored
+from fedstat.fl import batches, custom, disk_rows, loop, masks, naming, nets, private_training, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.checkpoints import Checkpoints, WeightsWriter, need_common_rows, require_disk
@@ -35,7 +35,13 @@ from fedstat.fl.prepare import group as dataset_group
 from fedstat.fl.probes import Observer, measures
 from fedstat.fl.probes.measures import drift_probe, halves_probe, measures_probe
 from fedstat.fl.probes.predictions import predictions_probe
-from fedstat.fl.probes.variants import ablation_probe, new_clients_probe, prediction_jobs, prediction_rules_probe
+from fedstat.fl.probes.variants import (
+    UNSEEN,
+    ablation_probe,
+    new_clients_probe,
+    prediction_jobs,
+    prediction_rules_probe,
+)
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import State
 from fedstat.results.tables import count
@@ -96,7 +102,8 @@ def train(
     ----------
     data : Dataset
         x (client, sample, ...) and y (client, sample), or sample-major with a coordinate ``client``. The coordinate
-        ``split`` (sample) says "train", "test" or "validation"; ``y_true``, if clients number classes differently.
+        ``split`` (sample) says "train", "test" or "validation"; ``y_true``, if clients number classes differently. The
+        run has the labels of ``client``, and the names of classes: texts in y, or ``y.attrs["names"]``.
     net, algorithm : Net, Algorithm
         Such as ``fedstat.fl.nets.mlp([100, 200, 1])`` and ``fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.85)``.
     rounds, local_epochs, batch_size : int
@@ -172,6 +179,8 @@ def train(
     compute = ComputeConfig(
         device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory_budget=memory_budget
     )
+    if task != "regression":
+        data, unseen_clients = naming.coded(data, unseen_clients)
     job = prepare(
         data, net, algorithm, training, compute, task=task, loss=loss, track=True, unseen_clients=unseen_clients
     )
@@ -184,11 +193,16 @@ def train(
     job = replace(job, metrics=measured, common_rows=weights.trained and need_common_rows(job))
     require_metrics_memory(job, store_predictions=store_predictions)
     rule_jobs, unseen = prediction_jobs(job, prediction_rules or {}), unseen_rows(job, unseen_clients)
+    unseen_labels = None if unseen_clients is None else naming.client_labels(unseen_clients)
     measurements = _Measurements(
-        rounds, evaluate_every, weights, probe_names, ablation, rule_jobs, unseen, store_predictions
+        rounds, evaluate_every, weights, probe_names, ablation, rule_jobs, unseen, unseen_labels, store_predictions
     )
     optimizer_name = optimizer if isinstance(optimizer, str) else optimizer.name
-    config = dict(about or {}) | _config(job, net, algorithm, training, measurements, optimizer_name, lr)
+    described = dict(about or {})
+    if "net" in described:  # a network of a file is known by the file's name and content, wherever it lies
+        described["net"] = custom.short(described["net"])
+    config = described | _config(job, net, algorithm, training, measurements, optimizer_name, lr)
+    config |= naming.noted(job.client_labels, measured.classes)
     if job.loss.task == "regression":
         config |= {"task": job.loss.task, "loss": loss or "squared"}
     attrs = _attributes(job, net, algorithm, config, about or {})
@@ -197,6 +211,9 @@ def train(
     groups |= {"clients": clients}
     for observer in probes:
         groups |= observer.groups
+    groups = {
+        name: naming.named(group, None if name == UNSEEN else job.client_labels) for name, group in groups.items()
+    }
     process_group = _process_group(job, attrs, out, memory_budget)
     local_job = of_rank(job, process_group)
     del job  # frees the samples of other ranks' clients
@@ -230,6 +247,7 @@ class _Measurements(NamedTuple):
     ablation: int
     rule_jobs: Mapping[str, Job]
     unseen_clients: Sequence[batches.Rows]
+    unseen_labels: np.ndarray | None
     store_predictions: bool
 
 
@@ -336,7 +354,9 @@ def _probes(job: Job, measurements: _Measurements) -> list[Observer]:
     probes = [measures_probe(job, rounds)]
     probes += [private_training.probe()] if job.aggregator.privacy else []
     probes += [make(job, rounds) for name in measurements.probe_names if (make := PROBES[name])]
-    probes += [new_clients_probe(job, *measurements.unseen_clients)] if measurements.unseen_clients else []
+    if measurements.unseen_clients:
+        train_rows, test_rows = measurements.unseen_clients
+        probes += [new_clients_probe(job, train_rows, test_rows, measurements.unseen_labels)]
     probes += [ablation_probe(job, ablation)] if ablation else []
     probes += [prediction_rules_probe(job, measurements.rule_jobs)] if measurements.rule_jobs else []
     probes += [predictions_probe(job)] if measurements.store_predictions else []

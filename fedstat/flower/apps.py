@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedstat import store
 from fedstat._utils import streams
-from fedstat.fl import checks, masks, nets, record
+from fedstat.fl import checks, masks, naming, nets, record
 from fedstat.fl.algorithm import AlgorithmState, InitContext, Mask, RoundContext, SharedMask
 from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.cohort import of_round
@@ -73,7 +73,7 @@ def client_app(
     - shared entries times n_k / Σ n_k;
     - raw sums of its moments, for FedFac;
     - scores on its test samples;
-    - the number of its training samples.
+    - the number of its training samples, and the label of ``client`` in its data, if it is not 0.
 
     Its samples, its personal entries and a lasting optimizer state stay in the context that Flower stores for it.
 
@@ -100,6 +100,8 @@ def client_app(
         _save_client(job, context, start, job.optimizer.init({n: p[None] for n, p in start.items()}))
         differs = "y_true" in samples.coords and bool((samples["y_true"] != samples["y"]).any())
         about = {"number": number(context), "samples": int(job.train.sizes[0]), "own_labels": differs}
+        if (label := naming.client_labels(samples)) is not None:
+            about["label"] = label.tolist()[0]
         return Message(RecordDict({"about": ConfigRecord(about)}), reply_to=message)
 
     @app.train()
@@ -144,7 +146,7 @@ def _train_and_sum(job: Job, content: RecordDict, context: Context) -> Arrays:
     if "down" in content.array_records:
         download = Download(job, _client_state(content, context))
         trained = train_locally(job, download, _ONLY_CLIENT, job.phases)
-        trained.require_finite(job.train.ids, download.state.round + 1)
+        trained.require_finite(job, _ONLY_CLIENT, download.state.round + 1)
         if ask["moments"]:
             sums = _moments(job, download.models(_ONLY_CLIENT), trained.params)
         _save_client(job, context, {n: p[0] for n, p in trained.params.items()}, trained.optimizer)
@@ -219,6 +221,7 @@ class Strategy(FlowerStrategy):
         self.rounds: list[State] = []
         self.scores: list[dict[str, np.ndarray]] = []
         self._nodes: list[int] = []
+        self._labels: np.ndarray | None = None
         self._last_sums: Arrays = {}
 
     def start(
@@ -282,6 +285,8 @@ class Strategy(FlowerStrategy):
                 f"{sorted(numbers.values())}. Correct partition-id in the configuration of each SuperNode."
             )
         self._nodes = sorted(numbers, key=numbers.__getitem__)
+        labels = [about[node].get("label", numbers[node]) for node in self._nodes]
+        self._labels = naming.distinct(np.array(labels, dtype=object))
         sizes = np.array([int(about[node]["samples"]) for node in self._nodes])
         self._job = self.plan.of_server(sizes, own_labels=any(client["own_labels"] for client in about.values()))
         job, method = self._job, self.plan.algorithm.name
@@ -445,6 +450,7 @@ class Strategy(FlowerStrategy):
         score = SCORES["regression" if "rmse" in self.scores[0] else "classification"]
         metric_names = {name: name.replace("_", " ") for name in self.scores[0] if name not in (score.name, "loss")}
         groups = record.layout({}, rounds, self.plan.clients, layers, metric_names, score=score)
+        groups = {name: naming.named(group, self._labels) for name, group in groups.items()}
         config = self.plan.settings | {"rounds": rounds}
         title = title or f"{job.algorithm.name} on {self.plan.clients} separate clients, {rounds} rounds"
         attrs = store.provenance(title, config, command=COMMAND, user_code=(job.algorithm,))

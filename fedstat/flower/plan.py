@@ -210,7 +210,8 @@ class Plan:
         if job.clients != 1:
             raise ValueError(f"data must be of one client, but are of {job.clients}. Pass only the client's samples.")
         train = job.train._replace(numbers=np.array([number]))
-        return replace(job, train=train, everyone=self.clients, participation=self.training.participation)
+        rate = self.training.participation
+        return replace(job, train=train, client_labels=None, everyone=self.clients, participation=rate)
 
     def of_server(self, sizes: np.ndarray, *, own_labels: bool) -> Job:
         """Return the job of all clients for the server, with numbers of training samples, but no samples."""

@@ -461,8 +461,8 @@ def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Ax
     cell = min(ax.bbox.width / len(classes), ax.bbox.height / len(clients)) * 72 / ax.figure.dpi
     biggest = min(cell, 15.0) ** 2
     sns.scatterplot(
-        x=classes[cells % len(classes)],
-        y=clients[cells // len(classes)],
+        x=_places(classes)[cells % len(classes)],
+        y=_places(clients)[cells // len(classes)],
         size=count[cells],
         sizes=(biggest * count[cells].min() / count.max(), biggest),  # area in proportion to the number
         color="C3",
@@ -471,10 +471,18 @@ def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Ax
     )
     ax.set(xlabel="class" if has_classes else "decile of the target, from 0", ylabel="client")
     ax.invert_yaxis()
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+    for axis, names in ((ax.xaxis, classes), (ax.yaxis, clients)):
+        if names.dtype.kind in "iu":
+            axis.set_major_locator(MaxNLocator(integer=True))
+        else:
+            name_ticks(axis, range(len(names)), names)
     ax.legend(title="samples", loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
     return ax
+
+
+def _places(names: NDArray[Any]) -> NDArray[Any]:
+    """Return positions of rows or columns on their axis: numbers have their own, names the numbers from 0."""
+    return names if names.dtype.kind in "iu" else np.arange(len(names))
 
 
 def _count_samples(fed: object, split: str | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:

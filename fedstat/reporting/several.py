@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import xarray as xr
@@ -37,7 +38,7 @@ from fedstat.results.base import Caution
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.sim.experiment import COMMAND as SIMULATION
 from fedstat.stats.ranking import LEAST_PAIRS
-from fedstat.study import collect, compare_runs, experiment, run_settings, run_table
+from fedstat.study import collect, compare_runs, experiment, run_table
 from fedstat.study.collect import list_seeds, ordered, title_of
 from fedstat.study.grid import variants
 
@@ -88,10 +89,10 @@ def _usable(run: Stored) -> bool:
 def _table(runs: Sequence[Stored]) -> pd.DataFrame:
     """Return one row per run; variants of a method are named by their settings."""
     table = pd.DataFrame([run_table.row(run.tree) | {"path": run.name} for run in runs if run.tree is not None])
-    with contextlib.suppress(ValueError, TypeError):  # settings of another fedstat, or of a user's method
+    with contextlib.suppress(TypeError):  # settings of another fedstat
         noted = [experiment.noted(run.attrs) for run in runs]
         if all("algorithm" in settings for settings in noted):
-            table["method"] = variants([run_settings.Settings(**settings) for settings in noted])
+            table["method"] = variants([SimpleNamespace(**{"options": ()} | settings) for settings in noted])
     if table.duplicated(["scenario", "method", "seed"]).any():
         again = table.groupby("path").cumcount()
         table["method"] += ", " + table["path"] + again.map(lambda n: f" ({n + 1})" if n else "")

@@ -214,6 +214,9 @@ def fill_value(dtype: np.dtype[Any]) -> float:
 
 def encode_group(variables: Dataset) -> Mapping[str, Buffer]:
     """Return the files of a group that holds the variables of a dataset, from a cache if they are small and plain."""
+    texts = {name: v.astype(object) for name, v in variables.variables.items() if v.dtype.kind == "T"}  # of a store
+    variables = variables.assign_coords({name: v for name, v in texts.items() if name in variables.coords})
+    variables = variables.assign({name: v for name, v in texts.items() if name not in variables.coords})
     if variables.nbytes > _SMALL:
         return _encode_group(variables)
     parts = [

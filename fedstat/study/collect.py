@@ -193,8 +193,8 @@ def setting(value: Any) -> str:
 
 SCALE = (
     "data", "partition", "clients", "max_samples", "min_samples", "test_fraction", "validation_fraction",
-    "unseen_fraction", "net", "width", "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size",
-    "optimizer", "evaluate_every", "precision", "stratify", "class_labels", "domains", "sampling",
+    "unseen_fraction", "net", "net_file", "width", "norm", "net_options", "rounds", "participation", "local_epochs",
+    "batch_size", "optimizer", "evaluate_every", "precision", "stratify", "class_labels", "domains", "sampling",
 )  # fmt: skip
 """Settings that must be equal for all runs of a scenario."""
 

@@ -72,6 +72,8 @@ OF_TRAINING = (
 )  # fmt: skip
 """Settings besides a method's own by which its runs on the same data are told apart."""
 
+_OF_METHOD_ALONE = ("algorithm", "algorithm_settings", "algorithm_file", "net_file", "data_digest")
+
 COSTS = ("q10", "bytes_up", "bytes_down", "seconds")
 """Columns of :func:`fedstat.study.run_table.row` that stand beside the accuracy, means over seeds."""
 
@@ -398,7 +400,7 @@ def _require_same_data(runs: list[_Run]) -> None:
         other = first.setdefault((run.scenario, run.seed), run)
         if run.config.get("data_digest") != other.config.get("data_digest"):
             noted = {**other.config, **run.config}
-            of_data = [k for k in noted if k not in ("algorithm", "algorithm_settings", "data_digest", *OF_TRAINING)]
+            of_data = [k for k in noted if k not in (*_OF_METHOD_ALONE, *OF_TRAINING)]
             differ = [k for k in of_data if run.config.get(k) != other.config.get(k)]
             raise ValueError(
                 f"{other.where} and {run.where} have the seed {run.seed} but other samples (they differ in "
@@ -432,7 +434,10 @@ def _find_differing(runs: list[_Run]) -> list[str]:
 
 def _settings(run: _Run) -> dict[str, Any]:
     """Return the settings of the method and of its training."""
-    return dict(run.config.get("algorithm_settings", {})) | {n: run.config[n] for n in OF_TRAINING if n in run.config}
+    file = run.config.get("net_file")  # two files may have one name
+    digest = {"net_file": str(file.get("sha256"))[:8]} if isinstance(file, dict) else {}
+    training = {name: run.config[name] for name in OF_TRAINING if name in run.config}
+    return dict(run.config.get("algorithm_settings", {})) | training | digest
 
 
 def _shown(value: Any) -> str:

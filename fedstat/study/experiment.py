@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from fedstat import store
@@ -81,16 +82,32 @@ def run(
     )
 
 
-def files(settings: Settings) -> dict[str, dict[str, str]]:
-    """Return names and digests of the user's files in the settings; a run with other files cannot be continued."""
-    described = {"algorithm_file": custom.noted(settings.algorithm)} if custom.is_in_file(settings.algorithm) else {}
+def files(settings: Any) -> dict[str, dict[str, str]]:
+    """Return names and digests of the user's files in the settings; a run with other files cannot be continued.
+
+    Of :class:`Settings`, only ``algorithm``, ``net`` and ``data`` are read. No file is executed.
+    """
+    names = {"algorithm": settings.algorithm, "net": settings.net}
+    described = {f"{key}_file": custom.noted(key, name) for key, name in names.items() if custom.is_in_file(name)}
     data, _ = federation.source_of(settings.data)
     if arrays.is_arrays(data):
         described[DATA_FILE] = {"name": custom.short(data), "sha256": arrays.digest(data)}
     return described
 
 
-DATA_FILE = "data_file"
+def require_files(path: str | Path, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the user's files in the settings are those of the run at ``path``; execute no file."""
+    defaults = {name: getattr(Settings, name) for name in ("algorithm", "net", "data")}
+    current, stored = files(SimpleNamespace(**defaults | dict(settings))), store.config_of(path)
+    for name in current:
+        if stored.get(name) != current[name]:
+            raise ValueError(
+                f"{path} was started with other settings ({name}: {stored.get(name)!r} stored, {current[name]!r} now). "
+                "Resume with stored settings, or choose another path."
+            )
+
+
+DATA_FILE, NET_FILE = "data_file", "net_file"
 
 
 def about(settings: Settings) -> dict[str, Any]:

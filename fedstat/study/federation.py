@@ -17,8 +17,8 @@ from fedstat.data import arrays, partition
 from fedstat.data._clients import draw_subset
 from fedstat.data._dealing import apportion
 from fedstat.data._files import Remembered
-from fedstat.fl import nets
-from fedstat.fl.nets import Net
+from fedstat.fl import custom, nets
+from fedstat.fl.nets import Net, own
 
 
 def strings(name: str, values: Any) -> tuple[str, ...]:
@@ -128,6 +128,9 @@ def file_options(settings: Any) -> tuple[tuple[str, Any], ...]:
 
 def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int | None) -> Net:
     """Make the network that the settings name; raise ValueError if it does not fit the samples."""
+    if custom.is_in_file(settings.net):
+        options = own_options(settings, vocabulary)
+        return own.make(settings.net, sample, outputs, tokens=vocabulary is not None, seed=settings.seed, **options)
     text = vocabulary is not None
     if nets.takes_text(settings.net) != text:
         suitable = [name for name in nets.NETS if nets.takes_text(name) == text]
@@ -138,12 +141,32 @@ def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int |
             f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
             f"{'texts' if text else 'images'}. Choose {', '.join(suitable)}.{hint}"
         )
-    options: dict[str, Any] = {"width": settings.width} | network_options("net_options", settings.net_options)
+    options = {"width": settings.width} | network_options("net_options", settings.net_options)
     if settings.norm is not None:
         options["norm"] = settings.norm
     if text:
         options["vocabulary"] = vocabulary
     return nets.named(settings.net, sample, outputs, **options)
+
+
+def own_options(settings: Any, vocabulary: int | None) -> dict[str, Any]:
+    """Return the keyword arguments of the network in a user's file; ValueError if it does not take the settings.
+
+    It gets ``width``, ``norm`` and, for texts, ``vocabulary`` if it has arguments of these names.
+    """
+    options = network_options("net_options", settings.net_options)
+    takes = own.options(settings.net)
+    common: dict[str, Any] = {"width": (settings.width, 1.0), "norm": (settings.norm, None)}
+    for name, (value, default) in common.items():
+        if name not in takes:
+            reason = f"on {custom.short(settings.net)}, which has no argument {name}"
+            check.require_default(name, value, default, reason, hint=". Remove it.")
+        elif value != default:
+            options = {name: value} | options
+    if vocabulary is not None and "vocabulary" in takes:
+        options["vocabulary"] = vocabulary
+    own.require_options(settings.net, options)
+    return options
 
 
 PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural", "domains")

@@ -61,7 +61,8 @@ def cells(path: str | Path, *, scale: str | None = None, study: str | None = Non
     - ``studies`` of data sets and methods: tables without a common study are not crossed. One file can therefore
       contain the sweeps and ablations of several tables.
     - ``sweep`` of a method, a table of lists, stands for all combinations of the values.
-    - ``algorithm = "file.py:name"`` uses a function of a Python file; the path is relative to the grid file.
+    - ``algorithm = "file.py:name"`` and ``net = "file.py:name"`` use functions of a Python file; the path is relative
+      to the grid file.
     """
     path = Path(path)
     content = _read_file(path)
@@ -96,7 +97,7 @@ def cells(path: str | Path, *, scale: str | None = None, study: str | None = Non
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Read a grid file, check its keys, and resolve paths of algorithms and data."""
+    """Read a grid file, check its keys, and resolve paths of algorithms, networks and data."""
     content = read_toml(path)
     if "method" in content and not all(tables(content, "method", path)):
         raise ValueError(
@@ -141,8 +142,8 @@ def _as_list(values: Any) -> list[Any]:
 
 
 def _resolve_paths(part: dict[str, Any], folder: Path) -> None:
-    """Resolve paths of data and of algorithms relative to the folder, in place."""
-    for key in ("data", "algorithm", "methods"):
+    """Resolve paths of data, algorithms and networks relative to the folder, in place."""
+    for key in ("data", "algorithm", "methods", "net"):
         if key in part:
             names = [custom.within(name, folder) for name in _as_list(part[key])]
             part[key] = names if isinstance(part[key], list) else names[0]
@@ -368,17 +369,17 @@ def _describe_failure(error: Exception, task: _Task, *, parallel: bool) -> tuple
 def _make_run(repeat: bool, progress: bool | None, options: Mapping[str, Any], task: _Task) -> bool:
     """Train a run unless it is finished; return True if it was trained."""
     settings, path = task
-    is_finished = path.exists() and _is_finished(path)
-    if is_finished and not repeat and not _has_current_data(settings, path):
+    is_done = path.exists() and is_finished(path)
+    if is_done and not repeat and not _has_current_data(settings, path):
         raise ValueError(
             f"{path} was made when {custom.short(settings.data)} had other content. Choose another folder, or repeat "
             "the runs that differ (--repeat, repeat=True)."
         )
-    if is_finished and (not repeat or _is_current(settings, path)):
+    if is_done and (not repeat or _is_current(settings, path)):
         return False
-    out = _prepare_draft(settings, path) if is_finished else path
+    out = _prepare_draft(settings, path) if is_done else path
     experiment.run(settings, out=out, resume=True, progress=progress, **options)
-    if is_finished:
+    if is_done:
         store.replace(out, path)
     return True
 
@@ -394,8 +395,10 @@ def _is_current(settings: Settings, path: Path) -> bool:
 
 
 def by_this_code(settings: Settings, path: Path) -> bool:
-    """Return True if a run was made by the present code of fedstat and of a user's algorithm."""
-    return bool(store.attributes(path)["code"] == store.code(settings.make_algorithm()))
+    """Return True if a run was made by the present code of fedstat, and of a user's algorithm and network."""
+    current, stored = experiment.files(settings), store.config_of(path)
+    is_net = current.get(experiment.NET_FILE) == stored.get(experiment.NET_FILE)
+    return is_net and bool(store.attributes(path)["code"] == store.code(settings.make_algorithm()))
 
 
 def _prepare_draft(settings: Settings, path: Path) -> Path:
@@ -414,13 +417,14 @@ def name_of(settings: Settings) -> str:
     """Return a readable file name of a run, unique to its settings."""
     method = custom.short(settings.algorithm)
     data = custom.short(settings.data)
-    about = experiment.about(settings) | {"algorithm": method, "data": data}  # independent of the folder of its files
+    about = experiment.about(settings) | {"algorithm": method, "data": data, "net": custom.short(settings.net)}
+    # The name does not depend on the folder of the user's files.
     digest = hashlib.sha256(store.to_json(about).encode()).hexdigest()[:8]
     readable = "-".join([data, settings.partition, method, f"seed{settings.seed}"])
     return f"{re.sub(r'[^a-z0-9.+]+', '-', readable.lower())}-{digest}"
 
 
-def _is_finished(path: Path) -> bool:
+def is_finished(path: Path) -> bool:
     """Return True if a run is complete and undamaged. Resuming repairs a damaged run."""
     return "ended" in store.attributes(path) and not store.damage(path, checksums=True)
 
@@ -463,8 +467,10 @@ def _format_scale_option(scales: Iterable[str | None]) -> str:
     return first + (f" (or{','.join(rest)})" if rest else "")
 
 
-def variants(runs: Iterable[Settings]) -> list[str]:
+def variants(runs: Iterable[Any]) -> list[str]:
     """Name the method of every run, with the settings that differ between runs of the method.
+
+    Of :class:`Settings`, only ``algorithm`` and ``options`` are read.
 
     Examples
     --------

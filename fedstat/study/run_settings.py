@@ -22,7 +22,7 @@ from fedstat.fl.metrics import METRICS, names_of
 from fedstat.fl.prepare import AGGREGATORS, aggregator_named, optimizer_named
 from fedstat.fl.training import PROBES
 from fedstat.study import federation
-from fedstat.study.federation import like, make
+from fedstat.study.federation import like, make, own_options
 
 
 def named() -> list[str]:
@@ -189,7 +189,8 @@ class Settings:
         Domains of the partition "domains": names of :data:`fedstat.data.partition.CIFAR100_DOMAINS`, by default all
         five, or of superclasses, with equal numbers of classes. Clients are divided evenly among the domains.
     net : str
-        A name of ``fedstat.fl.nets.NETS``.
+        A name of ``fedstat.fl.nets.NETS``, or "path/to/file.py:name": a function of a sample's shape and the number of
+        outputs, which makes a :class:`fedstat.fl.nets.Net` or a ``torch.nn.Module``.
     width : float
         Factor that multiplies the network's channels and hidden units.
     norm : {"group", "batch"}, optional
@@ -269,7 +270,12 @@ class Settings:
         low=0,
         below=1,
     )
-    net: str = setting("mlp", "method", f"network: {', '.join(nets.NETS)}", choices=tuple(nets.NETS))
+    net: str = setting(
+        "mlp",
+        "method",
+        f"network: {', '.join(nets.NETS)}; or path/to/file.py:name, a function of the shape of a sample and the number "
+        "of outputs that makes a Net or a torch.nn.Module",
+    )
     width: float = setting(1.0, "method", "factor that multiplies the network's channels and hidden units", above=0)
     norm: Literal["group", "batch"] | None = setting(None, "method", "normalization layers of the network")
     net_options: tuple[str, ...] = setting(
@@ -387,9 +393,11 @@ class Settings:
         ):  # fmt: skip
             object.__setattr__(self, name, federation.strings(name, getattr(self, name)))
         object.__setattr__(self, "keep_weights", self.keep_weights or Settings.keep_weights)
+        if not custom.is_in_file(self.net):
+            check.choice("net", self.net, [*nets.NETS, "FILE.py:FUNCTION"])
         check_fields(self)
         object.__setattr__(self, "metrics", names_of(self.metrics))
-        for name in ("data", "algorithm"):
+        for name in ("data", "algorithm", "net"):
             object.__setattr__(self, name, custom.within(getattr(self, name), "."))
         object.__setattr__(self, "options", _canonical(self.algorithm, self.options))
         federation.source_of(self.data)
@@ -404,7 +412,15 @@ class Settings:
         prepare.require_weights(algorithm, aggregator)
         for wrap in self.make_prediction_rules().values():
             wrap(algorithm)
-        net = make(self, *like(self))
+        self._check_network(algorithm)
+
+    def _check_network(self, algorithm: Algorithm) -> None:
+        """Check the network, and layers in the settings; a user's network is made when the data are there."""
+        sample, outputs, vocabulary = like(self)
+        if custom.is_in_file(self.net):
+            own_options(self, vocabulary)
+            return
+        net = make(self, sample, outputs, vocabulary)
         if "layers" in algorithm.settings:
             masks.resolve(net, algorithm.settings["layers"])
         for layer in self.layers_kept or ():

@@ -319,3 +319,15 @@ def test_picture_has_a_dot_for_each_class_of_each_client_with_area_by_number():
     with pytest.raises(ValueError, match="Partition it first"):
         picture.partition(DIGITS)
     matplotlib.pyplot.close("all")
+
+
+def test_clients_with_names_are_drawn_from_streams_of_their_names():
+    digits = load("digits").isel(sample=slice(0, 90))
+    fed = digits.assign_coords(client=("sample", np.repeat(["b", "a", "c"], 30)))
+    limited = partition.limit(fed, samples=7, seed=1)
+    alone = partition.limit(fed.isel(sample=fed["client"].values == "a"), samples=7, seed=1)
+    np.testing.assert_array_equal(limited.x[limited["client"].values == "a"], alone.x)
+    assert np.unique(limited["client"], return_counts=True)[1].tolist() == [7, 7, 7]
+    table = partition.label_table(partition.permute_labels(fed, seed=1))
+    assert table["client"].values.tolist() == ["a", "b", "c"]
+    assert len({tuple(row) for row in table.values}) == 3

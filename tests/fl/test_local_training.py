@@ -77,7 +77,7 @@ def test_divergence_names_the_first_parameter_that_is_not_finite():
     trained = trainer.run(j, trainer.start(j))[1].trained
     trained.params["fc2.bias"][3, 1] = torch.nan
     with pytest.raises(FloatingPointError, match=r"diverged in round 2: fc2\.bias of client 3 .*\(1 of 6 clients\)"):
-        trained._replace(finite=np.zeros(j.clients, bool)).require_finite(np.arange(j.clients), 2)
+        trained._replace(finite=np.zeros(j.clients, bool)).require_finite(j, np.arange(j.clients), 2)
 
 
 def test_rounds_count_from_one_in_messages_as_in_stores():

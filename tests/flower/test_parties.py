@@ -9,13 +9,14 @@ import trainer
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-from flower_parties import CLIENTS, FLAGS, own_data, parties, plan, run, together
+from flower_parties import CLIENTS, FLAGS, InProcess, own_data, parties, plan, run, together
 
 from fedstat import open_run
 from fedstat.fl import algorithms, nets, optim
 from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.state import State
+from fedstat.flower import Strategy, client_app
 from fedstat.flower.plan import arrays_in, moments_of, raw_sums, tensors_in
 from fedstat.stats.moments import moments
 
@@ -163,6 +164,23 @@ def test_a_run_between_parties_is_stored_under_the_names_of_a_run(tmp_path):
     stored = open_run(tmp_path / "run.zarr")
     np.testing.assert_array_equal(stored["metrics/accuracy"], [s["accuracy"] for s in strategy.scores])
     np.testing.assert_array_equal(stored["split/fc1/shared"], [FLAGS, FLAGS])
+
+
+@pytest.mark.parametrize("labels", [["a", "b", "c", "d"], [0, 205, 3, 100], None])
+def test_a_run_between_parties_has_the_labels_of_their_data(labels, tmp_path):
+    def labelled(context):
+        samples = own_data(context)
+        label = 0 if labels is None else labels[context.node_config["partition-id"]]
+        return samples.assign_coords(client=("sample", np.full(samples.sizes["sample"], label)))
+
+    chosen = plan("fedavg")
+    strategy, grid = Strategy(chosen, patience=0.1), InProcess(client_app(lambda _: chosen, labelled))
+    strategy.start(grid, num_rounds=1)
+    strategy.save(tmp_path / "run.zarr")
+    assert open_run(tmp_path / "run.zarr")["metrics"]["client"].values.tolist() == (labels or [0, 1, 2, 3])
+    plain, _ = run(chosen, rounds=1)
+    assert strategy.scores[0].keys() == plain.scores[0].keys()
+    np.testing.assert_array_equal(strategy.scores[0]["accuracy"], plain.scores[0]["accuracy"])
 
 
 def test_a_start_may_be_given():

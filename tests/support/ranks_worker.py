@@ -14,9 +14,10 @@ import torch.distributed as dist
 import trainer
 from algorithm_jobs import SAMPLES, dataset, job, make, net_of
 from measured_runs import TIES, measured_run
+from small_runs import NET, dense
 from toy_methods import REMEMBERS, toy
 
-from fedstat.fl import aggregate, nets, ranks, train
+from fedstat.fl import aggregate, algorithms, nets, ranks, train
 from fedstat.fl.cohort import fewest
 from fedstat.fl.job import Job, of_rank
 from fedstat.fl.loop import observed_round
@@ -95,6 +96,17 @@ def measured(folder: str, *names: str) -> None:
     with process_group():
         for name in names:
             measured_run(name, TIES, batch_size=3, out=Path(folder) / f"{name}.zarr")
+
+
+def of_named_clients(out: str) -> None:
+    """A run whose clients have names."""
+    data = dense().assign_coords(client=[f"site {i}" for i in range(5)])
+    train(data, NET, algorithms.fedfac(["fc1"]), rounds=2, lr=0.1, seed=4, threads=1, participation=0.6, out=out)
+
+
+def named(out: str) -> None:
+    with process_group():
+        of_named_clients(out)
 
 
 def main(folder: str, rounds: str, how: str, *names: str) -> None:

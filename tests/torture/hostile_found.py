@@ -14,7 +14,7 @@ from hostile_weights import HOSTILE, LIMIT, case, entry, hostile, normal, npy_he
 
 import fedstat
 from fedstat import data, store
-from fedstat.fl import algorithms, custom, nets, train
+from fedstat.fl import algorithms, nets, train
 from fedstat.ntk import descent
 from fedstat.reporting.document import require_ours
 from fedstat.study import collect, compare, grid
@@ -97,7 +97,7 @@ EDGES: dict[str, Callable[[str], object]] = {
     "zarr store of data": descent.read_samples,
     "grid": grid.cells,
     "grid to": lambda path: list(grid.run_all([], path)),
-    "algorithm": lambda path: custom.constructor(f"{path}.py:mine"),
+    "algorithm": lambda path: algorithms.constructor(f"{path}.py:mine"),
 }
 """What takes a path."""
 

@@ -22,7 +22,7 @@ import fedstat
 from fedstat import _cli, data, store
 from fedstat.data import arrays
 from fedstat.decompose.__main__ import _require_table
-from fedstat.fl import custom
+from fedstat.fl import algorithms
 from fedstat.reporting.document import MARK, require_ours
 from fedstat.study import federation, grid
 
@@ -262,7 +262,7 @@ def grid_file(at: Path) -> Made:
 @reader("algorithm")
 def algorithm(at: Path) -> Made:
     file = text(at, "mine.py", "from fedstat.fl import algorithms\n\n\ndef mine():\n    return algorithms.fedavg()\n")
-    return file, lambda: custom.constructor(f"{file}:mine")
+    return file, lambda: algorithms.constructor(f"{file}:mine")
 
 
 @reader("page to replace", "nothing", "a link to nothing")

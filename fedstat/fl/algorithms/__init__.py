@@ -150,6 +150,13 @@ PREDICTION_RULES = ("+", "-shrunken")
 _PERSONAL_HEAD = "-personal-head"
 
 
+def _is_algorithm(thing: object) -> bool:
+    return isinstance(thing, Algorithm)
+
+
+_IN_FILE = custom.Kind("algorithm", "a fedstat.fl.algorithm.Algorithm", _is_algorithm, constant=True)
+
+
 def constructor(name: str) -> Constructor:
     """Return the constructor of an algorithm: of the table or of a file ("file.py:name"), wrapped or not.
 
@@ -166,7 +173,7 @@ def constructor(name: str) -> Constructor:
         if name not in names and base != name and exists:
             return _wrap(constructor(base), wrap, name)
     if custom.is_in_file(name):
-        return custom.constructor(name)
+        return custom.constructor(name, _IN_FILE)
     if name not in names:
         suffixes = (*WRAPPERS, *(_PERSONAL_HEAD + rule for rule in PREDICTION_RULES))
         wrapped = [base + suffix for base in names if not base.endswith((*WRAPPERS,)) for suffix in suffixes]

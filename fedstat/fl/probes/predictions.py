@@ -21,9 +21,9 @@ def predictions_probe(job: Job) -> Observer:
     """Return the probe of group ``predictions``: prediction (sample), with client and y (sample).
 
     Samples are the test samples, one client after the other, those of a client in the order of the data. Labels are the
-    client's. They take one byte each up to 128 labels, else two or four. −1 stands for samples of an unfinished run. In
-    regression both are float32, in the units of the target, and have the dim ``target`` if there are several; NaN
-    stands for samples of an unfinished run.
+    client's. They take one byte each up to 128 labels, else two or four. −1 stands for samples of an unfinished run.
+    Both have the attribute ``names`` if the classes have names. In regression both are float32, in the units of the
+    target, and have the dim ``target`` if there are several; NaN stands for samples of an unfinished run.
     """
     sizes, y = job.test.sizes, job.test.y.cpu()
     dims: tuple[str, ...] = ("sample",)
@@ -34,18 +34,20 @@ def predictions_probe(job: Job) -> Observer:
         dims, y = (("sample",), y[:, 0]) if y.shape[1] == 1 else (("sample", "target"), y)
     else:
         dtype = np.min_scalar_type(-max(2, n_outputs(job.net)))  # signed, for -1
-    attrs = {"long_name": f"{name} that the client's model predicts", "missing": f"{missing}: run not finished"}
+    is_named = job.metrics.classes.dtype.kind == "O" and not job.own_labels
+    names = {"names": job.metrics.classes.tolist()} if is_named else {}
+    attrs = {"long_name": f"{name} that the client's model predicts", "missing": f"{missing}: run not finished"} | names
     group = store.group(
         {
             "client": ("sample", np.repeat(np.arange(job.clients), sizes)),
-            "y": (dims, y.numpy().astype(dtype), {"long_name": f"{name} of the test sample"}),
+            "y": (dims, y.numpy().astype(dtype), {"long_name": f"{name} of the test sample"} | names),
         },
         prediction=(dims, dtype.name, attrs),
     )
 
     def measure(job: Job, state: State) -> Values:
-        names = job.metrics._replace(names=(PREDICTION,))
-        predicted = evaluate(replace(job, metrics=names), state)[PREDICTION]
+        metrics = job.metrics._replace(names=(PREDICTION,))
+        predicted = evaluate(replace(job, metrics=metrics), state)[PREDICTION]
         is_sample = np.arange(predicted.shape[1]) < job.test.sizes[:, None]
         values = predicted[is_sample].astype(dtype)
         parts = job.process_group.each(values.reshape(len(values), -1) if len(dims) > 1 else values.reshape(-1))

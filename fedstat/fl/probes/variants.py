@@ -135,20 +135,26 @@ def rules(job: Job) -> tuple[str, ...]:
     return ("finetuned", "local_train") if job.own_labels else RULES
 
 
-def new_clients_probe(job: Job, train: Rows, test: Rows) -> Observer:
-    """Return the probe of group ``unseen_clients``: score (rule, client), see :func:`unseen_scores`."""
+UNSEEN = "unseen_clients"
+
+
+def new_clients_probe(job: Job, train: Rows, test: Rows, labels: np.ndarray | None = None) -> Observer:
+    """Return the probe of group ``unseen_clients``: score (rule, client), see :func:`unseen_scores`.
+
+    ``labels`` (client,) are the labels of the unseen clients; None for the numbers from 0.
+    """
     attrs, name = {"long_name": job.score.long_name}, job.score.name
     if skipped := [rule for rule in RULES if rule not in rules(job)]:
         attrs["comment"] = f"{' and '.join(skipped)} left out: clients number their classes differently"
-    coords = {"rule": [*rules(job)], "client": len(test.sizes)}
+    coords = {"rule": [*rules(job)], "client": len(test.sizes) if labels is None else labels}
     sizes = {"n_train": ("client", train.sizes), "n_test": ("client", test.sizes)}
     group = store.group(coords, **sizes, **{name: ("rule client", "float32", attrs)})
 
     def measure(job: Job, state: State) -> dict[str, np.ndarray]:
-        by_rule = unseen_scores(job, state, train, test)
-        return {f"unseen_clients/{name}": np.stack([by_rule[rule] for rule in rules(job)])}
+        by_rule = unseen_scores(replace(job, client_labels=labels), state, train, test)
+        return {f"{UNSEEN}/{name}": np.stack([by_rule[rule] for rule in rules(job)])}
 
-    return Observer({"unseen_clients": group}, on_end=measure)
+    return Observer({UNSEEN: group}, on_end=measure)
 
 
 def unseen_scores(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.ndarray]:
@@ -198,7 +204,7 @@ def unseen_scores(job: Job, state: State, train: Rows, test: Rows) -> dict[str, 
             train_chunk(new, params, chunk, phases, key=("new", state.round), frozen=frozen, state=algorithm_state)
             by_rule[rule][chunk], loss = scores(new, params, test, chunk)
             if (bad := ~np.isfinite(loss)).any():
-                raise diverged(f"the test loss by {rule!r}", bad, chunk, state.round)
+                raise diverged(new, f"the test loss by {rule!r}", bad, chunk, state.round)
 
     each_chunk(new, len(clients), work)
     if "ensemble" in by_rule:
