@@ -133,13 +133,17 @@ def strata(y: xr.DataArray, like: xr.DataArray | None = None) -> NDArray[Any]:
     Raises
     ------
     ValueError
-        If y has other dims, or a target is not finite.
+        If y has other dims, a target is not finite, or only one of both has real numbers.
 
     Examples
     --------
     >>> strata(xr.DataArray([0.3, 2.5, 1.0, 0.3], dims="sample")).tolist()
     [0, 2, 1, 0]
     """
+    if like is not None and (like.dtype.kind == "f") != (y.dtype.kind == "f") and not _is_whole(y, like):
+        raise ValueError(
+            f"y of both data sets must be classes, or both real numbers, but have the types {like.dtype} and {y.dtype}"
+        )
     if y.dtype.kind != "f":
         return labels.classes("y", y)
     values, reference = (_first_target(v) for v in (y, y if like is None else like))
@@ -147,6 +151,10 @@ def strata(y: xr.DataArray, like: xr.DataArray | None = None) -> NDArray[Any]:
         levels = np.unique(np.quantile(reference, np.arange(1, QUANTILES) / QUANTILES))
         return np.searchsorted(levels, values, side="right")
     return np.searchsorted(levels, values)
+
+
+def _is_whole(*arrays: xr.DataArray) -> bool:
+    return all(a.dtype.kind in "iub" or (a.dtype.kind == "f" and bool((a == a.round()).all())) for a in arrays)
 
 
 def _first_target(y: xr.DataArray) -> NDArray[Any]:

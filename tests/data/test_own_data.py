@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +72,8 @@ USERS: dict[str, Callable[[np.ndarray, Path], Any]] = {
     "permute_labels": lambda y, _: partition.permute_labels(dealt(y)),
     "label_table": lambda y, _: partition.label_table(dealt(y)),
 }
+OF_CLASSES = ("plot.partition, dense", "domains", "permute_labels", "label_table")
+"""Uses that need classes; all others take real-valued targets, too."""
 WITHOUT_Y = {"iid", "natural", "hold_out", "limit", "train_test"}
 SAYS = r"must hold class numbers 0, 1, \.\.\., but got 0\.37\. Group real-valued targets"
 TARGETS: dict[str, tuple[np.ndarray, str]] = {
@@ -80,7 +81,7 @@ TARGETS: dict[str, tuple[np.ndarray, str]] = {
     "real, as objects": (np.where(np.arange(40) == 5, 0.37, 1).astype(object), SAYS),
     "two targets": (
         np.eye(2)[CLIENT % 2],
-        r"one class for each sample, with the dims .*sample, but .*one-hot classes pass|y in .* holds whole numbers as",
+        r"one class for each sample, with the dims .*sample, but .*one-hot classes pass",
     ),
 }  # fmt: skip
 
@@ -91,20 +92,54 @@ def test_every_partition_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("use", USERS)
+@pytest.mark.parametrize("use", OF_CLASSES)
 def test_targets_that_are_no_classes_are_refused(use: str, target: str, tmp_path: Path) -> None:
     y, says = TARGETS[target]
-    if target.endswith("objects") and use == "run":
-        says = "could not be read as plain arrays: 'y' holds Python objects"
     with pytest.raises(ValueError, match=says):
         USERS[use](y, tmp_path)
 
 
+OTHERS = [use for use in USERS if use not in (*OF_CLASSES, "deal_like") and not use.startswith("train")]
+
+
+@pytest.mark.parametrize("use", OTHERS)
+def test_real_targets_are_divided_as_classes_are(use: str, tmp_path: Path) -> None:
+    made, of_classes = (USERS[use](y, tmp_path) for y in (0.25 + 1.5 * (CLIENT % 2), CLIENT % 2))
+    if use == "run":
+        assert np.isfinite(made["metrics/rmse"]).all()
+    elif isinstance(made, xr.Dataset):
+        np.testing.assert_array_equal(made["client"], of_classes["client"])
+    with pytest.raises(ValueError, match=r"finite|must have a value for each sample"):
+        USERS[use](np.where(np.arange(40) == 5, np.nan, 0.5), tmp_path)
+
+
+def test_deciles_of_the_training_targets_divide_test_targets() -> None:
+    rng = np.random.default_rng(1)
+    fed = samples(rng.normal(size=40)).assign_coords(client=("sample", CLIENT))
+    order = np.argsort(fed.y.values)
+    fed = fed.assign_coords(client=("sample", CLIENT[np.argsort(order)]))  # the first client has the lowest targets
+    test = samples(rng.normal(size=40))
+    dealt_like = partition.deal_like(test, fed)
+    means = [float(dealt_like.y[dealt_like.client == c].mean()) for c in range(4)]
+    assert means == sorted(means)
+    with pytest.raises(ValueError, match="y of both data sets must be classes, or both real numbers"):
+        partition.deal_like(test, fed.assign(y=("sample", CLIENT % 2)))
+
+
+def test_real_targets_among_objects_are_refused(tmp_path: Path) -> None:
+    y, _ = TARGETS["real, as objects"]
+    with pytest.raises(ValueError, match="could not be read as plain arrays: 'y' holds Python objects"):
+        USERS["run"](y, tmp_path)
+
+
 @pytest.mark.parametrize("use", [use for use in USERS if use != "run"])  # which loads, and trains
 def test_classes_may_be_whole_numbers_of_any_kind(use: str, tmp_path: Path) -> None:
-    of_int64, *of_kinds = (
-        held(USERS[use]((CLIENT % 2).astype(kind), tmp_path)) for kind in (np.int64, np.int8, np.float64, bool)
-    )
+    kinds = [np.int64, np.int8, np.float64, bool]
+    if use in ("train", "train, dense"):
+        kinds.remove(np.float64)
+        with pytest.raises(ValueError, match="y holds whole numbers as float64"):
+            USERS[use](CLIENT % 2.0, tmp_path)
+    of_int64, *of_kinds = (held(USERS[use]((CLIENT % 2).astype(kind), tmp_path)) for kind in kinds)
     for arrays in of_kinds:
         np.testing.assert_array_equal(arrays, of_int64)
 
@@ -116,12 +151,15 @@ def held(result: Any) -> Any:
     return result.collections[0].get_sizes() if hasattr(result, "collections") else getattr(result, "y", result)
 
 
-def test_the_command_refuses_real_targets_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = own_file(RNG.normal(size=40), tmp_path)
+def test_the_command_needs_a_task_for_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = own_file(RNG.poisson(3.0, size=40).astype(float), tmp_path)
+    options = ("--data", path, "--algorithm", "fedavg", "--clients", 2, "--rounds", 1, "--out", tmp_path / "run.zarr")
     with pytest.raises(SystemExit) as ends:
-        command("--data", path, "--algorithm", "fedavg", "--clients", 2, "--rounds", 1, "--out", tmp_path / "run.zarr")
+        command(*options)
     assert ends.value.code == 2
-    assert re.search(r"y must hold class numbers 0, 1, \.\.\., but got ", capsys.readouterr().err)
+    assert "holds whole numbers as float64" in capsys.readouterr().err
+    command(*options, "--task", "regression")
+    assert "Test RMSE of client models" in capsys.readouterr().out
 
 
 BYTES = RNG.integers(0, 256, (40, 5, 6, 3), dtype=np.uint8)
