@@ -37,7 +37,8 @@ OTHERWISE = {
     "fedstat.plot.fedfac._vmax": "limit of an axis",
 } | dict.fromkeys(
     (
-        "fedstat.data.targets.strata", "fedstat.plot.client_plots.client_lines", "fedstat.reporting.training._client_table",
+        "fedstat.data.targets.strata", "fedstat.plot.client_plots.client_lines",
+        "fedstat.reporting.training._client_table",
         "fedstat.results.tables.median_and_ends", "fedstat.results.uncertainty.BootstrapResult.glance",
         "fedstat.study.leaderboard._measure_run", "fedstat.study.report._steps", "fedstat.study.run_table.row",
         "notebooks.four_decompositions",
