@@ -130,7 +130,7 @@ def from_module(
         noise=noise,
         undivided=naming.undivided,
         pieces=_all_pieces(module, naming.pieces),
-        by_batch=SEEDS in noise or (trial.switches and not buffers),
+        by_batch=SEEDS in noise or (trial.by_batch and not buffers),
         fixed=_constants(module, naming.pieces),
     )
     _require_equal(net, to_params(naming, module), module, sample, pick)

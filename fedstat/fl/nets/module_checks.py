@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -43,19 +45,19 @@ def direct_tensors(part: nn.Module) -> dict[str, Tensor]:
     return {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
 
 
-def require_recomputed(module: nn.Module, runner: nn.Module, before: set[int]) -> None:
+def require_recomputed(module: nn.Module, runner: nn.Module, before: Sequence[Tensor]) -> None:
     """Raise ValueError if a tensor was computed from parameters, and a forward pass does not compute it anew.
 
     Parameters
     ----------
     module, runner : torch.nn.Module
         The module, and its copy after a forward pass.
-    before : set of int
-        Identities of the copy's tensors before the forward pass.
+    before : sequence of Tensor
+        The copy's tensors before the forward pass.
     """
     for path, part in module.named_modules():
         for name in computed_attributes(part):
-            if id(vars(runner.get_submodule(path))[name]) in before:
+            if any(vars(runner.get_submodule(path))[name] is earlier for earlier in before):
                 place = f"module.get_submodule({path!r})" if path else "module"
                 raise ValueError(
                     f"{describe(path, part)} computes {name} from other tensors, but not in its forward pass, so that "

@@ -307,8 +307,10 @@ class _Namer:
         return ends.get(found.axis) if found.parts == found.groups == 1 else None
 
     def _unique(self, name: str) -> str:
-        """Return a path as the name of a layer that no other layer has."""
+        """Return a path as the name of a layer that no other layer has; the class precedes a number."""
         plain = re.sub(r"\W", "_", name)
+        if plain[0].isdigit():
+            plain = f"{type(self._module.get_submodule(name.split('.')[0])).__name__.lower()}_{plain}"
         taken = {layer_of(piece.name) for piece in self.pieces.values()}
         while plain in taken or re.fullmatch(rf"({'|'.join(_KINDS)}|project|prelu)\d+", plain):
             plain += "_"

@@ -40,8 +40,8 @@ class Trial(NamedTuple):
         Buffers that a forward pass in training changes.
     draws : bool
         True: draws torch's random numbers in training.
-    switches : bool
-        True: outputs in training differ from those in evaluation.
+    by_batch : bool
+        True: outputs in training differ from those in evaluation, or depend on other samples.
     activations : int
         Number of values that one sample's forward pass stores for the backward pass.
     """
@@ -52,7 +52,7 @@ class Trial(NamedTuple):
     reached: set[str]
     statistics: set[str]
     draws: bool
-    switches: bool
+    by_batch: bool
     activations: int
 
 
@@ -121,9 +121,9 @@ def try_module(module: nn.Module, sample: Tensor, pick: Pick) -> Trial:
     if not parameters:
         raise ValueError("the module has no parameters to train")
     changed = {name for name, b in runner.named_buffers() if not torch.equal(b, before[name])}
-    switches = not torch.equal(second, in_evaluation)
+    by_batch = not torch.equal(second, in_evaluation) or _mixes(quiet, x, in_evaluation, pick)
     reached = _reached(first, parameters)
-    return Trial(first.shape[1], uses.first, uses.last, reached, changed, draws, switches, stored.values // len(x))
+    return Trial(first.shape[1], uses.first, uses.last, reached, changed, draws, by_batch, stored.values // len(x))
 
 
 class _Stored:
@@ -144,6 +144,15 @@ class _Stored:
     def values(self) -> int:
         """Number of values of four bytes."""
         return sum(self._sizes.values())
+
+
+def _mixes(module: nn.Module, x: Tensor, out: Tensor, pick: Pick) -> bool:
+    """Return True if the outputs of a sample depend on the other sample."""
+    try:
+        alone = pick(_run(module, x[:1])[0])
+    except _ERRORS:
+        return True
+    return not torch.allclose(alone, out[:1], rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _differentiable(module: nn.Module) -> nn.Module:
@@ -214,13 +223,13 @@ def _first_difference(module: nn.Module, x: Tensor, seeds: tuple[int, int], *, t
     for (name, a), (_, b) in zip(*results, strict=False):
         if any(not torch.equal(one, other) for one, other in zip(a, b, strict=False)):
             return name
-    return "it"
+    return "the module"
 
 
 def require_computed_anew(module: nn.Module, sample: Tensor) -> None:
     """Raise ValueError if an attribute was computed from parameters, and the forward pass does not compute it anew."""
     runner = copied(module)
-    before = {id(value) for part in runner.modules() for value in vars(part).values() if isinstance(value, Tensor)}
+    before = [value for part in runner.modules() for value in vars(part).values() if isinstance(value, Tensor)]
     with torch.no_grad():
         runner(torch.stack([sample, sample]))
     require_recomputed(module, runner, before)
