@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARAMETERS = "parameters"
+CONSTANTS = "constants"
+"""Group of a run with buffers of the user's module that are equal for all clients."""
 INITIAL = "initial_"
 """Prefix of the initial values in the groups ``common/<layer>``."""
 _HELD = 2**28
@@ -119,6 +121,8 @@ def layout(job: Job, stored: Checkpoints) -> dict[str, Group]:
         groups |= _weights_layout(job, "common", stored, by_client=job.common_rows, initial=True)
     if stored.replicates:
         groups |= _weights_layout(job, "replicates", stored, replicates=2)
+    if stored.layers and job.net.fixed:
+        groups[CONSTANTS] = _constants_layout(job.net)
     if stored.parameters:
         groups |= factors_layout(job.net, stored.layers, stored.rounds, job.clients, _clients_at_once(job))
     return groups
@@ -140,14 +144,17 @@ def _weights_layout(
         wide = {name: int(np.prod(shape[1:])) for name, shape in shapes.items()}
         # An LSTM's bias has four numbers per unit, and so a separate dim.
         last = {name: "weight" if n == max(wide.values()) else f"{name}_weight" for name, n in wide.items()}
-        units = {"unit": nets.layers(job.net)[layer]}
+        n_units = nets.layers(job.net)[layer]
+        units = {"unit": n_units}
         coords: dict[str, Any] = {
             "checkpoint": ("checkpoint", stored.rounds, {"long_name": "round after which weights were stored"})
         }
         coords |= {"client": job.clients} if by_client else {}
         coords |= {"replicate": replicates} if replicates else {}
-        dims = {name: ("unit", *([last[name]] if len(shape) > 1 else [])) for name, shape in shapes.items()}
+        rows = {name: "unit" if shape[0] == n_units else f"{name}_row" for name, shape in shapes.items()}
+        dims = {name: (rows[name], *([last[name]] if len(shape) > 1 else [])) for name, shape in shapes.items()}
         sizes = {last[name]: wide[name] for name, shape in shapes.items() if len(shape) > 1}
+        sizes |= {row: shapes[name][0] for name, row in rows.items() if row != "unit"}
         arrays: dict[str, tuple[Any, ...]] = {
             name: ((*coords, *dims[name]), "float32", {"shape": list(shape)}) for name, shape in shapes.items()
         }
@@ -161,6 +168,15 @@ def _weights_layout(
         chunk = {"checkpoint": 1} | ({"client": _clients_at_once(job)} if by_client else {})
         groups[f"{group}/{layer}"] = store.group(coords | units | sizes, chunk, **arrays)
     return groups
+
+
+def _constants_layout(net: Net) -> Group:
+    """Return the group of constant tensors of a user's module, which name their tensors."""
+    arrays = {}
+    for i, (name, tensor) in enumerate(net.fixed.items()):
+        dims = tuple(f"constant{i}_{axis}" for axis in range(tensor.ndim))
+        arrays[f"constant{i}"] = (dims, tensor.cpu().numpy(), {"tensor": name})
+    return store.group({}, **arrays)
 
 
 def factors_layout(

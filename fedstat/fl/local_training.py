@@ -18,7 +18,7 @@ from fedstat.fl.batches import Schedule
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job
 from fedstat.fl.losses import Loss
-from fedstat.fl.nets import Params, accumulate_by_autograd, in_training
+from fedstat.fl.nets import Params, accumulate_by_autograd, apply_arguments, in_training
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.state import Download
 
@@ -398,8 +398,12 @@ def _loss_gradient(loss: Loss, batch: _Batch, total: Tensor | None, out: Tensor)
 
 def _loss(job: Job, params: Params, batch: _Batch) -> Tensor:
     """Return the mean loss (client,) of a batch."""
+    net = job.net
+    options = in_training(net, batch.weight, batch.noise) if net.by_batch else apply_arguments(net, None, batch.noise)
+    if net.by_batch:  # in training, which also changes buffers
+        params = {**params, **{name: params[name].clone() for name in net.buffers}}
     with torch.no_grad():
-        out = job.net.apply(params, batch.x, **({"noise": batch.noise} if job.net.noise else {}))
+        out = net.apply(params, batch.x, **options)
         return (job.loss.value(out.float(), batch.y) * batch.weight).sum(1)
 
 

@@ -192,7 +192,9 @@ def state_dict(run: xr.DataTree | str | Path, client: int | str | None = None, *
     shapes = list(json.loads(run.attrs.get("config", "{}")).get("shapes", ()))
     order = sorted(params, key=lambda name: shapes.index(name) if name in shapes else len(shapes))
     params = {name: params[name] for name in order}
-    return _rename_as_module({name: params[name] for name in order}, json.loads(run.attrs.get(PIECES, "{}")))
+    params = _rename_as_module(params, json.loads(run.attrs.get(PIECES, "{}")))
+    constants = run[checkpoints.CONSTANTS].data_vars.values() if checkpoints.CONSTANTS in run.children else ()
+    return params | {constant.attrs["tensor"]: torch.from_numpy(np.array(constant)) for constant in constants}
 
 
 def _rename_as_module(params: Params, stored_pieces: dict[str, list[Any]]) -> Params:

@@ -33,23 +33,53 @@ class Piece(NamedTuple):
     ----------
     name : str
         The parameter; "" for a count of batches, which is not a parameter and always 0.
-    way : {"", "transposed", "gates"}
-        "transposed": the last two axes are exchanged. "gates": (gate·unit, ...) becomes (unit, gate, ...).
+    way : {"", "transposed", "gates", "last", "channels", "number"}
+        Order of the tensor's entries in the parameter. "transposed": the last two axes are exchanged. "gates":
+        (gate·unit, ...) becomes (unit, gate, ...). "last": the last axis becomes the first. "channels": the weight of a
+        transposed convolution, (group·in, out, ...), becomes (group·out, in, ...). "number": () becomes (1,).
     low, high : int, optional
         Range of the tensor on the parameter's last axis, by default the complete axis. ``high`` None: the single index
         ``low``, and the tensor lacks this axis.
+    parts : int
+        Number of gates or groups.
     """
 
     name: str
     way: str = ""
     low: int | None = None
     high: int | None = None
+    parts: int = 1
 
     def of(self, p: Tensor) -> Tensor:
         """Return the module's tensor from the parameter p of one client."""
-        if self.low is not None:
-            p = p[..., self.low] if self.high is None else p[..., self.low : self.high]
-        return p.mT if self.way == "transposed" else p.transpose(0, 1).flatten(0, 1) if self.way == "gates" else p
+        p = self.entries(p)
+        p = p if self.low is None or self.high is not None else p.squeeze(-1)
+        if self.way == "gates":
+            return p.transpose(0, 1).flatten(0, 1)
+        return self._exchanged(p, first=-1, last=0)
+
+    def entries(self, p: Tensor) -> Tensor:
+        """Return the range of the tensor on the last axis of the parameter p of one client."""
+        if self.low is None:
+            return p
+        return p[..., self.low : self.low + 1 if self.high is None else self.high]
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """Return the tensor as :meth:`entries` of the parameter holds it, the inverse of :meth:`of`."""
+        if self.way == "gates":
+            tensor = tensor.unflatten(0, (self.parts, -1)).transpose(0, 1)
+        tensor = self._exchanged(tensor, first=0, last=-1)
+        return tensor.unsqueeze(-1) if self.low is not None and self.high is None else tensor
+
+    def _exchanged(self, p: Tensor, *, first: int, last: int) -> Tensor:
+        """Return a tensor with its axes in the other order; "last" moves axis ``last`` to ``first``."""
+        if self.way == "transposed":
+            return p.mT
+        if self.way == "last":
+            return p.movedim(last, first)
+        if self.way == "channels":
+            return p.unflatten(0, (self.parts, -1)).transpose(1, 2).flatten(0, 1)
+        return (p[0] if p.ndim else p[None]) if self.way == "number" else p
 
 
 class Net(NamedTuple):
@@ -65,9 +95,9 @@ class Net(NamedTuple):
         Draws one client's initial parameters, without the client dimension.
     apply : callable (params, x, *, live, noise) -> Tensor
         Maps ``x`` (client, sample, ...) to outputs (client, sample, output); differentiable. Only a network with
-        ``buffers`` takes ``live``: None, or in training a bool (client, sample), True for real samples and False for
-        padding. The network then uses the statistics of the real samples and updates its buffers in place. Only a
-        network with ``noise`` takes ``noise``. See :func:`in_training`.
+        ``buffers`` or ``by_batch`` takes ``live``: None, or in training a bool (client, sample), True for real samples
+        and False for padding. The network then uses the statistics of the real samples and updates its buffers in
+        place. Only a network with ``noise`` takes ``noise``. See :func:`in_training`.
     accumulate : callable, optional
         ``accumulate(params, x, gradient, into, beta, alpha)`` runs the network forward and gets the derivative of the
         loss at the outputs from ``gradient``. For every name in ``into`` it sets into ← beta·into + alpha·∂loss.
@@ -108,6 +138,11 @@ class Net(NamedTuple):
         Tensors of a user's module, by their names in it; see :func:`fedstat.fl.nets.from_module`.
     inputs : int, optional
         Number of values of one sample, such as 784; None in networks of tokens, or if it is unknown.
+    by_batch : bool
+        True: in training, results depend on the real samples of a batch together, or differ from evaluation. ``apply``
+        takes ``live``.
+    fixed : mapping from name to Tensor
+        Constant tensors in the state_dict of a user's module, equal for all clients, by their names in it.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -128,6 +163,8 @@ class Net(NamedTuple):
     constants: Callable[[Params, Collection[str]], Params] | None = None
     pieces: Mapping[str, Piece] = {}
     inputs: int | None = None
+    by_batch: bool = False
+    fixed: Mapping[str, Tensor] = {}
 
 
 def derive(net: Net, **fields: Any) -> Net:
@@ -170,7 +207,10 @@ def whole(net: Net, params: Params) -> Params:
 
 def layers(net: Net) -> dict[str, int]:
     """Return the layers of the network in order, with their numbers of hidden units; the output layer comes last."""
-    return {layer_of(name): shape[0] for name, shape in base_of(net).shapes.items()}
+    sizes: dict[str, int] = {}
+    for name, shape in base_of(net).shapes.items():
+        sizes.setdefault(layer_of(name), shape[0])  # of the first: later ones may be undivided
+    return sizes
 
 
 def head_layers(net: Net) -> list[str]:
@@ -255,7 +295,7 @@ def forward(net: Net, params: Params, x: Tensor) -> Tensor:
 
 def apply_arguments(net: Net, live: Tensor | None, noise: Mapping[str, Tensor] | None) -> dict[str, Any]:
     """Return the arguments ``live`` and ``noise`` as far as ``apply`` of this network takes them."""
-    arguments: dict[str, Any] = {"live": live} if net.buffers else {}
+    arguments: dict[str, Any] = {"live": live} if net.buffers or net.by_batch else {}
     return arguments | {"noise": noise} if net.noise else arguments
 
 
@@ -269,7 +309,7 @@ def in_training(net: Net, weight: Tensor, noise: Mapping[str, Tensor] | None = N
         0 for padding.
     noise : mapping from name to Tensor (client, sample, *shape), optional
     """
-    return apply_arguments(net, weight > 0 if net.buffers else None, noise)
+    return apply_arguments(net, weight > 0 if net.buffers or net.by_batch else None, noise)
 
 
 def accumulate_by_autograd(

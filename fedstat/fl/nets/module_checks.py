@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
-_STACKED = (*CONVOLUTIONS, *NORMS, nn.Linear, nn.Embedding, nn.RNNBase, nn.RNNCellBase)
-_RANDOM = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
-_UNDO = {
-    "_mask": "torch.nn.utils.prune.remove",
-    "_g": "torch.nn.utils.remove_weight_norm",
-    "_u": "torch.nn.utils.remove_spectral_norm",
-}
-"""Functions that undo how a tensor is computed, by the suffix of a tensor that it is computed from."""
 
 
 def describe(path: str, part: nn.Module) -> str:
@@ -28,33 +19,25 @@ def describe(path: str, part: nn.Module) -> str:
 
 
 def require_supported(module: nn.Module) -> None:
-    """Raise ValueError if a part of the module is not a function of stacked parameters."""
-    owner: dict[int, str] = {}
+    """Raise ValueError if a part of the module cannot be a function of parameters that belong to one client."""
     for path, part in module.named_modules():
-        description = describe(path, part)
+        description, place = describe(path, part), f"module.{path}".rstrip(".")
         if isinstance(part, _WRAPPERS):
-            place = f"module.{path}.module" if path else "module.module"
-            raise ValueError(f"{description} wraps a module for other training. Pass the module inside it, {place}.")
-        _require_plain(path, part)
-        if isinstance(part, _RANDOM):
-            raise ValueError(f"{description} draws random numbers outside the run's named streams. Remove it.")
+            raise ValueError(
+                f"{description} wraps a module for other training. Pass the module inside it, {place}.module."
+            )
+        if isinstance(part, torch.jit.ScriptModule) or hasattr(part, "_orig_mod"):
+            raise ValueError(f"{description} is compiled. Pass the module that it was compiled from.")
+        if lazy := [name for name, tensor in direct_tensors(part).items() if is_lazy(tensor)]:
+            raise ValueError(
+                f"{description} has no {lazy[0]} before its first forward pass, which would draw it from torch's "
+                "global seed. Run the module on a batch first, module(torch.zeros(2, ...)), or write the layer with "
+                "its sizes."
+            )
         if isinstance(part, _BATCH_NORMS) and (not part.track_running_stats or part.momentum is None):
             raise ValueError(f"{description} must have track_running_stats=True and a momentum, but does not")
-        if isinstance(part, nn.Embedding) and (part.max_norm is not None or part.sparse):
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and (part.max_norm is not None or part.sparse):
             raise ValueError(f"{description} must have max_norm=None and sparse=False, but does not")
-        tensors = direct_tensors(part)
-        if tensors and not isinstance(part, _STACKED):
-            raise ValueError(
-                f"{description} holds {next(iter(tensors))} itself, and its units are unknown. Parameters and buffers "
-                "must belong to Conv, Linear, Embedding, LSTM, GRU, RNN, BatchNorm, GroupNorm or LayerNorm modules. "
-                "Write it with these."
-            )
-        for name, tensor in tensors.items():
-            if id(tensor) in owner:
-                raise ValueError(
-                    f"{description} shares its {name} with {owner[id(tensor)]}. Use a separate tensor for each."
-                )
-            owner[id(tensor)] = path
 
 
 def direct_tensors(part: nn.Module) -> dict[str, Tensor]:
@@ -62,32 +45,30 @@ def direct_tensors(part: nn.Module) -> dict[str, Tensor]:
     return {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
 
 
-def _require_plain(path: str, part: nn.Module) -> None:
-    """Raise ValueError if tensors of a part do not exist yet, or are computed from other tensors."""
-    description, tensors = describe(path, part), direct_tensors(part)
-    if lazy := [name for name, tensor in tensors.items() if is_lazy(tensor)]:
-        raise ValueError(
-            f"{description} has no {lazy[0]} before its first forward pass, which would draw it from torch's global "
-            "seed. Run the module on a batch first, module(torch.zeros(2, ...)), or write the layer with its sizes."
-        )
-    place = f"module.get_submodule({path!r})" if path else "module"
-    if parametrize.is_parametrized(part):
-        computed = next(iter(part.parametrizations))  # type: ignore[arg-type]
-        undo = f"torch.nn.utils.parametrize.remove_parametrizations({place}, {computed!r})"
-        raise _computed_error(description, str(computed), undo)
-    for name, value in vars(part).items():
-        suffix = next((end for end in _UNDO if f"{name}{end}" in tensors), None)
-        if isinstance(value, Tensor) and suffix:
-            raise _computed_error(description, name, f"{_UNDO[suffix]}({place}, {name!r})")
-        if isinstance(value, Tensor) and value.grad_fn is not None:
-            raise _computed_error(description, name, f"{place}.{name} = {place}.{name}.detach()")
+def require_recomputed(module: nn.Module, runner: nn.Module, before: Sequence[Tensor]) -> None:
+    """Raise ValueError if a tensor was computed from parameters, and a forward pass does not compute it anew.
+
+    Parameters
+    ----------
+    module, runner : torch.nn.Module
+        The module, and its copy after a forward pass.
+    before : sequence of Tensor
+        The copy's tensors before the forward pass.
+    """
+    for path, part in module.named_modules():
+        for name in computed_attributes(part):
+            if any(vars(runner.get_submodule(path))[name] is earlier for earlier in before):
+                place = f"module.get_submodule({path!r})" if path else "module"
+                raise ValueError(
+                    f"{describe(path, part)} computes {name} from other tensors, but not in its forward pass, so that "
+                    f"it would not follow them in training. Pass the module after {place}.{name} = "
+                    f"{place}.{name}.detach()."
+                )
 
 
-def _computed_error(description: str, name: str, undo: str) -> ValueError:
-    return ValueError(
-        f"{description} computes {name} from other tensors, but clients train {name} itself. Pass the module after "
-        f"{undo}."
-    )
+def computed_attributes(part: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors among the attributes of a part that are computed from parameters."""
+    return {name: value for name, value in vars(part).items() if isinstance(value, Tensor) and not value.is_leaf}
 
 
 def require_complete(before: nn.Module, after: nn.Module) -> None:
