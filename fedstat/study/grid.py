@@ -470,7 +470,8 @@ def _format_scale_option(scales: Iterable[str | None]) -> str:
 def variants(runs: Iterable[Any]) -> list[str]:
     """Name the method of every run, with the settings that differ between runs of the method.
 
-    Of :class:`Settings`, only ``algorithm`` and ``options`` are read.
+    A user's algorithm has the name of its file without folders, unless two files have this name. Of :class:`Settings`,
+    only ``algorithm`` and ``options`` are read.
 
     Examples
     --------
@@ -482,4 +483,6 @@ def variants(runs: Iterable[Any]) -> list[str]:
     common = {
         run.algorithm: set.intersection(*(set(r.options) for r in runs if r.algorithm == run.algorithm)) for run in runs
     }
-    return [", ".join([run.algorithm, *(o for o in run.options if o not in common[run.algorithm])]) for run in runs]
+    short = {name: custom.short(name) for name in common}
+    names = {name: text if [*short.values()].count(text) == 1 else name for name, text in short.items()}
+    return [", ".join([names[r.algorithm], *(o for o in r.options if o not in common[r.algorithm])]) for r in runs]

@@ -13,11 +13,13 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
+import fedstat
 from fedstat import _cli
 from fedstat.study import grid, run_settings
 
 ROOT = Path(__file__).parents[2]
 README, GRID, TUTORIAL = ROOT / "README.md", ROOT / "docs/howto/own-grid.md", ROOT / "docs/tutorial.md"
+STUDY = ROOT / "docs/howto/own-study.md"
 OWN = ("[!fg]*.md", "howto/*.md", "background/*.md")  # not the findings, and not the gallery, which runs for minutes
 PAGES = [README, ROOT / "CONTRIBUTING.md", *(page for glob in OWN for page in sorted((ROOT / "docs").glob(glob)))]
 BLOCK = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -124,6 +126,28 @@ def test_the_files_that_a_page_names_are_there(page):
         if not (where / one).exists() and not (where / f"{one}.py").exists()
     ]
     assert not absent, f"{name(page)} names what is not there"
+
+
+def test_a_study_of_ones_own_works_from_the_command_line_alone(ran, capsys):
+    for example in (ROOT / "docs/examples").glob("*.py"):
+        Path(example.name).write_text(example.read_text(encoding="utf-8"), encoding="utf-8")
+    ran(STUDY)
+    (toml,) = blocks(STUDY, "toml")
+    Path("study.toml").write_text(toml, encoding="utf-8")
+    of_run, of_grid, of_report = commands(STUDY)
+    for module, arguments in (of_run, of_grid):
+        assert importlib.import_module(f"{module}.__main__").main(shlex.split(arguments)) == 0
+    printed = capsys.readouterr().out
+    assert "own-biases on stays.csv, natural: 2 rounds, 8 clients" in printed
+    assert "6 runs in runs/stays, 6 new" in printed
+    assert re.search(r"Test RMSE \(smaller is better\).*fedavg.*ditto.*own-biases", printed, re.DOTALL)
+    module, arguments = of_report
+    assert importlib.import_module(f"{module}.__main__").main(shlex.split(arguments)) == 0
+    page = Path("stays.html").read_text(encoding="utf-8")
+    assert "own_biases.py:own_biases" in page
+    run = fedstat.open_run(next(path for path in Path("runs/stays").iterdir() if path.suffix == ".zarr"))
+    assert run["metrics"]["client"].values.tolist() == [f"hospital-{k}" for k in range(8)]
+    assert 0.5 < float(run["metrics/rmse"][-1].mean()) < 4  # days
 
 
 def test_the_grid_of_the_page_is_one(tmp_path):

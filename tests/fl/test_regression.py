@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -138,6 +140,14 @@ def test_every_algorithm_trains_or_is_refused_by_its_name(name):
     rmse = run["metrics/rmse"].mean("client").values
     assert np.isfinite(rmse).all()
     assert rmse[-1] < rmse[0], rmse
+
+
+def test_a_loss_of_an_own_algorithm_keeps_the_task():
+    example = Path(__file__).parents[2] / "docs/examples/ditto.py"
+    algorithm = algorithms.named(f"{example}:ditto")
+    run = train(dataset(), nets.mlp([5, 6, 1]), algorithm, **RUN | {"rounds": 6, "lr": 0.03})
+    rmse = run["metrics/rmse"].mean("client").values
+    assert rmse[-1] < rmse[0]
 
 
 def test_soft_labels_are_refused():
