@@ -102,8 +102,8 @@ def train(
     ----------
     data : Dataset
         x (client, sample, ...) and y (client, sample), or sample-major with a coordinate ``client``. The coordinate
-        ``split`` (sample) says "train", "test" or "validation"; ``y_true``, if clients number classes differently. The
-        run has the labels of ``client``, and the names of classes: texts in y, or ``y.attrs["names"]``.
+        ``split`` (sample) says "train", "test" or "validation"; ``y_true``, if clients number classes differently. y
+        may be texts, or real numbers (client, sample[, target]). The run keeps names of clients and classes.
     net, algorithm : Net, Algorithm
         Such as ``fedstat.fl.nets.mlp([100, 200, 1])`` and ``fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.85)``.
     rounds, local_epochs, batch_size : int
@@ -115,7 +115,7 @@ def train(
     server_lr, aggregator : float, str or Aggregator
         η_g in W ← W + η_g Σ n_k Δ_k / Σ n_k, with the "mean" of updates Δ; or "median", "trimmed-mean:0.1", ...
     task, loss : {"classification", "regression"}, {"cross-entropy", "squared", "absolute", "huber"}, optional
-        By default regression with squared error for y of real numbers (client, sample[, target]), else classification.
+        By default regression with squared error for y of real numbers, else classification with cross-entropy.
     seed : int
         Every draw comes from a stream keyed by seed, purpose, client and round.
     device, client_chunk, threads, precision, memory_budget : str, int, int, {"float32", "tf32", "bfloat16"}, str or int
@@ -132,11 +132,9 @@ def train(
         Further rules for the final models, such as ``{"fedavg+": algorithms.finetuned}``.
     metrics, store_predictions : {"class_accuracy", "balanced_accuracy", "macro_f1", "auc"} or sequence of these, bool
         Metrics of test samples that evaluations measure beside accuracy; store predicted labels after the last round.
-    progress : bool, None or callable (int)
-        True shows a bar in a terminal or notebook, lines on stderr elsewhere; None shows a bar after two seconds; False
-        shows nothing. A callable gets the rounds that were done before, then 1 after each round.
-    about : mapping, optional
-        Further settings to store in the run.
+    progress, about : bool, None or callable (int), mapping
+        True shows a bar, None after two seconds, False none; a callable gets the rounds done before, then 1 per round.
+        Further settings to store.
 
     Returns
     -------
