@@ -119,8 +119,8 @@ def train(
     seed : int
         Every draw comes from a stream keyed by seed, purpose, client and round.
     device, client_chunk, threads, precision, memory_budget : str, int, int, {"float32", "tf32", "bfloat16"}, str or int
-        Computation: device of PyTorch, clients trained as one tensor, parallel chunks, precision of matrix products,
-        and bytes of memory ("2GiB"), beyond which client rows are kept in the store.
+        Device of PyTorch, clients trained as one tensor, parallel chunks, precision of matrix products, and bytes of
+        memory ("2GiB"), beyond which client rows are kept in the store.
     out, resume, checkpoints, keep_weights : path, bool, sequence of int, sequence of str
         Store to write; continue the run there, also with more ``rounds`` and ``checkpoints``; rounds after which
         weights are stored, besides the last; layers whose weights are stored.
@@ -133,8 +133,7 @@ def train(
     metrics, store_predictions : {"class_accuracy", "balanced_accuracy", "macro_f1", "auc"} or sequence of these, bool
         Metrics of test samples that evaluations measure beside accuracy; store predicted labels after the last round.
     progress, about : bool, None or callable (int), mapping
-        True shows a bar, None after two seconds, False none; a callable gets the rounds done before, then 1 per round.
-        Further settings to store.
+        True shows a bar, None after 2 s, False none; a callable gets rounds done. Further settings to store.
 
     Returns
     -------

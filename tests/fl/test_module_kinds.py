@@ -140,7 +140,7 @@ KINDS = {
     "tied words": (tied_words, "norm1.scale norm1.shift fc1.weight fc1.bias fc2.weight fc2.bias"),
     "tied layers": (squared, "fc1.weight fc1.bias fc2.bias fc3.weight fc3.bias"),
     "own parameters": (
-        parameters, "cls_token.weight pos_embed.weight gain.value temperature.value fc1.weight fc1.bias"),
+        parameters, "cls_token.value pos_embed.weight gain.value temperature.value fc1.weight fc1.bias"),
     "own matrices": (
         lambda: Uses(lambda m, x: x.flatten(1) @ m.inner @ m.outer, inner=nn.Parameter(torch.randn(40, 6) / 40),
                      outer=nn.Parameter(torch.randn(6, 3) / 6)),

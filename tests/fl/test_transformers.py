@@ -68,7 +68,7 @@ def test_a_stored_run_is_read_and_its_models_load_into_the_module(stored):
     weights = fl.client_weights(opened, layer, stage="trained")
     assert {"client", "unit", "weight"} == set(weights.dims)
     assert set(fedstat.icc(weights).tidy()["unit"]) == set(range(weights.sizes["unit"]))
-    assert len(fedstat.split(weights, kappa=0.3).shared) == weights.sizes["unit"]
+    assert len(fedstat.split(weights, method="icc").shared) == weights.sizes["unit"]
     assert layer in set(fl.profile(opened).layer)
     data, head = federation(kind), {"vision": "head.weight", "language": "words.weight"}[name]
     for c in range(5):

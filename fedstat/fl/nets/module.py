@@ -79,7 +79,8 @@ def from_module(
         ``"fc1.weight"`` (directions) and ``"fc1.weight_g"`` (lengths).
 
         A parameter of a user's class is a layer with its path as name, such as ``"encoder_pos_embed"``: its ``weight``
-        if names or shapes tell the axis of its units, else its ``value``, which masks by unit do not divide. A
+        if names or shapes tell the axis of units with several weights, else its ``value``. Masks by unit do not divide
+        a matrix whose units are unknown. A
         parameter with several names exists once. An embedding whose weight is the output layer's, too, is the output
         layer. Buffers that training changes are running statistics, other buffers constants. Parameters that do not
         require a gradient are not trained. :func:`fedstat.fl.state_dict` returns the module's names and shapes.
@@ -130,6 +131,7 @@ def from_module(
         noise=noise,
         undivided=naming.undivided,
         pieces=_all_pieces(module, naming.pieces),
+        inputs=sample.numel() if sample.is_floating_point() else None,
         by_batch=SEEDS in noise or (trial.by_batch and not buffers),
         fixed=_constants(module, naming.pieces),
     )

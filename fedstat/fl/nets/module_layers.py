@@ -283,8 +283,9 @@ class _Namer:
             self._add(name, Piece(f"{self._unique(name)}.value"), 0 if self.tensors[name].ndim > 1 else None)
             return
         layer = self._unique(path or type(self._module).__name__.lower()) if local == "weight" else self._unique(name)
-        self._add(name, Piece(f"{layer}.weight", way))
-        units = self.units_of(name)
+        units = self.tensors[name].shape[-1 if way else 0]
+        has_several = self.tensors[name].numel() > units  # statistics need two weights of a unit
+        self._add(name, Piece(f"{layer}.{'weight' if has_several else 'value'}", way))
         if local == "weight" and "bias" in of_part and self.tensors[of_part["bias"]].shape == (units,):
             self._add(of_part["bias"], Piece(f"{layer}.bias"))
         if EMBEDDING.search(stem(name)) is None and not is_token(name, tuple(self.tensors[name].shape)):
