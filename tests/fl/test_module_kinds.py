@@ -359,13 +359,16 @@ def test_random_numbers_come_from_seeds_of_the_clients_steps(kind):
 
 
 @pytest.mark.parametrize("kind", ["functional dropout and batch norm", "encoder with dropout, samples second"])
-@pytest.mark.parametrize("options", [{"threads": 2, "client_chunk": 1}, {"client_chunk": 2}])
-def test_random_numbers_do_not_depend_on_chunks_or_threads(kind, options):
-    data = federation()
-    net = nets.from_module(made(RANDOM[kind]), sample_of(data))
-    one, other = (trained(net, data, **given) for given in ({"client_chunk": 5}, options))
-    for name, p in fl.state_dict(one).items():
-        torch.testing.assert_close(fl.state_dict(other)[name], p, atol=1e-6, rtol=1e-6)
+@pytest.mark.parametrize(("options", "algorithm"), [
+    ({"threads": 2, "client_chunk": 1}, "fedavg"), ({"client_chunk": 2}, "fedavg"), ({"client_chunk": 2}, "pfedme"),
+])  # fmt: skip
+def test_random_numbers_do_not_depend_on_chunks_or_threads(kind, options, algorithm):
+    net = nets.from_module(made(RANDOM[kind]), sample_of(data := federation()))
+    one, other = (trained(net, data, algorithms.named(algorithm), **given) for given in ({"client_chunk": 5}, options))
+    for name, p in fl.state_dict(one, 1).items():
+        torch.testing.assert_close(fl.state_dict(other, 1)[name], p, atol=1e-6, rtol=1e-6)
+    losses = (run["metrics/train_loss"].values for run in (one, other))
+    np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
 def test_dropout_between_recurrent_layers_is_refused_where_its_generator_cannot_be_seeded():
