@@ -192,8 +192,9 @@ def state_dict(run: xr.DataTree | str | Path, client: int | str | None = None, *
     shapes = list(json.loads(run.attrs.get("config", "{}")).get("shapes", ()))
     order = sorted(params, key=lambda name: shapes.index(name) if name in shapes else len(shapes))
     params = {name: params[name] for name in order}
-    params = _rename_as_module(params, json.loads(run.attrs.get(PIECES, "{}")))
-    constants = run[checkpoints.CONSTANTS].data_vars.values() if checkpoints.CONSTANTS in run.children else ()
+    params = _rename_as_module(params, pieces := json.loads(run.attrs.get(PIECES, "{}")))
+    of_module = checkpoints.CONSTANTS in run.children and not pieces.keys().isdisjoint(params)
+    constants = run[checkpoints.CONSTANTS].data_vars.values() if of_module else ()
     return params | {constant.attrs["tensor"]: torch.from_numpy(np.array(constant)) for constant in constants}
 
 

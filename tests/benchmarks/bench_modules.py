@@ -109,9 +109,9 @@ def make(work, *, threads, net=None):
     return training_rounds.stacked(job)
 
 
-def plain(work, *, threads):
+def plain(work):
     return training_rounds.plain(
-        work.module, work.data(), threads=threads, make_optimizer=lambda p: torch.optim.SGD(p, lr=0.05), epochs=1,
+        work.module, work.data(), make_optimizer=lambda p: torch.optim.SGD(p, lr=0.05), epochs=1,
         batch_size=BATCH,
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def bench_round(compare, name, threads):
     work = WORKLOADS[name]
     compare(
         f"FedAvg round of a user's {name}, {CLIENTS} clients, {threads} thread(s)", make(work, threads=threads),
-        plain(work, threads=threads), f"plain loop, {threads} thread(s)", rounds=5,
+        plain(work), "plain loop, 1 thread", rounds=5,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from fedstat import fl
 from fedstat._utils import streams
 from fedstat.fl import algorithms, nets
 from fedstat.fl.nets import module_dropout, module_trial
+from fedstat.fl.nets.module_checks import require_seeds
 
 SEED, BATCH, EPOCHS, LR = 3, 4, 2, 0.1
 
@@ -106,6 +107,17 @@ def positions():
     return module
 
 
+def centered():
+    def forward(module, x):
+        if module.training:
+            module.mean = 0.9 * module.mean + 0.1 * x.detach().mean((0, 1))
+        return module.out(x.mean(1) - module.mean)
+
+    module = Uses(forward, out=out(8))
+    module.register_buffer("mean", torch.zeros(8))
+    return module
+
+
 def images(*parts):
     return nn.Sequential(nn.Conv2d(1, 4, 2), *parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), out(6))
 
@@ -184,6 +196,15 @@ KINDS = {
     ),
     "old weight norm of all": (
         lambda: old(nn.utils.weight_norm, nn.Flatten(), nn.Linear(40, 6), out(6), dim=None), None),
+    "spectral norm": (
+        lambda: nn.Sequential(nn.Flatten(), parametrizations.spectral_norm(nn.Linear(40, 6)), nn.ReLU(), out(6)),
+        "fc1.weight fc1.bias fc1.weight_u fc1.weight_v fc2.weight fc2.bias",
+    ),
+    "old spectral norm": (
+        lambda: old(nn.utils.spectral_norm, nn.Flatten(), nn.Linear(40, 6), nn.ReLU(), out(6)),
+        "fc1.weight fc1.bias fc1.weight_u fc1.weight_v fc2.weight fc2.bias",
+    ),
+    "statistic of a user": (centered, "mean.value fc1.weight fc1.bias"),
     "pruned": (pruned, "fc1.weight fc1.bias fc2.weight fc2.bias"),
     "bilinear": (
         lambda: Uses(lambda m, x: m.out(m.pair(x[:, 0], x[:, 1]).relu()), pair=nn.Bilinear(8, 8, 6), out=out(6)),
@@ -338,13 +359,23 @@ def test_random_numbers_come_from_seeds_of_the_clients_steps(kind):
 
 
 @pytest.mark.parametrize("kind", ["functional dropout and batch norm", "encoder with dropout, samples second"])
-@pytest.mark.parametrize("options", [{"threads": 2, "client_chunk": 1}, {"client_chunk": 2}])
-def test_random_numbers_do_not_depend_on_chunks_or_threads(kind, options):
-    data = federation()
-    net = nets.from_module(made(RANDOM[kind]), sample_of(data))
-    one, other = (trained(net, data, **given) for given in ({"client_chunk": 5}, options))
-    for name, p in fl.state_dict(one).items():
-        torch.testing.assert_close(fl.state_dict(other)[name], p, atol=1e-6, rtol=1e-6)
+@pytest.mark.parametrize(("options", "algorithm"), [
+    ({"threads": 2, "client_chunk": 1}, "fedavg"), ({"client_chunk": 2}, "fedavg"), ({"client_chunk": 2}, "pfedme"),
+])  # fmt: skip
+def test_random_numbers_do_not_depend_on_chunks_or_threads(kind, options, algorithm):
+    net = nets.from_module(made(RANDOM[kind]), sample_of(data := federation()))
+    one, other = (trained(net, data, algorithms.named(algorithm), **given) for given in ({"client_chunk": 5}, options))
+    for name, p in fl.state_dict(one, 1).items():
+        torch.testing.assert_close(fl.state_dict(other, 1)[name], p, atol=1e-6, rtol=1e-6)
+    losses = (run["metrics/train_loss"].values for run in (one, other))
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+def test_dropout_between_recurrent_layers_is_refused_where_its_generator_cannot_be_seeded():
+    module = recurrent(nn.LSTM, num_layers=2, dropout=0.4)
+    require_seeds(module, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"part \(LSTM\) has dropout between its layers, .* nn\.Dropout between them"):
+        require_seeds(module, torch.device("cuda"))
 
 
 def test_dropout_modules_with_samples_first_keep_streams_of_their_own():

@@ -118,7 +118,7 @@ def from_module(
     changed = {piece.name for tensor, piece in naming.pieces.items() if tensor in trial.statistics}
     running = tuple(filter(changed.__contains__, shapes))
     buffers = (*running, *_frozen(module, naming.pieces))
-    duplicate = refuses_single(module, sample)
+    pieces, duplicate = _all_pieces(module, naming.pieces), refuses_single(module, sample)
     stacked = Stacked(module, naming.pieces, running, pick, tuple(noise), duplicate)
     net = Net(
         shapes,
@@ -130,10 +130,10 @@ def from_module(
         activations=trial.activations,
         noise=noise,
         undivided=naming.undivided,
-        pieces=_all_pieces(module, naming.pieces),
+        pieces=pieces,
         inputs=sample.numel() if sample.is_floating_point() else None,
         by_batch=SEEDS in noise or (trial.by_batch and not buffers),
-        fixed=_constants(module, naming.pieces),
+        fixed=_constants(module, pieces),
     )
     _require_equal(net, to_params(naming, module), module, sample, pick)
     body = _body(module, naming.output, sample, pick, noise)
@@ -180,9 +180,11 @@ def _all_pieces(module: nn.Module, pieces: Mapping[str, Piece]) -> dict[str, Pie
 
 
 def _constants(module: nn.Module, pieces: Mapping[str, Piece]) -> dict[str, Tensor]:
-    """Return the buffers of a module's state_dict that training does not change."""
-    state, buffers = module.state_dict(), dict(module.named_buffers())
-    return {name: b for name, b in buffers.items() if name in state and name not in pieces and not is_count(name)}
+    """Return the tensors of a module's state_dict that are no pieces: buffers that training does not change."""
+    state = module.state_dict()
+    return {
+        name: state[name] for name, _ in module.named_buffers(remove_duplicate=False) if name in state.keys() - pieces
+    }
 
 
 def _require_resettable(module: nn.Module) -> None:

@@ -66,6 +66,16 @@ def require_recomputed(module: nn.Module, runner: nn.Module, before: Sequence[Te
                 )
 
 
+def require_seeds(module: nn.Module, device: torch.device) -> None:
+    """Raise ValueError if a part draws by cuDNN, whose random numbers in recurrent layers cannot be seeded anew."""
+    for path, part in module.named_modules() if device.type == "cuda" else ():
+        if isinstance(part, nn.RNNBase) and part.dropout and part.num_layers > 1:
+            raise ValueError(
+                f"{describe(path, part)} has dropout between its layers, which draws outside the run's streams on a "
+                "GPU. Write single layers with an nn.Dropout between them, or train on the CPU."
+            )
+
+
 def computed_attributes(part: nn.Module) -> dict[str, Tensor]:
     """Return the tensors among the attributes of a part that are computed from parameters."""
     return {name: value for name, value in vars(part).items() if isinstance(value, Tensor) and not value.is_leaf}

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedstat.fl.nets.base import Gradient, Params, Piece
 from fedstat.fl.nets.conv import channels_last, conv2d
+from fedstat.fl.nets.module_checks import require_seeds
 from fedstat.fl.nets.module_dropout import SEEDS, Draws, draws_of, seed_of, seeded
 from fedstat.fl.nets.module_layers import is_count
 from fedstat.fl.nets.module_trial import Pick, copied, named_tensors
@@ -217,6 +218,8 @@ class Stacked:
         """Return this thread's copy of the module, whose constants are on the device."""
         threads = self._of_threads.__dict__.setdefault("by_kind", {})
         if (device, dtype) not in threads:
+            if self._is_seeded:
+                require_seeds(self._empty, device)
             module = copy.deepcopy(self._empty).eval()
             entries: dict[str, list[tuple[Any, Any]]] = {}
             for name, places in self._places.items():
