@@ -348,10 +348,9 @@ def seeds_of_client(number, client, n):
 @pytest.mark.parametrize("kind", RANDOM)
 def test_random_numbers_come_from_seeds_of_the_clients_steps(kind):
     start = made(RANDOM[kind])
-    data = federation()
+    data, before = federation(), torch.get_rng_state()
     net = nets.from_module(start, sample_of(data))
     assert net.noise == {module_dropout.SEEDS: (2,)}
-    before = torch.get_rng_state()
     run = trained(net, data)
     assert torch.equal(torch.get_rng_state(), before)
     assert_near(fl.state_dict(run), averaged(start, data, 3, seeds_of_client))
@@ -408,6 +407,12 @@ def own_generator():
 def test_what_cannot_work_is_refused_by_the_name_of_the_part(module, says):
     with pytest.raises(ValueError, match=says):
         nets.from_module(module, (5, 8))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.torch.jit:DeprecationWarning")
+def test_a_compiled_module_is_refused():
+    with pytest.raises(ValueError, match=r"^0 \(RecursiveScriptModule\) is compiled\. Pass the module that it was"):
+        nets.from_module(nn.Sequential(torch.jit.script(nn.Linear(8, 3))), (8,))
 
 
 @pytest.mark.parametrize("select", ["logits", lambda found: found["logits"]])

@@ -141,8 +141,8 @@ class Net(NamedTuple):
     by_batch : bool
         True: in training, results depend on the real samples of a batch together, or differ from evaluation. ``apply``
         takes ``live``.
-    fixed : mapping from name to Tensor
-        Constant tensors in the state_dict of a user's module, equal for all clients, by their names in it.
+    fixed : mapping from name to Tensor (...)
+        Constant tensors in the state_dict of a user's module, of any shape and equal for all clients, by their names.
     """
 
     shapes: Mapping[str, tuple[int, ...]]

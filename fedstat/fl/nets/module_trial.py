@@ -230,7 +230,7 @@ def require_computed_anew(module: nn.Module, sample: Tensor) -> None:
     """Raise ValueError if an attribute was computed from parameters, and the forward pass does not compute it anew."""
     runner = copied(module)
     before = [value for part in runner.modules() for value in vars(part).values() if isinstance(value, Tensor)]
-    with torch.no_grad():
+    with torch.no_grad(), seeded(0, sample.device):
         runner(torch.stack([sample, sample]))
     require_recomputed(module, runner, before)
 
