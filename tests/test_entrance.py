@@ -126,7 +126,7 @@ def test_errors_and_usage_name_the_command_as_it_was_called(capsys, monkeypatch)
 
 def test_help_of_the_trainer_names_everything_there_is_to_choose():
     said = import_module("fedstat.fl.__main__").parser().format_help().replace("\n", " ")
-    words = set(said.replace(",", " ").replace(":", " ").split())
+    words = set(said.replace(",", " ").replace(":", " ").replace(";", " ").split())
     given = [name for name in algorithms.ALGORITHMS if name != "fedsplit"]  # which needs a split
     assert {*given, *nets.NETS, *(one.partition(":")[0] for one in federation.PARTITIONS)} <= words
     joined = said.replace("- ", "-").replace(" ", "")

@@ -92,7 +92,8 @@ def _table(runs: Sequence[Stored]) -> pd.DataFrame:
     with contextlib.suppress(TypeError):  # settings of another fedstat
         noted = [experiment.noted(run.attrs) for run in runs]
         if all("algorithm" in settings for settings in noted):
-            table["method"] = variants([SimpleNamespace(**{"options": ()} | settings) for settings in noted])
+            named = variants([SimpleNamespace(**{"options": ()} | settings) for settings in noted])
+            table["method"] = [run_table.well_formed(name) for name in named]
     if table.duplicated(["scenario", "method", "seed"]).any():
         again = table.groupby("path").cumcount()
         table["method"] += ", " + table["path"] + again.map(lambda n: f" ({n + 1})" if n else "")

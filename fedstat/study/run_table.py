@@ -357,7 +357,7 @@ def row(run: xr.DataTree, measure: str | None = None) -> dict[str, Any]:
     test, weight = measured(run, measure)
     over_clients = clients(run, measure)[measure].dropna()
     before = weighted(_values(metrics, f"{score.name}_before"), weight)
-    return {
+    values = {
         "scenario": config.get("scenario") or config.get("data") or "run",
         "method": config["algorithm"],
         "seed": config["seed"],
@@ -380,6 +380,12 @@ def row(run: xr.DataTree, measure: str | None = None) -> dict[str, Any]:
         "seconds": float(np.nanmedian(metrics["seconds"])) if "seconds" in metrics else math.nan,
         **{x["measure"]: x["mean"] for x in further(run).to_dict("records")},
     }
+    return {name: well_formed(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def well_formed(text: str) -> str:
+    """Replace half pairs of UTF-16, which settings of a store may hold, but tables of PyArrow cannot."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64], measure: str, score: Score) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from fedstat.fl import aggregate, algorithms, chunks, nets, train
 # Where the API of the base differs: a setting (its name, or a value that is a string) here -> in the base.
 BASE_SETTINGS: dict[str, str] = {"unseen_clients": "new"}
 # Keyword arguments of train that the base lacks; their values here are the defaults.
-NEW_OPTIONS: tuple[str, ...] = ()
+NEW_OPTIONS: tuple[str, ...] = ("task", "loss")
 # Arrays that were renamed since the base: a regular expression -> its replacement, as re.sub takes them.
 RENAMED_ARRAYS: dict[str, str] = {
     r"/new/": "/unseen_clients/",
@@ -105,7 +105,7 @@ OPTIONS: dict[str, Any] = {
     "lr": 0.1, "server_lr": 1.0, "aggregator": "mean", "optimizer_state": "reset", "seed": 4, "device": "cpu",
     "client_chunk": 8, "threads": 1, "precision": "float32", "memory_budget": None, "checkpoints": (2,),
     "keep_weights": None, "evaluate_every": 1, "unseen_clients": None, "ablation": 0, "probe": None,
-    "prediction_rules": {}, "metrics": (), "store_predictions": False, "about": {},
+    "prediction_rules": {}, "metrics": (), "store_predictions": False, "about": {}, "task": None, "loss": None,
 }  # fmt: skip
 KEPT = {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep", "rounds": 4}
 SEVERAL = {"epochs": (0, 1, 3), "rate": 1.0, "by": "pooled", "held_out": "halves"}

@@ -83,7 +83,7 @@ def test_features_and_targets_are_standardized_by_the_training_samples(table):
         np.testing.assert_allclose(back, plain[name], rtol=1e-4, atol=1e-4)
     stored = run(settings.but(store_predictions=True))
     np.testing.assert_allclose(
-        stored["predictions/y"][stored["predictions/client"] == 0],
+        stored["predictions/y"][stored["predictions/client"] == "h0"],
         plain["y"][((plain["client"] == 0) & (plain["split"] == "test")).to_numpy()], rtol=1e-5,
     )  # fmt: skip
 

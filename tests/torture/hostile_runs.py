@@ -96,7 +96,7 @@ def run_of_attributes_nested_deeply(at: Path) -> Read:
     return lambda: fedstat.open_run(path)
 
 
-@hostile("metrics/accuracy is missing", "DamageError")
+@hostile("metrics/accuracy or metrics/rmse is missing", "DamageError")
 def run_without_an_array(at: Path) -> Read:
     path = changed(at, "zarr.json", attribute("note", ""))
     shutil.rmtree(path / "metrics" / "accuracy")

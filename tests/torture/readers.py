@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import hostile_data
 import hostile_stores
@@ -34,6 +35,11 @@ FINE: set[tuple[str, str]] = set()
 """Readers, and what may stand in the file's place without an error."""
 SOUND = "FEDSTAT_TORTURE_RUN"
 """Variable of the environment that names a sound run."""
+
+
+def settings_of(path: Path) -> SimpleNamespace:
+    """Settings of a run that name a file, before anything checks it."""
+    return SimpleNamespace(data=str(path), task=None, target=(), client_column=None)
 
 
 def replaced_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -100,7 +106,7 @@ reader("own table, .csv")(lambda at: (hostile_data.table(at), lambda: data.load(
 reader("digest of own arrays", "nothing inside", "half of it", "noise", "zeros")(
     lambda at: (hostile_data.own(at), lambda: arrays.digest(str(at / "own.npz")))
 )
-reader("shape of own arrays")(lambda at: (hostile_data.own(at), lambda: federation.like(str(at / "own.npz"))))
+reader("shape of own arrays")(lambda at: (hostile_data.own(at), lambda: federation.like(settings_of(at / "own.npz"))))
 reader("images, idx")(lambda at: (at / "train-images-idx3-ubyte", hostile_data.mnist(at, hostile_data.IMAGES)))
 reader("images, idx zipped")(
     lambda at: (at / "train-images-idx3-ubyte", hostile_data.mnist(at, gzip.compress(hostile_data.IMAGES)))
