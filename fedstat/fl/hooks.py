@@ -100,7 +100,7 @@ class Hooks:
     def loss(self, loss: Loss) -> Loss:
         """Return the loss that is trained, made from the loss of plain outputs; it has the same task."""
         made: Loss = self._call_hook("loss", loss, self.net, default=loss)
-        return made._replace(task=loss.task)
+        return made if made.task == loss.task else made._replace(task=loss.task)
 
     def init_mask(self, context: InitContext) -> SharedMask:
         """Return the mask before the first round; by default all entries are shared."""

@@ -7,6 +7,7 @@ retains the dtype.
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -99,6 +100,7 @@ def require_memory(units: int, *, all_pairs: bool, clients: int = 0) -> None:
 _CONSTANT = 1e-26
 # Below this sum of squares, some squares may have vanished.
 _LEAST = 1e-200
+_MOST = 1e250  # largest sum of squares; sums over clients stay finite
 
 
 class Moments(NamedTuple):
@@ -171,7 +173,8 @@ def scaled_moments(z: Array) -> tuple[Moments, Array]:
     with np.errstate(over="ignore", invalid="ignore"):
         result = moments(z)
     size = xp.linalg.diagonal(result.cross)
-    if z.dtype != xp.float64 or bool(xp.all((size > _LEAST) & xp.isfinite(size))):
+    is_ordinary = (size > _LEAST) & (size < _MOST) & (xp.abs(result.mean) < math.sqrt(_MOST))
+    if z.dtype != xp.float64 or bool(xp.all(is_ordinary)):
         return result, xp.zeros(z.shape[-1], dtype=xp.float64, device=device_of(z))
     e = exponent(largest(z, 0))
     return moments(z * power(-e)), e

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from user_modules import GPT, VisionTransformer, federation, of_client
 
 import fedstat
 from fedstat import fl
+from fedstat.fl import __main__ as cli
 from fedstat.fl import algorithms, nets
 from fedstat.fl import chunks as memory
 
@@ -89,3 +91,79 @@ def test_the_tied_head_of_a_language_model_is_its_output_layer():
     assert nets.head_parameters(net) == ["fc9.weight"]
     assert net.pieces["words.weight"] == net.pieces["head.weight"]
     assert set(net.fixed) == {"blocks.0.mask", "blocks.1.mask"}
+
+
+FILE = """
+import torch
+from torch import nn
+from user_modules import GPT, VisionTransformer
+
+from fedstat.fl import nets
+
+
+def vision(sample, outputs):
+    module = VisionTransformer()
+    module.head = nn.Linear(8, outputs)
+    return module
+
+
+def language(sample, outputs, *, vocabulary):
+    assert vocabulary == outputs == 11
+    return nets.from_module(GPT(), torch.zeros(sample, dtype=torch.long), select=lambda out: out[:, -1])
+"""
+GRID = """
+partition = "natural"
+rounds = 2
+batch_size = 4
+lr = 0.1
+seeds = [0, 1]
+[[dataset]]
+scenario = "images"
+data = "images.npz"
+net = "models.py:vision"
+[[dataset]]
+scenario = "words"
+data = "words.npz"
+net = "models.py:language"
+[[method]]
+algorithm = "fedavg"
+[[method]]
+algorithm = "fedper"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the file of both networks, the data of each, and a grid of them."""
+    monkeypatch.chdir(tmp_path)
+    Path("models.py").write_text(FILE)
+    Path("grid.toml").write_text(GRID)
+    for kind in ("images", "words"):
+        data = federation(kind, clients=4, n_test=4)
+        x = data["x"].to_numpy()
+        np.savez(
+            f"{kind}.npz", x=x.astype(np.float32) if x.dtype.kind == "f" else x, y=data["y"], client=data["client"]
+        )
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("kind", "function"), [("images", "vision"), ("words", "language")])
+def test_the_command_line_trains_and_resumes_them(kind, function):
+    options = ["--data", f"{kind}.npz", "--partition", "natural", "--net", f"models.py:{function}", "--lr", "0.1"]
+    options += ["--algorithm", "fedavg", "--quiet"]
+    cli.main([*options, "--rounds", "3", "--out", "whole.zarr"])
+    cli.main([*options, "--rounds", "1", "--out", "parts.zarr"])
+    cli.main([*options, "--rounds", "3", "--out", "parts.zarr", "--resume"])
+    same(fedstat.open_run("parts.zarr"), fedstat.open_run("whole.zarr"))
+    assert fedstat.settings("whole.zarr")["net"] == f"models.py:{function}"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_grid_trains_them(capsys):
+    for n_new in (8, 0):
+        cli.main(["--config", "grid.toml", "--out", "runs", "--quiet"])
+        printed = capsys.readouterr().out
+        assert f"8 runs in runs, {n_new} new" in printed
+    assert "images (2 seeds)" in printed
+    assert "words (2 seeds)" in printed
