@@ -50,36 +50,39 @@ class Piece(NamedTuple):
     high: int | None = None
     parts: int = 1
 
-    def of(self, p: Tensor) -> Tensor:
-        """Return the module's tensor from the parameter p of one client."""
+    def of(self, p: Tensor, lead: int = 0) -> Tensor:
+        """Return the module's tensor from the parameter p, whose first ``lead`` axes stay, such as clients."""
         p = self.entries(p)
         p = p if self.low is None or self.high is not None else p.squeeze(-1)
         if self.way == "gates":
-            return p.transpose(0, 1).flatten(0, 1)
-        return self._exchanged(p, first=-1, last=0)
+            return p.transpose(lead, lead + 1).flatten(lead, lead + 1)
+        if self.way == "last":
+            return p.movedim(-1, lead)
+        return p.select(lead, 0) if self.way == "number" else self._exchanged(p, lead)
 
     def entries(self, p: Tensor) -> Tensor:
-        """Return the range of the tensor on the last axis of the parameter p of one client."""
+        """Return the range of the tensor on the last axis of the parameter p."""
         if self.low is None:
             return p
         return p[..., self.low : self.low + 1 if self.high is None else self.high]
 
     def part(self, tensor: Tensor) -> Tensor:
-        """Return the tensor as :meth:`entries` of the parameter holds it, the inverse of :meth:`of`."""
+        """Return the tensor as :meth:`entries` of one client's parameter holds it, the inverse of :meth:`of`."""
         if self.way == "gates":
             tensor = tensor.unflatten(0, (self.parts, -1)).transpose(0, 1)
-        tensor = self._exchanged(tensor, first=0, last=-1)
+        elif self.way == "last":
+            tensor = tensor.movedim(0, -1)
+        else:
+            tensor = tensor.unsqueeze(0) if self.way == "number" else self._exchanged(tensor)
         return tensor.unsqueeze(-1) if self.low is not None and self.high is None else tensor
 
-    def _exchanged(self, p: Tensor, *, first: int, last: int) -> Tensor:
-        """Return a tensor with its axes in the other order; "last" moves axis ``last`` to ``first``."""
+    def _exchanged(self, p: Tensor, lead: int = 0) -> Tensor:
+        """Return a tensor with two axes exchanged, in either direction."""
         if self.way == "transposed":
             return p.mT
-        if self.way == "last":
-            return p.movedim(last, first)
         if self.way == "channels":
-            return p.unflatten(0, (self.parts, -1)).transpose(1, 2).flatten(0, 1)
-        return (p[0] if p.ndim else p[None]) if self.way == "number" else p
+            return p.unflatten(lead, (self.parts, -1)).transpose(lead + 1, lead + 2).flatten(lead, lead + 1)
+        return p
 
 
 class Net(NamedTuple):

@@ -80,10 +80,10 @@ def from_module(
 
         A parameter of a user's class is a layer with its path as name, such as ``"encoder_pos_embed"``: its ``weight``
         if names or shapes tell the axis of units with several weights, else its ``value``. Masks by unit do not divide
-        a matrix whose units are unknown. A
-        parameter with several names exists once. An embedding whose weight is the output layer's, too, is the output
-        layer. Buffers that training changes are running statistics, other buffers constants. Parameters that do not
-        require a gradient are not trained. :func:`fedstat.fl.state_dict` returns the module's names and shapes.
+        a matrix whose units are unknown. A parameter with several names exists once. An embedding whose weight is the
+        output layer's, too, is the output layer. Buffers that training changes are running statistics, other buffers
+        constants. Parameters that do not require a gradient are not trained. :func:`fedstat.fl.state_dict` returns the
+        module's names and shapes.
 
     Raises
     ------

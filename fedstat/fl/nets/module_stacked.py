@@ -140,14 +140,11 @@ class Stacked:
         A statistic's tensors have separate version counts (``.data``), so that an update of one client's statistic does
         not count as a change of the others'.
         """
-        rows: dict[str, Sequence[Tensor]] = {}
-        for name in self._names:
-            parts = params[name].unbind()
-            rows[name] = [client.data for client in parts] if name in self._statistics else parts
-        return {
-            name: [piece.of(p) for p in rows[piece.name]] if piece.way or piece.low is not None else rows[piece.name]
-            for name, piece in self._pieces.items()
-        }
+        tensors: dict[str, Sequence[Tensor]] = {}
+        for name, piece in self._pieces.items():
+            rows = piece.of(params[piece.name], 1).unbind()
+            tensors[name] = [client.data for client in rows] if piece.name in self._statistics else rows
+        return tensors
 
     def _outputs(
         self,
