@@ -49,7 +49,17 @@ def test_fedavg_with_full_batches_is_gradient_descent_on_the_pooled_data(targets
     data = dataset(targets=targets)
     x, y = (np.concatenate(p) for p in zip(*(parts(data, c, "train") for c in range(4)), strict=True))
     net, lr = nets.mlp([5, targets]), 0.1
-    run = train(data, net, algorithms.fedavg(), rounds=400, lr=lr, batch_size=None, local_epochs=1, checkpoints=[1])
+    run = train(
+        data,
+        net,
+        algorithms.fedavg(),
+        rounds=400,
+        lr=lr,
+        batch_size=None,
+        local_epochs=1,
+        checkpoints=[1],
+        evaluate_every=400,
+    )
     design = np.hstack([x, np.ones((len(x), 1))])
     solution, *_ = np.linalg.lstsq(design, y, rcond=None)
     last = run["weights/fc1"].to_dataset().isel(checkpoint=-1, client=0)
