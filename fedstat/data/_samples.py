@@ -60,7 +60,7 @@ def build_samples(
     if attrs and len(np.unique(values)) < 2:
         raise ValueError(
             f"y in {where} must hold at least two classes, but all {len(values):,} samples are of the class "
-            f"{attrs['names'][values[0]]}. Add samples of other classes, or set task='regression' for real targets."
+            f"{attrs['names'][values[0]]}. Add samples of other classes."
         )
     if split is None:
         split = np.full(len(x), "train")

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from fedstat._utils import check, guard
+from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.data._files import note
 from fedstat.data._images import MODES, Size, decode, many, read_head
 from fedstat.data._samples import SUBSETS, build_samples
 
 _ENDINGS = (".png", ".jpg", ".jpeg")
+_SUBSET_NAMES = (*SUBSETS, "training", "testing", "val", "valid", "dev")
 _LEVELS = "CLASS/IMAGE.png or CLIENT/CLASS/IMAGE.png, maybe with train/ and test/ above"
 
 
@@ -76,6 +78,12 @@ def from_folder(path: str | os.PathLike[str], *, size: int | Size | None = None,
         raise FileNotFoundError(f"{root} must hold images ({', '.join(_ENDINGS)}) as {_LEVELS}, but holds none.")
     has_split = {parts[0] for parts in files} <= set(SUBSETS)
     levels = len(files[0]) - 1 - has_split
+    other = {parts[0] for parts in files if parts[0].lower() in _SUBSET_NAMES}
+    if other and not has_split:
+        raise ValueError(
+            f"folders of subsets in {root} must be named {', '.join(SUBSETS)}, but there is {few(sorted(other))}. "
+            "Rename it, or pass a folder in it."
+        )
     for parts in files:
         if len(parts) != len(files[0]) or levels not in (1, 2):
             raise ValueError(

@@ -74,6 +74,9 @@ def from_huggingface(
         )
     targets = None if isinstance(y, str) else [str(name) for name in y]
     columns = [y] if isinstance(y, str) else [*y]
+    if both := {*([x] if isinstance(x, str) else x)} & {*columns, client}:
+        name = min(map(str, both))
+        raise ValueError(f"x must hold features only, but {name!r} is a column of y or client, too. Remove it.")
     names = None if targets else _class_names(columns[0], parts)
     target = np.concatenate([_read_y(part, columns, targets is not None) for part in parts.values()])
     if names and (wrong := np.flatnonzero(target < 0)).size:

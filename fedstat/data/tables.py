@@ -23,7 +23,7 @@ from fedstat.data._files import note
 from fedstat.data._samples import build_samples
 from fedstat.data.targets import Task
 
-_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")  # numbers that are equal to their texts
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that are equal to their texts
 
 
 _wrap = partial(guard.wrap_errors, advice="Save it as UTF-8 with commas.", what="could not be read as a table")
@@ -57,7 +57,7 @@ def from_table(
     Returns
     -------
     xarray.Dataset
-        x (sample, feature) float32, with the names of the columns as coordinate ``feature``; y (sample): int64 classes,
+        x (sample, feature) float64, with the names of the columns as coordinate ``feature``; y (sample): int64 classes,
         whose ``attrs["names"]`` are the values of the table, or float64 targets (sample) or (sample, target);
         coordinates split (sample) and, with ``client``, user (sample).
 
@@ -81,7 +81,8 @@ def from_table(
     if isinstance(frame, str | os.PathLike):
         path = Path(frame).expanduser()
         header = _read_header(path)
-        return _build(_read(path, client), y, client, split, task, where=str(path), row="line", names=header)
+        table = _read(path, client)
+        return _build(table, y, client, split, task, where=str(path), row=_row_word(table), names=header)
     if not hasattr(frame, "iloc") or frame.ndim != 2:
         raise ValueError(f"frame must be a pandas DataFrame or the path of a .csv file, but got {check.kind(frame)}.")
     if frame.columns.nlevels > 1:
@@ -99,7 +100,8 @@ def read_table(
     if isinstance(targets, str) and targets not in header and "," in targets:
         targets = [name.strip() for name in targets.split(",")]
     split = "split" if "split" in header else None
-    return _build(_read(path, client), targets, client, split, task, where=str(path), row="line", names=header)
+    table = _read(path, client)
+    return _build(table, targets, client, split, task, where=str(path), row=_row_word(table), names=header)
 
 
 def _read_header(path: Path) -> list[str]:
@@ -127,7 +129,10 @@ def _read(path: Path, client: str | None) -> pd.DataFrame:
         warnings.simplefilter("error", pd.errors.ParserWarning)  # rows that are longer than the header
         types = {} if client is None else {client: str}
         frame = pd.read_csv(stream, dtype=types, index_col=False, low_memory=False, encoding="utf-8-sig")
-    frame.index = pd.RangeIndex(2, len(frame) + 2)
+    with guard.opened(path) as stream:
+        n_lines = sum(1 for _ in stream)
+    # Blank lines, and values with line breaks, have rows and lines differ.
+    frame.index = pd.RangeIndex(2, len(frame) + 2) if n_lines == len(frame) + 1 else pd.RangeIndex(1, len(frame) + 1)
     return frame
 
 
@@ -142,7 +147,8 @@ def _build(
     row: str,
     names: Sequence[Any],
 ) -> xr.Dataset:
-    targets = [y] if isinstance(y, str) else [*y]
+    several = isinstance(y, Sequence) and not isinstance(y, str)
+    targets: list[Any] = [*y] if several else [y]
     if twice := [name for name, n in Counter(names).items() if n > 1]:
         raise ValueError(
             f"columns of {where} must have different names, but {twice[0]!r:.200} occurs twice. Rename one."
@@ -160,7 +166,8 @@ def _build(
     if not features:
         raise ValueError(f"{where} must have at least one column of features, but has only {few(names, 8)}.")
     column = {name: labels.complete(_name(name, where), frame[name], row, frame.index.to_numpy()) for name in roles}
-    several = not isinstance(y, str)
+    for name in targets:
+        _require_one_kind(frame[name], name, where, row)
     return build_samples(
         where,
         np.column_stack([_numbers(frame[name], name, where, row) for name in features]),
@@ -173,6 +180,11 @@ def _build(
     )
 
 
+def _row_word(table: pd.DataFrame) -> str:
+    """Return what the labels of rows count: lines of the file from 1, or rows from 1 below the header."""
+    return "line" if len(table) and table.index[0] == 2 else "row"
+
+
 def _integers(client: NDArray[Any]) -> NDArray[Any]:
     """Return texts as integers if all are written as integers."""
     is_whole = client.dtype.kind == "U" and all(_WHOLE.fullmatch(text) for text in client)
@@ -183,7 +195,21 @@ def _name(name: Any, where: str) -> str:
     return f"column {str(name)!r:.200} of {where}"
 
 
-def _numbers(column: pd.Series, name: Any, where: str, row: str) -> NDArray[np.float32]:
+def _require_one_kind(column: pd.Series, name: Any, where: str, row: str) -> None:
+    """Raise ValueError if most values of a target are numbers, with decimals, but some are texts that are none."""
+    if column.dtype.kind in "iufb":
+        return
+    numbers = pd.to_numeric(column.astype(object), errors="coerce").to_numpy(np.float64)
+    is_number = np.isfinite(numbers)
+    if 0.5 <= is_number.mean() < 1 and (numbers[is_number] % 1 != 0).any():
+        i = int(np.argmin(is_number))
+        raise ValueError(
+            f"{_name(name, where)} must hold numbers only, or classes, but most values are real numbers and {row} "
+            f"{column.index[i]} has {column.iloc[i]!r:.80}. Correct it, or leave the {row} out."
+        )
+
+
+def _numbers(column: pd.Series, name: Any, where: str, row: str) -> NDArray[np.float64]:
     """Return a feature as numbers; raise ValueError if it holds texts, or values that are missing or not finite."""
     if column.dtype.kind not in "iufb":
         plain = column.astype(object)
@@ -195,9 +221,8 @@ def _numbers(column: pd.Series, name: Any, where: str, row: str) -> NDArray[np.f
             f"1: pandas.get_dummies(frame, columns=[{str(name)!r:.200}], dtype=float)."
         )
     labels.complete(_name(name, where), column, row, column.index.to_numpy())
-    with np.errstate(over="ignore"):
-        numbers = column.to_numpy(np.float32)
-    if (wrong := np.flatnonzero(~np.isfinite(numbers))).size:
+    numbers = column.to_numpy(np.float64)
+    if (wrong := np.flatnonzero(~(np.abs(numbers) <= np.finfo(np.float32).max))).size:
         raise ValueError(
             f"{_name(name, where)} must be finite as float32, but is {column.iloc[wrong[0]]} in {row} "
             f"{column.index[wrong[0]]}. Correct it, or leave the {row} out."

@@ -42,6 +42,8 @@ def task_of(name: str, y: NDArray[Any], task: Task | None = None) -> Task:
     """
     if task is not None:
         check.choice("task", task, TASKS)
+    if y.dtype.kind == "O":  # numbers of any type
+        y = np.array(y.tolist())
     is_float = y.dtype.kind == "f"
     whole = is_float and bool((np.isfinite(y) & (y == np.round(y))).all())
     if task is None and whole and y.size:

@@ -38,7 +38,7 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
     cli = _cli.Parser(
         prog="python -m fedstat.fl",
         description="Train a federated network on a data set or, with --config, make all runs of a grid. Print test "
-        "accuracy over clients, communication, and the split of units.",
+        "accuracy (or RMSE) over clients, communication, and the split of units.",
         usage="%(prog)s [--data NAME] [--algorithm NAME] [other options, listed by --help]",
     )
     groups = add_arguments(cli, Settings)
@@ -240,7 +240,10 @@ def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
             try:
                 for step in tune(initial, candidates, args.out, seeds=seeds, **options):
                     heading = f"{scenario}, {algorithm}: {step.name}, {list_seeds(seeds)}"
-                    print(f"{heading}\n{step.table.round(4).to_string(index=False)}\n", flush=True)
+                    is_error = run_table.score_in(step.table).is_error
+                    shown = step.table if is_error else step.table.round(4)
+                    text = shown.to_string(index=False, float_format="{:.4g}".format if is_error else None)
+                    print(f"{heading}\n{text}\n", flush=True)
                     selected |= {(run.name, run.algorithm): run for run in step.settings}
                     scores.append(run_table.score_in(step.table))
             except FloatingPointError as error:

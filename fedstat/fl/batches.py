@@ -391,7 +391,10 @@ def _real_targets(y: xr.DataArray, lead: tuple[str, ...]) -> np.ndarray:
     if not np.isfinite(values).all():
         bad = np.argwhere(~np.isfinite(values).all(-1))[0].tolist()
         where = ", ".join(f"{dim} {i}" for dim, i in zip(lead, bad, strict=True))
-        raise ValueError(f"y must be finite, but at {where} of the data (counted from 0) it is not. Remove the sample.")
+        raise ValueError(
+            f"y must be finite as float32, but at {where} of the data (counted from 0) it is not. Remove the sample, "
+            "or scale the targets."
+        )
     return values
 
 

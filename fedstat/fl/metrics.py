@@ -188,17 +188,19 @@ class ErrorTally:
         self._blocks.append((self._job.loss.predict(out), y, real))
 
     def values(self) -> dict[str, np.ndarray]:
-        """Return the metrics (client,) by name, in the units of the targets."""
+        """Return the metrics (client,) by name, in the units of the targets; predictions as networks give them."""
         predicted, y, real = (torch.cat(parts, 1) for parts in zip(*self._blocks, strict=True))
         weight = real.double().unsqueeze(-1)
         weight /= weight.sum(1, keepdim=True)
-        mean, sd = self._job.target_scale(y.device)
-        predicted, y = predicted.double() * sd + mean, y.double() * sd + mean
-        error, center = predicted - y, (y * weight).sum(1, keepdim=True)
-        variance = ((y - center).square() * weight).sum(1)
+        _, sd = self._job.target_scale(y.device)
+        first = y[:, :1].double()  # near the targets, so that sums of squares lose no digits
+        error, deviation = predicted.double() - y.double(), y.double() - first
+        center = (deviation * weight).sum(1, keepdim=True)
+        variance = ((deviation - center).square() * weight).sum(1)
+        varies = ((y != y[:, :1]) & real.unsqueeze(-1)).any(1)
         values = {
-            "mae": lambda: (error.abs() * weight).sum(1).mean(1),
-            "r2": lambda: torch.where(variance > 0, 1 - (error.square() * weight).sum(1) / variance, torch.nan).mean(1),
+            "mae": lambda: (error.abs() * sd * weight).sum(1).mean(1),
+            "r2": lambda: torch.where(varies, 1 - (error.square() * weight).sum(1) / variance, torch.nan).mean(1),
             PREDICTION: lambda: _pad(self._job, predicted, real),
         }
         return {name: values[name]().cpu().numpy() for name in self._job.metrics.names}

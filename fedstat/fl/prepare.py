@@ -331,7 +331,8 @@ def require_targets(rows: Rows, outputs: int, name: str) -> None:
     if low < 0 or top >= classes:
         raise ValueError(
             f"y must lie in 0, ..., {classes - 1} for {outputs} output(s), but the {name} samples have {low} to {top}. "
-            "Number the classes from 0, or give the network more outputs."
+            "Number the classes from 0, or give the network more outputs; if y holds counts or grades, set "
+            "task='regression'."
         )
 
 

@@ -128,7 +128,8 @@ def name_ticks(axis: Axis, positions: Sequence[float], names: Iterable[object]) 
 def plain(name: object) -> str:
     """Return a name as text, not as a formula, and shorten it so that the figure keeps its width."""
     text = " ".join(str(name).split())
-    return literal(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
+    half = _LONGEST // 2
+    return literal(text if len(text) <= _LONGEST else f"{text[:half]}…{text[1 - half :]}")
 
 
 def literal(name: object) -> str:

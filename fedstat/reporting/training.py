@@ -12,6 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from statsmodels.stats.proportion import proportion_confint
 
+from fedstat.fl import custom
 from fedstat.fl.losses import Score
 from fedstat.fl.stored import profile
 from fedstat.labelled import icc
@@ -407,7 +408,8 @@ def _span(n: NDArray[Any]) -> str:
 
 def _setting(config: Mapping[str, Any]) -> str:
     """Return data set and partition, after the name of the scenario."""
-    plain = _joined(config.get("data"), config.get("partition"))
+    data = config.get("data")
+    plain = _joined(custom.short(data) if isinstance(data, str) else data, config.get("partition"))
     scenario = str(config.get("scenario") or "")
     return scenario if scenario.startswith(plain) else _joined(scenario, plain)
 

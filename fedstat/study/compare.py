@@ -118,7 +118,11 @@ class RunsResult(ComparisonResult):
         parts = ["\n".join(map(wrapped, head)), *(self._block(name) for name in self.scenarios)]
         if len(self.scenarios) > 1 and self.table["difference"].notna().any():
             rows = [
-                {"": x["method"], "difference": _difference(x, self.reference), "seeds": str(x["n"] or "")}
+                {
+                    "": x["method"],
+                    "difference": _difference(x, self.reference, self._digits),
+                    "seeds": str(x["n"] or ""),
+                }
                 for x in self.table.to_dict("records")
             ]
             parts.append(f"all scenarios (means within each seed)\n{aligned(pd.DataFrame(rows))}")
@@ -160,7 +164,7 @@ class RunsResult(ComparisonResult):
         ]
 
     def _printed(self, digits: int | None = None) -> pd.DataFrame:
-        blocks = [self._rows(name, 4 if digits is None else digits) for name in self.scenarios]
+        blocks = [self._rows(name, digits) for name in self.scenarios]
         if len(blocks) > 1:
             for name, block in zip(self.scenarios, blocks, strict=True):
                 block.insert(0, "scenario", name)
@@ -173,10 +177,18 @@ class RunsResult(ComparisonResult):
         head = head if len(seeds) > 1 else f" ({count(next(iter(seeds)), 'seed')})"
         return f"{scenario}{head}\n{aligned(self._rows(scenario))}"
 
-    def _rows(self, scenario: str, digits: int = 4) -> pd.DataFrame:
+    @property
+    def _digits(self) -> int:
+        """Decimals of the print: four; of errors, which have units, up to four digits of the largest."""
+        largest = max(float(np.nanmax(comparison.table["mean"].abs())) for comparison in self.scenarios.values())
+        if not is_error(self.measure) or largest == 0:
+            return 4
+        return int(np.clip(3 - np.floor(np.log10(largest)), 0, 6))
+
+    def _rows(self, scenario: str, digits: int | None = None) -> pd.DataFrame:
         """Return accuracies, differences and costs in one scenario, and numbers of seeds if they differ."""
         costs: dict[Any, Any] = self.costs[self.costs["scenario"] == scenario].set_index("method").to_dict("index")
-        table = self.scenarios[scenario].table
+        table, digits = self.scenarios[scenario].table, self._digits if digits is None else digits
         has_seeds = table["n_values"].nunique() > 1
         rows = [
             {
@@ -198,7 +210,7 @@ class RunsResult(ComparisonResult):
         return "\n".join([repr(self), "", *notes])
 
 
-def _difference(row: Mapping[Any, Any], reference: str, digits: int = 4) -> str:
+def _difference(row: Mapping[Any, Any], reference: str, digits: int) -> str:
     return "reference" if row["method"] == reference else difference(row, digits=digits)
 
 

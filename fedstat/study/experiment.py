@@ -73,7 +73,7 @@ def run(
         probe=settings.probe,
         prediction_rules=settings.make_prediction_rules(),
         metrics=settings.metrics,
-        task=settings.task,
+        task="regression" if fed.y.dtype.kind == "f" else settings.task,
         loss=settings.loss,
         store_predictions=settings.store_predictions,
         progress=progress,

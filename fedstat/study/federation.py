@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
@@ -137,9 +137,11 @@ def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int |
         hint = ""
         if text and ".npz" in settings.data:
             hint = " Integers are read as tokens of texts; convert features to float32 with data.to_float(data)."
+        is_table = not text and len(sample) == 1
+        suitable = ["mlp"] if is_table else suitable
         raise ValueError(
             f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
-            f"{'texts' if text else 'images'}. Choose {', '.join(suitable)}.{hint}"
+            f"{'texts' if text else 'features' if is_table else 'images'}. Choose {', '.join(suitable)}.{hint}"
         )
     options = {"width": settings.width} | network_options("net_options", settings.net_options)
     if settings.norm is not None:
@@ -220,13 +222,14 @@ def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Datas
     fed = _sort_samples(fed)
     if "scale" in fed.x.attrs:
         fed = _standardize_images(fed)
-    if settings.standardize:
-        fed = _standardize_numbers(fed)
     if settings.class_labels == "permuted":
+        if fed.y.dtype.kind == "f":
+            raise ValueError("class_labels='permuted' needs classes, but the targets are real numbers. Remove it.")
         fed = partition.permute_labels(fed, seed=settings.seed)
-    if not settings.unseen_fraction:
-        return fed, None
-    return partition.hold_out(fed, fraction=settings.unseen_fraction, seed=settings.seed)
+    unseen = None
+    if settings.unseen_fraction:
+        fed, unseen = partition.hold_out(fed, fraction=settings.unseen_fraction, seed=settings.seed)
+    return _standardize_numbers(fed, unseen) if settings.standardize else (fed, unseen)
 
 
 def read_data(runs: Iterable[Any], data_dir: str) -> None:
@@ -492,23 +495,31 @@ def _standardize_images(fed: xr.Dataset) -> xr.Dataset:
     return fed if x.dtype == np.uint8 else datasets.to_float(fed)
 
 
-def _standardize_numbers(fed: xr.Dataset) -> xr.Dataset:
+def _standardize_numbers(fed: xr.Dataset, unseen: xr.Dataset | None) -> tuple[xr.Dataset, xr.Dataset | None]:
     """Standardize features and real-valued targets to mean 0 and standard deviation 1 over the training samples.
 
-    Values that do not vary stay 0. ``attrs`` store both: value·sd + mean is the value in its units.
+    The training samples are those of the clients that train. Values that do not vary become 0. ``attrs`` store both:
+    value·sd + mean is the value in its units.
     """
-    is_train, scaled = fed["split"].to_numpy() == "train", {}
+    rows, scaling = np.flatnonzero(fed["split"].to_numpy() == "train"), {}
     for name in ("x", "y"):
         if (name == "x" and "scale" in fed.x.attrs) or fed[name].dtype.kind != "f" or "mean" in fed[name].attrs:
             continue
-        values = fed[name].to_numpy()
-        mean, sd = values[is_train].mean(0, dtype=np.float64), values[is_train].std(0, dtype=np.float64)
-        sd = np.where(sd > 0, sd, 1.0)
-        attrs = {"mean": mean.tolist(), "sd": sd.tolist()}
-        scaled[name] = fed[name].copy(data=((values - mean) / sd).astype(values.dtype)).assign_attrs(attrs)
-    if not scaled:
+        values = fed[name].to_numpy()[rows].astype(np.float64)
+        varies = values.min(0) < values.max(0)
+        mean, sd = np.where(varies, values.mean(0), values[0]), np.where(varies, values.std(0), 1.0)
+        scaling[name] = mean, sd
+    if not scaling:
         raise ValueError(
             "standardize has no effect: the data hold neither features that are real numbers nor real-valued targets "
             "(images are always standardized). Remove it."
         )
+    return _scale(fed, scaling), None if unseen is None else _scale(unseen, scaling)
+
+
+def _scale(fed: xr.Dataset, scaling: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> xr.Dataset:
+    scaled = {}
+    for name, (mean, sd) in scaling.items():
+        values, attrs = fed[name].to_numpy(), {"mean": mean.tolist(), "sd": sd.tolist()}
+        scaled[name] = fed[name].copy(data=((values - mean) / sd).astype(values.dtype)).assign_attrs(attrs)
     return fed.assign(scaled)

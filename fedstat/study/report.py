@@ -240,7 +240,8 @@ def _metrics_in_words(further: pd.DataFrame, column: str, n_clients: int) -> str
             if x["clients"] < n_clients
             else ""
         )
-        texts.append(f"{run_table.title_of(x['measure'])} {number(x[column], 3)}{exclusions}")
+        value = f"{x[column]:.4g}" if run_table.is_error(x["measure"]) else number(x[column], 3)
+        texts.append(f"{run_table.title_of(x['measure'])} {value}{exclusions}")
     if len(classes := further[is_class].dropna(subset=column)):
         low, high = classes.sort_values(column, kind="stable").iloc[[0, -1]].to_dict("records")
         ends = (f"{x[column]:.3f} ({x['measure'].removeprefix('class_accuracy_')})" for x in (low, high))
@@ -274,7 +275,8 @@ MEAN = weighted_mean().name
 def line(run: xr.DataTree) -> str:
     """Summarize a run in half a line, for the log of a grid."""
     row, title = run_table.row(run), run_table.score_of(run).long_name
-    final, last, best = (f"{row[name]:.4f}" for name in ("final", "last10", "best10"))
+    shown = "{:.4g}" if run_table.is_error(row["measure"]) else "{:.4f}"
+    final, last, best = (shown.format(row[name]) for name in ("final", "last10", "best10"))
     if not math.isfinite(row["last10"]):
         return f"{title} {final} (last round), {row['seconds']:.2f} s per round"
     best = f", best 10 rounds {best}" if math.isfinite(row["best10"]) else ""

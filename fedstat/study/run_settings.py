@@ -18,7 +18,7 @@ from fedstat.fl.aggregate import Aggregator, private
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.cohort import checked
 from fedstat.fl.job import ComputeConfig, Participation, Precision, Sampling, TrainConfig
-from fedstat.fl.metrics import METRICS, names_of
+from fedstat.fl.metrics import ERRORS, METRICS
 from fedstat.fl.prepare import AGGREGATORS, aggregator_named, optimizer_named
 from fedstat.fl.training import PROBES
 from fedstat.study import federation
@@ -380,10 +380,10 @@ class Settings:
         (),
         "measurements",
         f"metrics of each client's test samples, measured in evaluations beside accuracy: {', '.join(METRICS)}",
-        choices=tuple(METRICS),
+        choices=(*METRICS, *ERRORS),
     )
     store_predictions: bool = setting(
-        False, "measurements", "store the predicted labels of all test samples after the last round"
+        False, "measurements", "store the predictions of all test samples after the last round"
     )
 
     def __post_init__(self) -> None:
@@ -396,7 +396,7 @@ class Settings:
         if not custom.is_in_file(self.net):
             check.choice("net", self.net, [*nets.NETS, "FILE.py:FUNCTION"])
         check_fields(self)
-        object.__setattr__(self, "metrics", names_of(self.metrics))
+        object.__setattr__(self, "metrics", tuple(name for name in (*METRICS, *ERRORS) if name in self.metrics))
         for name in ("data", "algorithm", "net"):
             object.__setattr__(self, name, custom.within(getattr(self, name), "."))
         object.__setattr__(self, "options", _canonical(self.algorithm, self.options))

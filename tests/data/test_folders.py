@@ -171,3 +171,12 @@ def test_a_folder_trains(tmp_path):
     run = fl.train(fed, nets.mlp([36, 4, 2]), algorithms.fedavg(), rounds=1)
     assert np.isfinite(run["metrics/loss"]).all()
     assert run["metrics"].sizes["client"] == 2
+
+
+@pytest.mark.parametrize("name", ["val", "Test"])
+def test_subsets_of_other_names_are_no_clients(tmp_path, name):
+    for subset in ("train", name):
+        for of_class in ("cat", "dog"):
+            drawn(tmp_path / subset / of_class / "0.png")
+    with pytest.raises(ValueError, match=f"must be named train, test, validation, but there is .*{name}"):
+        data.from_folder(tmp_path)

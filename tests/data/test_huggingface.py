@@ -75,7 +75,10 @@ def test_numbers_are_features_and_integers_tokens():
     np.testing.assert_array_equal(tokens, t)
     assert tokens.attrs["vocabulary"] == [str(i) for i in range(t.max() + 1)]
     table = from_huggingface(rows, x=["a", "b"], y="y")
-    assert table.equals(data.from_table(rows.to_pandas()[["a", "b", "y"]], y="y").assign_coords(split=table["split"]))
+    expected = data.from_table(rows.to_pandas()[["a", "b", "y"]], y="y").assign_coords(split=table["split"])
+    assert table.equals(expected.assign(x=expected.x.astype("float32")))
+    with pytest.raises(ValueError, match="x must hold features only, but 'a' is a column of y or client, too"):
+        from_huggingface(rows, x=["a", "b"], y="a")
 
 
 def test_targets_are_real_numbers():

@@ -32,8 +32,8 @@ def saved(path, frame=FRAME, **options):
 
 def test_a_frame_a_csv_and_a_npz_file_are_one_data_set(tmp_path):
     found = data.from_table(FRAME, **ROLES)
-    np.testing.assert_array_equal(found.x, FRAME[FEATURES].to_numpy(float).astype(np.float32))
-    assert found.x.dtype == np.float32
+    np.testing.assert_array_equal(found.x, FRAME[FEATURES].to_numpy(float))
+    assert found.x.dtype == np.float64
     assert found.feature.values.tolist() == FEATURES
     assert [found.y.attrs["names"][i] for i in found.y.values] == FRAME["y"].tolist()
     assert found.user.values.tolist() == FRAME["client"].tolist()
@@ -222,3 +222,28 @@ def test_a_table_is_stored_and_divided_as_other_data(tmp_path):
     both = xr.concat([partition.iid(train, clients=3), partition.iid(test, clients=3)], "sample")
     np.testing.assert_array_equal(both.x, data.from_table(FRAME, **ROLES).x)
     assert both.feature.values.tolist() == FEATURES
+
+
+def test_a_text_among_real_targets_is_named(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("a,y\n1,0.5\n2,1.5\n3,n/k\n4,2.7\n")
+    with pytest.raises(ValueError, match="most values are real numbers and line 4 has 'n/k'"):
+        data.load(str(path))
+    path.write_text("a,y\n1,0\n2,1\n3,unknown\n4,1\n")
+    assert data.load(str(path)).y.attrs["names"] == ["0", "1", "unknown"]
+
+
+def test_rows_are_counted_where_lines_are_blank(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("a,y,client\n1,0.5,A\n\n\n,1.5,B\n")
+    with pytest.raises(ValueError, match="for each row, but it is missing for 2"):
+        data.load(str(path))
+
+
+def test_columns_may_have_numbers_as_names_and_clients_differ_by_their_texts(tmp_path):
+    frame = pd.DataFrame({0: [1.0, 2.0, 3.0], 1: [0.5, 1.5, 2.5], 2: ["a", "b", "b"]})
+    found = data.from_table(frame, y=1, client=2)
+    assert found.y.values.tolist() == [0.5, 1.5, 2.5]
+    path = tmp_path / "own.csv"
+    path.write_text("a,y,client\n1,0.5,0\n2,1.5,-0\n")
+    assert data.load(str(path)).user.values.tolist() == ["0", "-0"]

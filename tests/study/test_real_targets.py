@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import re
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -88,10 +89,48 @@ def test_features_and_targets_are_standardized_by_the_training_samples(table):
     )  # fmt: skip
 
 
-def test_a_column_that_does_not_vary_stays_zero(table, tmp_path):
-    pd.read_csv(table).assign(e=7.5).to_csv(path := tmp_path / "own.csv", index=False)
+@pytest.mark.parametrize("value", [7.5, 3.3])
+def test_a_column_that_does_not_vary_becomes_zero(value, table, tmp_path):
+    pd.read_csv(table).assign(e=value).to_csv(path := tmp_path / "own.csv", index=False)
     fed, _ = experiment.federated(Settings.of(data=str(path), standardize=True, **OWN))
     assert not fed["x"].sel(feature="e").to_numpy().any()
+
+
+def test_unseen_clients_do_not_enter_the_scaling(table):
+    settings = Settings.of(data=str(table), standardize=True, unseen_fraction=0.4, **OWN)
+    fed, unseen = experiment.federated(settings)
+    train = fed.isel(sample=np.flatnonzero(fed["split"] == "train"))
+    np.testing.assert_allclose([float(train["y"].mean()), float(train["y"].std())], [0, 1], atol=1e-6)
+    assert unseen["y"].attrs == fed["y"].attrs
+    whole = run(settings.but(data=str(table)))
+    assert np.isfinite(whole["unseen_clients/rmse"]).all()
+
+
+def test_features_far_from_zero_keep_their_digits(table, tmp_path):
+    frame = pd.read_csv(table)
+    moved = {}
+    for shift in (0.0, 1.7e9):
+        frame.assign(a=frame["a"] + shift).to_csv(path := tmp_path / "own.csv", index=False)
+        moved[shift] = experiment.federated(Settings.of(data=str(path), standardize=True, **OWN))[0]["x"].to_numpy()
+    np.testing.assert_allclose(moved[1.7e9], moved[0.0], atol=1e-5)
+
+
+def test_two_values_are_real_targets_after_scaling_too(table, tmp_path):
+    frame = pd.read_csv(table)
+    frame.assign(price=np.where(frame["price"] > 100, 1.5, 0.5)).to_csv(path := tmp_path / "own.csv", index=False)
+    stored = run(Settings.of(data=str(path), standardize=True, **OWN))
+    assert np.isfinite(stored["metrics/rmse"]).all()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_errors_are_printed_with_four_digits_at_every_scale(scale, table, tmp_path):
+    frame = pd.read_csv(table)
+    frame.assign(price=frame["price"] * scale).to_csv(path := tmp_path / "own.csv", index=False)
+    runs = [run(Settings.of(data=str(path), standardize=True, algorithm=a, seed=s, **OWN))
+            for a in ("fedavg", "fedper") for s in (0, 1)]  # fmt: skip
+    text = repr(compare_runs(runs))
+    assert max(map(len, text.splitlines())) <= 84
+    assert not re.search(r"0\.0000 ", text)
 
 
 def test_clients_differ_in_deciles_of_the_target_as_they_do_in_classes(table):
@@ -222,6 +261,7 @@ WRONG = {
     "classes": ({"data": "digits", "task": "regression"}, "task='regression' needs real-valued targets, but digits"),
     "unknown column": ({"target": ["prise"]}, "Did you mean 'price'"),
     "unknown loss": ({"loss": "hubert"}, "Did you mean 'huber'"),
+    "network of texts": ({"net": "lstm"}, "holds features. Choose mlp"),
 }
 
 

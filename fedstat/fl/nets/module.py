@@ -104,6 +104,8 @@ def from_module(
         raise ValueError(f"module must be a torch.nn.Module, but got {type(module).__name__}")
     require_supported(module)
     pick = picker(select)
+    if not isinstance(sample, Tensor | Sequence):
+        raise ValueError(f"sample must be one sample, or its shape, such as (1, 28, 28), but got {sample!r:.200}")
     sample = sample if isinstance(sample, Tensor) else torch.zeros(tuple(sample))
     original, (module, trial, noise) = module, _controlled(module, sample, pick)
     require_computed_anew(original, sample)

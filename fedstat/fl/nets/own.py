@@ -85,7 +85,11 @@ def make(name: str, sample: Sequence[int], outputs: int, *, tokens: bool, seed: 
     """
     construct = _function(name)
     with _drawing_from(streams.seed_of(seed, "network in a file")):
-        made = construct(tuple(sample), outputs, **settings)
+        try:
+            made = construct(tuple(sample), outputs, **settings)
+        except ValueError as error:
+            known = custom.short(name) in str(error)
+            raise error if known else ValueError(f"{custom.short(name)} failed: {error}") from error
     try:
         net = made if isinstance(made, Net) else _convert(made, sample, tokens=tokens)
         require_net(net)

@@ -22,7 +22,7 @@ def predictions_probe(job: Job) -> Observer:
 
     Samples are the test samples, one client after the other, those of a client in the order of the data. Labels are the
     client's. They take one byte each up to 128 labels, else two or four. −1 stands for samples of an unfinished run.
-    Both have the attribute ``names`` if the classes have names. In regression both are float32, in the units of the
+    Both have the attribute ``names`` if the classes have names. In regression both are float64, in the units of the
     target, and have the dim ``target`` if there are several; NaN stands for samples of an unfinished run.
     """
     sizes, y = job.test.sizes, job.test.y.cpu()
@@ -30,7 +30,7 @@ def predictions_probe(job: Job) -> Observer:
     name, missing = "label", str(_MISSING)
     if job.loss.task == "regression":
         mean, sd = job.target_scale("cpu")
-        y, dtype, name, missing = (y * sd + mean).float(), np.dtype("float32"), "target", "NaN"
+        y, dtype, name, missing = y * sd + mean, np.dtype("float64"), "target", "NaN"
         dims, y = (("sample",), y[:, 0]) if y.shape[1] == 1 else (("sample", "target"), y)
     else:
         dtype = np.min_scalar_type(-max(2, n_outputs(job.net)))  # signed, for -1
@@ -50,6 +50,9 @@ def predictions_probe(job: Job) -> Observer:
         predicted = evaluate(replace(job, metrics=metrics), state)[PREDICTION]
         is_sample = np.arange(predicted.shape[1]) < job.test.sizes[:, None]
         values = predicted[is_sample].astype(dtype)
+        if name == "target":
+            center, scale = (part.numpy() for part in job.target_scale("cpu"))
+            values = values * scale + center
         parts = job.process_group.each(values.reshape(len(values), -1) if len(dims) > 1 else values.reshape(-1))
         return {"predictions/prediction": np.concatenate(parts)}
 

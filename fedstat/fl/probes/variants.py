@@ -92,6 +92,11 @@ def _draw_noise(job: Job, names: list[str], params: Params, clients: np.ndarray,
 
 def prediction_jobs(job: Job, rules: Mapping[str, Callable[[Algorithm], Algorithm]]) -> dict[str, Job]:
     """Return the job with the algorithm of each prediction rule; ValueError if the data do not allow its choice."""
+    if not isinstance(rules, Mapping):
+        raise ValueError(
+            "prediction_rules must map names to functions, such as {'fedavg+': algorithms.finetuned}, but got "
+            f"{rules!r:.200}"
+        )
     jobs = {name: replace(job, algorithm=make(job.algorithm)) for name, make in rules.items()}
     for variant in jobs.values():
         require_choice(variant)
