@@ -127,7 +127,7 @@ def _require_room(root: Path, missing: list[Remote]) -> None:
 
 @contextlib.contextmanager
 def _lock(file: Path) -> Iterator[None]:
-    """Keep other processes from downloading the same file."""
+    """Prevent other processes from downloading the file at the same time."""
     path = _part_of(file).with_suffix(".lock")
     try:
         with FileLock(path, blocking=False):

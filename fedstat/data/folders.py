@@ -136,7 +136,7 @@ def _list_files(folder: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, ...
 
 
 def _decode_images(files: list[Path], root: Path, size: Size | None, mode: str | None) -> np.ndarray:
-    """Decode images of one size and mode; by default those of the first image."""
+    """Decode images of one size and mode, by default the size and the mode of the first image."""
     first_mode, first_size = read_head(files[0])
     shape = size or first_size
     channels = MODES.get(mode or first_mode, 1)

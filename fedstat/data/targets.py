@@ -45,8 +45,8 @@ def task_of(name: str, y: NDArray[Any], task: Task | None = None) -> Task:
     if y.dtype.kind == "O":  # numbers of any type
         y = np.array(y.tolist())
     is_float = y.dtype.kind == "f"
-    whole = is_float and bool((np.isfinite(y) & (y == np.round(y))).all())
-    if task is None and whole and y.size:
+    is_whole = is_float and bool((np.isfinite(y) & (y == np.round(y))).all())
+    if task is None and is_whole and y.size:
         raise ValueError(
             f"{name} holds whole numbers as {y.dtype}, such as {y.flat[0]}, which may be classes, counts or grades. "
             "Set task='classification' or task='regression'."
@@ -56,7 +56,7 @@ def task_of(name: str, y: NDArray[Any], task: Task | None = None) -> Task:
             f"{name} must hold real numbers for task='regression', but has {y.flat[0]!r}. Convert them, or set "
             "task='classification'."
         )
-    if task == "classification" and is_float and not whole:
+    if task == "classification" and is_float and not is_whole:
         raise ValueError(
             f"{name} must hold classes for task='classification', but has {y[y != np.round(y)].flat[0]:g}. Group the "
             "values into classes, for example by numpy.digitize, or set task='regression'."
@@ -144,7 +144,8 @@ def strata(y: xr.DataArray, like: xr.DataArray | None = None) -> NDArray[Any]:
     """
     if like is not None and (like.dtype.kind == "f") != (y.dtype.kind == "f") and not _is_whole(y, like):
         raise ValueError(
-            f"y of both data sets must be classes, or both real numbers, but have the types {like.dtype} and {y.dtype}"
+            f"y of both data sets must be classes, or both real numbers, but have the types {like.dtype} and "
+            f"{y.dtype}. Pass data sets of one task."
         )
     if y.dtype.kind != "f":
         return labels.classes("y", y)
@@ -165,7 +166,8 @@ def _first_target(y: xr.DataArray) -> NDArray[Any]:
     values = y.transpose("sample", ...).to_numpy()
     values = values if values.ndim == 1 else values[:, 0]
     if not np.isfinite(values).all():
-        raise ValueError(f"y must be finite, but in sample {int(np.flatnonzero(~np.isfinite(values))[0])} it is not")
+        bad = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ValueError(f"y must be finite, but in sample {bad} it is not. Remove the sample.")
     return values
 
 

@@ -16,7 +16,7 @@ from fedstat._utils import check, guard
 
 
 class Kind(NamedTuple):
-    """What functions of users' files make.
+    """Kind of object that functions in users' files make.
 
     Attributes
     ----------
@@ -117,21 +117,21 @@ def _validate(make: Callable[..., Any], name: str, kind: Kind) -> Callable[..., 
 
     def construct(*arguments: Any, **settings: Any) -> Any:
         try:
-            made = make(*arguments, **settings)
+            thing = make(*arguments, **settings)
         except (KeyboardInterrupt, ValueError):
             raise
         except BaseException as error:  # sys.exit() too
             raise ValueError(f"{short(name)} failed: {type(error).__name__}: {error}") from error
-        if not kind.fits(made):
-            raise ValueError(f"{short(name)} must return {kind.made}, but got {type(made).__name__}")
-        return made
+        if not kind.fits(thing):
+            raise ValueError(f"{short(name)} must return {kind.made}, but got {type(thing).__name__}")
+        return thing
 
     construct.__wrapped__ = make  # type: ignore[attr-defined]
     return construct
 
 
-def _return_constant(made: Any) -> Callable[..., Any]:
-    return lambda: made
+def _return_constant(thing: Any) -> Callable[..., Any]:
+    return lambda: thing
 
 
 def _read_file(setting: str, name: str) -> bytes:

@@ -98,9 +98,9 @@ class Hooks:
         return self._call_hook("wrap", self.net, default=self.net)
 
     def loss(self, loss: Loss) -> Loss:
-        """Return the loss that is trained, made from the loss of plain outputs; it has the same task."""
-        made: Loss = self._call_hook("loss", loss, self.net, default=loss)
-        return made if made.task == loss.task else made._replace(task=loss.task)
+        """Return the loss that is trained, made from the loss of plain outputs, with the task of that loss."""
+        trained: Loss = self._call_hook("loss", loss, self.net, default=loss)
+        return trained if trained.task == loss.task else trained._replace(task=loss.task)
 
     def init_mask(self, context: InitContext) -> SharedMask:
         """Return the mask before the first round; by default all entries are shared."""

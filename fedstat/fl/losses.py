@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -127,6 +127,11 @@ SCORES: dict[Task, Score] = {
     "regression": Score("rmse", "RMSE", is_error=True),
 }
 """Score of each task: the proportion of right predictions; the root of the mean squared error, mean over targets."""
+
+
+def score_among(names: Container[str]) -> Score:
+    """Return the score whose name is among the names of a run's metrics or a table's columns; accuracy if none is."""
+    return next((score for score in reversed(SCORES.values()) if score.name in names), SCORES["classification"])
 
 
 def loss_of_part(inner: Loss, part: Callable[[Tensor], Tensor], gradient: Callable[..., Tensor]) -> Loss:

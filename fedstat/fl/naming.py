@@ -51,14 +51,15 @@ def client_labels(data: xr.Dataset) -> NDArray[Any] | None:
 def distinct(values: NDArray[Any]) -> NDArray[Any] | None:
     """Return labels of all clients as numbers or texts; None for the numbers from 0; ValueError if two are equal."""
     _require_one_kind(values)
-    found = _plain(values)
-    unique, counts = np.unique(found, return_counts=True)
-    if len(unique) < len(found):
+    client_names = _plain(values)
+    unique, counts = np.unique(client_names, return_counts=True)
+    if len(unique) < len(client_names):
         raise ValueError(
             f"labels of clients must be distinct, but {check.few(map(repr, unique[counts > 1].tolist()))} occurs "
             "several times. Rename these clients, or leave the labels out: clients are then numbered from 0."
         )
-    return None if found.dtype.kind == "i" and np.array_equal(found, np.arange(len(found))) else found
+    is_plain = client_names.dtype.kind == "i" and np.array_equal(client_names, np.arange(len(client_names)))
+    return None if is_plain else client_names
 
 
 def sample_clients(data: xr.Dataset) -> NDArray[Any]:

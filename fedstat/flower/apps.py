@@ -33,7 +33,7 @@ from fedstat.fl.job import Job
 from fedstat.fl.ledger import Buffer
 from fedstat.fl.local_training import train_locally
 from fedstat.fl.loop import pretrain
-from fedstat.fl.losses import SCORES
+from fedstat.fl.losses import score_among
 from fedstat.fl.nets import Params
 from fedstat.fl.probes import measures
 from fedstat.fl.state import Download, State
@@ -447,7 +447,7 @@ class Strategy(FlowerStrategy):
         """
         job, rounds = self._job, len(self.rounds)
         layers = nets.layers(job.net)
-        score = SCORES["regression" if "rmse" in self.scores[0] else "classification"]
+        score = score_among(self.scores[0])
         metric_names = {name: name.replace("_", " ") for name in self.scores[0] if name not in (score.name, "loss")}
         groups = record.layout({}, rounds, self.plan.clients, layers, metric_names, score=score)
         groups = {name: naming.named(group, self._labels) for name, group in groups.items()}

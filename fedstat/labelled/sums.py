@@ -1,4 +1,4 @@
-"""What the statistics of a layer are computed from: a matrix, sums over clients or rows, a correlation matrix."""
+"""Matrix of a layer, sums over clients or rows, and correlation matrix, from which statistics are computed."""
 
 from __future__ import annotations
 

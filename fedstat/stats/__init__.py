@@ -8,7 +8,7 @@ The constants are the smallest numbers of clients for each kind of statement. Th
 from typing import Literal
 
 Claim = Literal["these groups", "new groups"]
-"""What conclusions hold for, if clients form groups: other clients of these groups, or other groups."""
+"""Population of conclusions, if clients form groups: other clients of these groups, or other groups."""
 
 LEAST_FOR_HALVES = 4
 """Clients that are divided into random halves: each half then has at least 2, as a correlation of units needs."""

@@ -123,7 +123,7 @@ class RunsResult(ComparisonResult):
                     "difference": _difference(x, self.reference, self._digits),
                     "seeds": str(x["n"] or ""),
                 }
-                for x in self.table.to_dict("records")
+                for x in map(self._divided, self.table.to_dict("records"))
             ]
             parts.append(f"all scenarios (means within each seed)\n{aligned(pd.DataFrame(rows))}")
         cautions = "\n".join(wrapped(str(caution)) for caution in self.cautions())
@@ -132,7 +132,7 @@ class RunsResult(ComparisonResult):
     @property
     def _title(self) -> str:
         title = title_of(self.measure)
-        return title[0].upper() + title[1:] + " (smaller is better)" * is_error(self.measure)
+        return title[0].upper() + title[1:] + self._divisor + " (smaller is better)" * is_error(self.measure)
 
     @property
     def _noun(self) -> str:
@@ -146,7 +146,7 @@ class RunsResult(ComparisonResult):
     def _column(self) -> str:
         if self.measure.partition("_")[0] in ("accuracy", "class"):
             return "accuracy"
-        return title_of(self.measure).removeprefix("test ")
+        return title_of(self.measure).removeprefix("test ") + self._divisor
 
     def cautions(self) -> list[Caution]:
         """Return a caution if there are few seeds."""
@@ -178,12 +178,24 @@ class RunsResult(ComparisonResult):
         return f"{scenario}{head}\n{aligned(self._rows(scenario))}"
 
     @property
+    def _largest(self) -> float:
+        """Largest mean of an error, which has units; 1 for other measures."""
+        means = [float(np.nanmax(comparison.table["mean"].abs())) for comparison in self.scenarios.values()]
+        return max(means) or 1.0 if is_error(self.measure) else 1.0
+
+    @property
+    def _power(self) -> int:
+        """Power of ten by which the print divides errors: 0 for errors of ordinary size, else a multiple of 3."""
+        return 0 if 0.01 <= self._largest < 10_000 else 3 * int(np.floor(np.log10(self._largest) / 3))
+
+    @property
+    def _divisor(self) -> str:
+        return f" / 1e{self._power}" if self._power else ""
+
+    @property
     def _digits(self) -> int:
-        """Decimals of the print: four; of errors, which have units, up to four digits of the largest."""
-        largest = max(float(np.nanmax(comparison.table["mean"].abs())) for comparison in self.scenarios.values())
-        if not is_error(self.measure) or largest == 0:
-            return 4
-        return int(np.clip(3 - np.floor(np.log10(largest)), 0, 6))
+        """Decimals of the print: four; of errors, such that the largest has four digits."""
+        return int(4 if not is_error(self.measure) else 3 - np.floor(np.log10(self._largest)) + self._power)
 
     def _rows(self, scenario: str, digits: int | None = None) -> pd.DataFrame:
         """Return accuracies, differences and costs in one scenario, and numbers of seeds if they differ."""
@@ -195,14 +207,19 @@ class RunsResult(ComparisonResult):
                 "": x["method"],
                 self._column: plus_minus(x["mean"], x["std_error_mean"], digits),
                 "difference": _difference(x, self.reference, digits),
-                self._worst: number(costs[x["method"]]["q10"], digits),
+                self._worst: number(costs[x["method"]]["q10"] / 10.0**self._power, digits),
                 "sent": megabytes(costs[x["method"]]["bytes_up"] + costs[x["method"]]["bytes_down"]),
                 "s/round": number(costs[x["method"]]["seconds"], 3),
             }
             | ({"seeds": str(x["n_values"])} if has_seeds else {})
-            for x in table.to_dict("records")
+            for x in map(self._divided, table.to_dict("records"))
         ]
         return pd.DataFrame(rows)
+
+    def _divided(self, row: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return a row of a table with the values that have units divided by the power of ten of the print."""
+        names = ("mean", "std_error_mean", "difference", "sim_conf_low", "sim_conf_high")
+        return {**row, **{name: row[name] / 10.0**self._power for name in names if name in row}}
 
     def summary(self) -> str:
         """Return the comparison, notes on skipped runs, and the origin of the numbers."""

@@ -19,7 +19,7 @@ from fedstat._utils.guard import replace_file
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import metrics as fl_metrics
 from fedstat.fl import nets
-from fedstat.fl.losses import SCORES, Score
+from fedstat.fl.losses import SCORES, Score, score_among
 from fedstat.results.base import TERMINAL, aligned
 from fedstat.stats.ranking import is_higher_better
 from fedstat.stats.split import adjusted_rand, prop_unchanged
@@ -199,7 +199,7 @@ def _pipes(block: pd.DataFrame) -> str:
 
 def score_of(run: xr.DataTree) -> Score:
     """Return the score by which the client models of a run are judged: accuracy, or RMSE of real-valued targets."""
-    return SCORES["regression" if "rmse" in _metrics(run) else "classification"]
+    return score_among(list(map(str, _metrics(run))))
 
 
 def score_in(table: pd.DataFrame) -> Score:
@@ -210,13 +210,13 @@ def score_in(table: pd.DataFrame) -> Score:
     ValueError
         If it holds accuracies and RMSEs, which cannot be compared.
     """
-    scores = [score for score in SCORES.values() if score.name in table]
-    if len(scores) > 1:
+    names = [score.name for score in SCORES.values() if score.name in table]
+    if len(names) > 1:
         raise ValueError(
-            f"runs must have one score, but the table holds {' and '.join(score.name for score in scores)}: of classes "
-            "and of real-valued targets. Take runs of one task."
+            f"runs must have one score, but the table holds {' and '.join(names)}: of classes and of real-valued "
+            "targets. Take runs of one task."
         )
-    return scores[0] if scores else SCORES["classification"]
+    return score_among(table)
 
 
 def is_error(measure: str) -> bool:

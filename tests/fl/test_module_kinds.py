@@ -420,7 +420,7 @@ def test_select_picks_the_outputs(select):
     start, data = made(several), federation()
     run = trained(nets.from_module(start, (5, 8), select=select), data)
     assert_near(fl.state_dict(run), averaged(start, data, 3, pick=lambda found: found["logits"]))
-    with pytest.raises(ValueError, match="select got 'size2'"):
+    with pytest.raises(ValueError, match="but select is 'size2'"):
         nets.from_module(start, (5, 8), select="size2")
     with pytest.raises(ValueError, match=r"select must be an int, a name or a function, but got 1\.5"):
         nets.from_module(start, (5, 8), select=1.5)

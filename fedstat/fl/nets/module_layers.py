@@ -302,10 +302,10 @@ class _Namer:
             if len(fits) == 1:
                 return ends[fits[0]]
         try:
-            found = layout(name, stem(name), self.tensors, module=self._module)
+            units = layout(name, stem(name), self.tensors, module=self._module)
         except ValueError:
             return None
-        return ends.get(found.axis) if found.parts == found.groups == 1 else None
+        return ends.get(units.axis) if units.parts == units.groups == 1 else None
 
     def _unique(self, name: str) -> str:
         """Return a path as the name of a layer that no other layer has; the class precedes a number."""

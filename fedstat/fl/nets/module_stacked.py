@@ -113,7 +113,7 @@ class Stacked:
         live: Tensor | None = None,
         noise: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Set into ← beta·into + alpha·∂loss, see ``Net.accumulate``; each client has leaves of its own."""
+        """Set into ← beta·into + alpha·∂loss, see ``Net.accumulate``, with separate leaves for each client."""
         with torch.no_grad():
             tensors = self._tensors({name: params[name].data for name in self._names})
         names = [name for name, piece in self._pieces.items() if piece.name in into]

@@ -27,7 +27,7 @@ _ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 
 
 class Trial(NamedTuple):
-    """What a module does with two copies of a sample.
+    """Observations of a module that ran on two copies of a sample.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ def try_module(module: nn.Module, sample: Tensor, pick: Pick) -> Trial:
     if unused := [name for name in parameters if name not in uses.first]:
         raise ValueError(f"the module does not use {unused[0]} on such samples. Remove it.")
     if not parameters:
-        raise ValueError("the module has no parameters to train")
+        raise ValueError("the module has no parameters to train. Pass a module with layers, such as nn.Linear.")
     changed = {name for name, b in runner.named_buffers() if not torch.equal(b, before[name])}
     by_batch = not torch.equal(second, in_evaluation) or _mixes(quiet, x, in_evaluation, pick)
     reached = _reached(first, parameters)
@@ -156,7 +156,7 @@ def _mixes(module: nn.Module, x: Tensor, out: Tensor, pick: Pick) -> bool:
 
 
 def _differentiable(module: nn.Module) -> nn.Module:
-    """Copy a module, all parameters of which then require a gradient."""
+    """Copy a module, and let all its parameters require a gradient."""
     copied_module = copied(module)
     for p in copied_module.parameters():
         p.requires_grad_(p.is_floating_point())
@@ -202,7 +202,10 @@ def _reached(out: Tensor, parameters: Mapping[str, Tensor]) -> set[str]:
         grads = torch.autograd.grad(out.sum(), list(parameters.values()), allow_unused=True)
     reached = {name for name, grad in zip(parameters, grads, strict=False) if grad is not None}
     if not reached:
-        raise ValueError("the outputs of the module have no gradient with respect to its parameters")
+        raise ValueError(
+            "the outputs of the module have no gradient with respect to its parameters. Return what the layers "
+            "compute, without detach() and torch.no_grad()."
+        )
     return reached
 
 
@@ -263,9 +266,10 @@ def picker(select: int | str | Callable[[Any], Any] | None) -> Pick:
             return out
         choices = _choices(out)
         if select not in choices:
-            wrong = "Pass select=, the one that holds the outputs" if select is None else f"select got {select!r}"
             parts = f", with {', '.join(map(repr, choices))}" if choices else ""
-            raise ValueError(f"the module returns {type(out).__name__}{parts}. {wrong}.")
+            advice = "Pass select=, the one that holds the outputs." if choices else "Leave select out."
+            requested = "" if select is None else f", but select is {select!r}"
+            raise ValueError(f"the module returns {type(out).__name__}{parts}{requested}. {advice}")
         return choices[select]
 
     return pick
