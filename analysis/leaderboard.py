@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from _output import Table, require_writable
 from _within_seeds import OVERALL, TOGETHER, add_overall, compare_settings, table_line
 
 from fedstat import _cli
@@ -21,7 +22,7 @@ from fedstat.results.tables import megabytes, number, p_value, plus_minus
 from fedstat.stats.ranking import Friedman, critical_difference
 from fedstat.study import collect, grid, leaderboard
 from fedstat.study.collect import title_of
-from fedstat.study.run_table import Table, require_writable, score_in
+from fedstat.study.run_metrics import score_in
 
 FILE = Path(__file__).resolve().parents[1] / "simulations" / "all.toml"
 REFERENCES = ("fedavg+", "fedfac-dynamic")

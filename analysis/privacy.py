@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from _output import Table, make, require_writable
 
 from fedstat import _cli, attack, open_run
 from fedstat.results.tables import interval, number
@@ -23,7 +24,7 @@ from fedstat.stats.split import adjusted_rand, prop_unchanged
 from fedstat.study import collect, experiment
 from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.run_settings import OF_AGGREGATOR
-from fedstat.study.run_table import Table, make, require_writable, span
+from fedstat.study.run_table import span
 
 SEEDS = ["scenario", "method", "noise"]
 MOST = 1e4

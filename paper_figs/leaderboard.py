@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from fedstat import _cli, plot
 from fedstat.plot._figure import caption, panel_grid, wrap_panels
 from fedstat.study import collect, grid, leaderboard
-from fedstat.study.run_table import score_in
+from fedstat.study.run_metrics import score_in
 
 FILE = ROOT / "simulations/all.toml"
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
+from _output import Table
 from _tables import Asked
 from _within_seeds import SE
 
@@ -23,7 +24,6 @@ from fedstat.study import experiment, federation, run_table
 from fedstat.study.collect import Grid
 from fedstat.study.grid import of_study
 from fedstat.study.run_settings import Settings
-from fedstat.study.run_table import Table
 
 FILE = Path(__file__).parents[2] / "simulations" / "feddecomp.toml"
 SAME = ("rounds", "local_epochs", "optimizer", "lr", "seed", "evaluate_every")

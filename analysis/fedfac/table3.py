@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+from _output import Table
 from _tables import Asked
 from _within_seeds import SE, compare_settings, difference_notes, table_line
 
@@ -10,7 +11,6 @@ from fedstat.results.tables import number
 from fedstat.store import open_run
 from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid
-from fedstat.study.run_table import Table
 
 
 def unseen_clients(grid: Grid, asked: Asked) -> Table:

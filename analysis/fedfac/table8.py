@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+from _output import Table
 from _tables import Asked
 from _within_seeds import OVERALL, SE, TOGETHER, add_overall, compare_settings, difference_notes, table_line
 
@@ -13,7 +14,6 @@ from fedstat.store import open_run
 from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid
 from fedstat.study.compare import against_zero
-from fedstat.study.run_table import Table
 
 
 def ablation(grid: Grid, asked: Asked) -> Table:

@@ -20,7 +20,7 @@ from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND
 from fedstat.results.tables import count
-from fedstat.study import experiment, federation, grid, report, run_table
+from fedstat.study import experiment, federation, grid, report, run_metrics
 from fedstat.study.collect import list_seeds
 from fedstat.study.compare import compare_runs
 from fedstat.study.run_settings import Settings, named
@@ -240,12 +240,12 @@ def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
             try:
                 for step in tune(initial, candidates, args.out, seeds=seeds, **options):
                     heading = f"{scenario}, {algorithm}: {step.name}, {list_seeds(seeds)}"
-                    is_error = run_table.score_in(step.table).is_error
+                    is_error = run_metrics.score_in(step.table).is_error
                     shown = step.table if is_error else step.table.round(4)
                     text = shown.to_string(index=False, float_format="{:.4g}".format if is_error else None)
                     print(f"{heading}\n{text}\n", flush=True)
                     selected |= {(run.name, run.algorithm): run for run in step.settings}
-                    scores.append(run_table.score_in(step.table))
+                    scores.append(run_metrics.score_in(step.table))
             except FloatingPointError as error:
                 if not args.tuned:
                     raise

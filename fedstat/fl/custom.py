@@ -22,16 +22,16 @@ class Kind(NamedTuple):
     ----------
     setting : str
         Setting that names the function, such as "algorithm".
-    made : str
-        What the function must return, in words.
+    noun : str
+        Noun for an object of the kind, with its article.
     fits : callable (object) -> bool
-        Returns True for such a thing.
+        Returns True for an object of the kind.
     constant : bool
-        If True, the name may stand for such a thing itself instead of a function.
+        If True, the name may stand for the object itself instead of a function.
     """
 
     setting: str
-    made: str
+    noun: str
     fits: Callable[[object], bool]
     constant: bool = False
 
@@ -99,10 +99,10 @@ def constructor(name: str, kind: Kind) -> Callable[..., Any]:
     if kind.fits(maker):
         if kind.constant:
             return _return_constant(maker)
-        raise ValueError(f"{short(name)} must be a function that makes {kind.made}, but is a {type(maker).__name__}")
+        raise ValueError(f"{short(name)} must be a function that makes {kind.noun}, but is a {type(maker).__name__}")
     if not callable(maker):
         if not makers:
-            raise ValueError(f"{file} defines no function that makes {kind.made}, such as {function!r:.200}")
+            raise ValueError(f"{file} defines no function that makes {kind.noun}, such as {function!r:.200}")
         check.choice(f"what follows {Path(file).name}: in {kind.setting}", function, list(makers))
     return _validate(maker, name, kind)
 
@@ -123,7 +123,7 @@ def _validate(make: Callable[..., Any], name: str, kind: Kind) -> Callable[..., 
         except BaseException as error:  # sys.exit() too
             raise ValueError(f"{short(name)} failed: {type(error).__name__}: {error}") from error
         if not kind.fits(thing):
-            raise ValueError(f"{short(name)} must return {kind.made}, but got {type(thing).__name__}")
+            raise ValueError(f"{short(name)} must return {kind.noun}, but got {type(thing).__name__}")
         return thing
 
     construct.__wrapped__ = make  # type: ignore[attr-defined]

@@ -146,11 +146,11 @@ def coded(data: Any, unseen: Any = None) -> tuple[Any, Any]:
     """
     if not isinstance(data, xr.Dataset) or (y := _texts(data)) is None:
         return data, unseen
-    known = _names_of(data["y"]) or np.unique(y).tolist()
+    names = _names_of(data["y"]) or np.unique(y).tolist()
     of_unseen = _texts(unseen) if isinstance(unseen, xr.Dataset) else None
     if isinstance(unseen, xr.Dataset) and "y" in unseen and of_unseen is None:
         raise ValueError("y of unseen clients must hold texts, as y of the training clients does, but holds numbers")
-    return _numbered(data, y, known), unseen if of_unseen is None else _numbered(unseen, of_unseen, known)
+    return _numbered(data, y, names), unseen if of_unseen is None else _numbered(unseen, of_unseen, names)
 
 
 def _texts(data: xr.Dataset) -> NDArray[Any] | None:

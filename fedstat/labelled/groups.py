@@ -29,7 +29,7 @@ class ClientGroups(NamedTuple):
     codes : int array (client,)
         Position of each client's group in ``names``.
     claim : {"these groups", "new groups"}
-        What conclusions hold for.
+        Scope of conclusions: other clients of these groups, or clients of new groups.
     """
 
     names: NDArray[Any]

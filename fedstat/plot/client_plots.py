@@ -43,7 +43,7 @@ from fedstat.plot._figure import (
 from fedstat.results import ComponentsResult, LayerResults
 from fedstat.results.base import Result
 from fedstat.results.between_clients import ClientClustersResult
-from fedstat.study import run_table
+from fedstat.study import run_metrics
 
 _SEQUENTIAL, _DIVERGING = "viridis", "vlag"
 
@@ -200,7 +200,7 @@ def client_lines(measure: xr.DataArray | xr.DataTree, *, ax: Axes | None = None)
     """
     measure = opened(measure)
     if isinstance(measure, xr.DataTree) and "metrics" in measure.children:
-        score = run_table.score_of(measure)
+        score = run_metrics.score_of(measure)
         measure = measure[f"metrics/{score.name}"].assign_attrs(long_name=f"{score.long_name} of a client")
     if not isinstance(measure, xr.DataArray):
         raise refusal("client_lines", "a DataArray (round, client) or a run of the trainer", measure)

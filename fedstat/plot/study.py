@@ -35,7 +35,7 @@ from fedstat.plot._figure import (
 from fedstat.plot._styles import Style, ordered, styles_of, title_of
 from fedstat.plot.simulation import accuracy, is_study, one_setting, stability, study_dataset
 from fedstat.stats import ranking
-from fedstat.study.run_table import score_in
+from fedstat.study.run_metrics import score_in
 
 _REFERENCE = "true"
 _BARS = "Bars and bands: 95% t intervals of the mean over replicates; those of proportions are cut off at 0 and 1."

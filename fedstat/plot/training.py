@@ -39,7 +39,7 @@ from fedstat.results.base import Result
 from fedstat.results.leakage import LeakageResult
 from fedstat.stats import split as splitting
 from fedstat.store import results
-from fedstat.study import collect, run_table
+from fedstat.study import collect, run_metrics, run_table
 from fedstat.study.compare import RunsResult
 
 HIGHLIGHT = "fedfac-dynamic"
@@ -66,7 +66,7 @@ def client_boxplot(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = N
         white point is the mean, its line the 95% t interval of the mean over seeds, cut off at the extreme clients.
     """
     data = _to_table(data, "client_boxplot", run_table.clients)
-    score = run_table.score_in(data)
+    score = run_metrics.score_in(data)
     _require_columns(data, "method", score.name)
     if data[score.name].isna().all():
         raise ValueError(
@@ -133,8 +133,8 @@ def score_curves(data: Any, *, ax: Axes | None = None) -> Axes:
         Thick lines are means over seeds, thin lines the seeds (if there are at most five). Bands need three seeds; with
         few seeds they are wide, and cut off at the axes.
     """
-    table = _to_table(data, "score_curves", lambda run: run_table.curve(run, run_table.score_of(run).name))
-    score = run_table.score_in(table)
+    table = _to_table(data, "score_curves", lambda run: run_table.curve(run, run_metrics.score_of(run).name))
+    score = run_metrics.score_in(table)
     return _curves(table, score.name, score.long_name, ax, highest=score.highest)
 
 
@@ -269,7 +269,7 @@ def differences(
     """
     if isinstance(data := opened(data), ComparisonResult):
         columns = {"term": "method", "estimate": "difference", "sim_conf_low": "low", "sim_conf_high": "high"}
-        value = run_table.title_of(data.measure) if isinstance(data, RunsResult) else value
+        value = run_metrics.title_of(data.measure) if isinstance(data, RunsResult) else value
         data = data.tidy().rename(columns=columns).assign(scenario=f"minus {collect.title_of(data.reference)}")
     if not isinstance(data, pd.DataFrame):
         raise refusal("differences", "the result of compare, or a table", data)

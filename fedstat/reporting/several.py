@@ -38,7 +38,7 @@ from fedstat.results.base import Caution
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.sim.experiment import COMMAND as SIMULATION
 from fedstat.stats.ranking import LEAST_PAIRS
-from fedstat.study import collect, compare_runs, experiment, run_table
+from fedstat.study import collect, compare_runs, experiment, run_metrics, run_table
 from fedstat.study.collect import list_seeds, ordered, title_of
 from fedstat.study.grid import variants
 
@@ -161,7 +161,7 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
         else f"Lines: seeds. An interval needs at least {LEAST_PAIRS} seeds."
     )
     blocks: list[Block] = []
-    score = run_table.score_of(trees[0][0])
+    score = run_metrics.score_of(trees[0][0])
     for name, axis, draw_curves in (
         (score.name, score.long_name, score_curves),
         ("train_loss", "training loss", loss_curves),
@@ -201,7 +201,7 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, comparison: Comparison
 def _costs(table: pd.DataFrame) -> Section:
     """Scores of clients, communication and metrics, mean over seeds."""
     scores = " or ".join(
-        dict.fromkeys(run_table.title_of(str(name)).removeprefix("test ") for name in table["measure"])
+        dict.fromkeys(run_metrics.title_of(str(name)).removeprefix("test ") for name in table["measure"])
     )
     metrics, rows = {name: title for name, title in TITLES.items() if name in table}, []
     for (scenario, method), group in table.groupby(["scenario", "method"], sort=False):

@@ -25,7 +25,7 @@ from fedstat.reporting.document import COMMAND, Part, Printed, Section, Table, T
 from fedstat.reporting.stored import Stored, assemble, command_line, n_parameters, settings_of_method
 from fedstat.results.base import Caution
 from fedstat.results.tables import count, interval, number
-from fedstat.study import experiment, run_settings, run_table
+from fedstat.study import experiment, run_metrics, run_settings, run_table
 from fedstat.study.report import report as printed
 
 _IMPROPER = 1e-6
@@ -79,7 +79,7 @@ def _of_metrics(run: xr.DataTree) -> Iterator[Caution]:
             values = metrics[name].transpose("round", "client").to_numpy()
             wrong = np.isinf(values)
             if name == "loss":  # evaluated, and without a loss; idle clients have no training loss
-                score = metrics[run_table.score_of(run).name].transpose("round", "client").to_numpy()
+                score = metrics[run_metrics.score_of(run).name].transpose("round", "client").to_numpy()
                 wrong |= np.isnan(values) & np.isfinite(score)
             if wrong.any():
                 rounds = metrics["round"].to_numpy()[wrong.any(axis=1)]
@@ -88,7 +88,7 @@ def _of_metrics(run: xr.DataTree) -> Iterator[Caution]:
                 yield Caution("Diverged", text, severe=True)
     if "train_loss" in metrics:
         losses = metrics["train_loss"].transpose("round", "client").to_numpy().astype(float)
-        mean = run_table.weighted(losses, np.ones(losses.shape[1]))
+        mean = run_metrics.weighted(losses, np.ones(losses.shape[1]))
         if len(mean) > 1 and np.isfinite(mean[[0, -1]]).all() and mean[-1] > mean[0]:
             yield Caution(
                 "Training loss rose",
@@ -150,7 +150,7 @@ def factors(layer: str, nu: np.ndarray, converged: np.ndarray, unit: str) -> Ite
 def _of_scale(run: xr.DataTree) -> Iterator[Caution]:
     metrics = run["metrics"].to_dataset()
     if "n_test" in metrics and (median := float(np.median(metrics["n_test"]))) < _FEW_SAMPLES:
-        if run_table.score_of(run).is_error:
+        if run_metrics.score_of(run).is_error:
             effect = "The RMSE of such a client is uncertain"
         else:
             reach = 196 * (0.25 / max(1.0, median)) ** 0.5
@@ -221,7 +221,7 @@ def command(stored: Stored) -> str:
 
 
 def _learning(run: xr.DataTree) -> Section | None:
-    score = run_table.score_of(run)
+    score = run_metrics.score_of(run)
     names = {
         score.name: (f"{score.long_name} of a client", f"Test {score.title} of client models after aggregation"),
         "train_loss": ("training loss of a client", "Training loss of the selected clients"),
@@ -239,7 +239,7 @@ def _learning(run: xr.DataTree) -> Section | None:
 
 
 def _clients(run: xr.DataTree) -> Section | None:
-    metrics, score = run["metrics"].to_dataset(), run_table.score_of(run)
+    metrics, score = run["metrics"].to_dataset(), run_metrics.score_of(run)
     values = metrics[score.name].transpose("round", "client").to_numpy().astype(float)
     evaluated = np.flatnonzero(np.isfinite(values).any(axis=1))
     if not len(evaluated):

@@ -46,7 +46,7 @@ class GroupIccResult(Result):
     group_codes : int array (client,)
         Position of each client's group in ``group_names``.
     claim : {"these groups", "new groups"}
-        What conclusions hold for: other clients of these groups, or other groups.
+        Scope of conclusions: other clients of these groups, or clients of new groups.
     n_weights : int
         Number of weights of a unit.
     level : float

@@ -20,17 +20,8 @@ from fedstat.results.origin import recorded
 from fedstat.results.ranks import difference
 from fedstat.results.tables import NONE, count, megabytes, number, plus_minus
 from fedstat.study.collect import OF_METHOD, Grid, ordered, origin, stores
-from fedstat.study.run_table import (
-    choose,
-    config_of,
-    is_error,
-    measured,
-    reason_undefined,
-    row,
-    short_runs,
-    title_of,
-    words,
-)
+from fedstat.study.run_metrics import is_error, measured, reason_undefined, title_of
+from fedstat.study.run_table import choose, config_of, row, short_runs, words
 
 
 def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:

@@ -21,11 +21,12 @@ from fedstat._utils.settings import read_toml
 from fedstat.fl.stored import profile
 from fedstat.stats.ranking import Friedman, friedman
 from fedstat.store import open_run
-from fedstat.study import experiment, grid, run_table
+from fedstat.study import experiment, grid, run_metrics, run_table
 from fedstat.study.collect import Grid, about, ordered
 from fedstat.study.compare import against_zero
+from fedstat.study.run_metrics import score_in, weighted
 from fedstat.study.run_settings import Settings
-from fedstat.study.run_table import config_of, score_in, weighted
+from fedstat.study.run_table import config_of
 
 _NOT_OF_TRAINING = ("prediction_rules", "probe", "ablation", "checkpoints", "keep_weights")
 
@@ -203,7 +204,7 @@ def state_bytes(path: str | Path) -> int:
 
 def _measure_run(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd.DataFrame]:
     config, metrics = run_table.config_of(run), run["metrics"].to_dataset()
-    score = run_table.score_of(run)
+    score = run_metrics.score_of(run)
     test, validation = score.name, f"validation_{score.name}"
     course = run_table.curve(run, test).merge(run_table.curve(run, validation), on="round")
     if course.empty:
@@ -242,7 +243,7 @@ def _measure_unseen(run: xr.DataTree, method: str) -> dict[str, Any]:
 def of_clients(path: str | Path, number: int) -> pd.DataFrame:
     """Return the test score of every client in a round: ``client``, ``accuracy`` (or ``rmse``)."""
     run = store.open_run(path)
-    name = run_table.score_of(run).name
+    name = run_metrics.score_of(run).name
     values = run[f"metrics/{name}"].sel(round=number).astype(float)
     return pd.DataFrame({"client": values["client"].values, name: values.values}).dropna()
 
@@ -465,7 +466,7 @@ def scores(run: xr.DataTree) -> pd.DataFrame:
         ``method``, name of the algorithm or of another prediction rule; ``accuracy`` (or ``rmse``).
     """
     names = [str(config_of(run)["algorithm"])]
-    metrics, score = run["metrics"].to_dataset(), run_table.score_of(run).name
+    metrics, score = run["metrics"].to_dataset(), run_metrics.score_of(run).name
     values = [metrics[score].isel(round=[-1]).transpose("round", "client").to_numpy()]
     if "prediction_rules" in run.children:
         by_rule = run["prediction_rules"].to_dataset()[score]

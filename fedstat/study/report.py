@@ -26,7 +26,7 @@ from fedstat.fl.training import COMMAND
 from fedstat.results import base
 from fedstat.results.base import TERMINAL
 from fedstat.results.tables import NONE, count, megabytes, number, p_equals
-from fedstat.study import run_table
+from fedstat.study import run_metrics, run_table
 from fedstat.study.collect import title_of
 
 
@@ -192,7 +192,7 @@ def _of_training(run: xr.DataTree, config: Mapping[str, Any]) -> dict[str, str]:
     data = f"{count(row['clients'], 'client')}, {', '.join(samples[:-1])} and {samples[-1]} samples"
     n_done = int(np.isfinite(metrics["seconds"].to_numpy()).sum())
     is_finished = "ended" in run.attrs
-    score, evaluated = run_table.score_of(run), _evaluated_rounds(run)
+    score, evaluated = run_metrics.score_of(run), _evaluated_rounds(run)
     value = "no round was evaluated"
     if not math.isnan(row["final"]):
         shown = score_text(row["final"], score)
@@ -215,13 +215,13 @@ def score_text(value: float, score: Score) -> str:
 
 
 def _evaluated_rounds(run: xr.DataTree) -> np.ndarray:
-    return np.asarray(run[f"metrics/{run_table.score_of(run).name}"].dropna("round", how="all")["round"].to_numpy())
+    return np.asarray(run[f"metrics/{run_metrics.score_of(run).name}"].dropna("round", how="all")["round"].to_numpy())
 
 
 def _equal_samples(run: xr.DataTree) -> str:
     """Say how many test samples equal a training sample; "" if there are none, or an older run did not count them."""
     n_equal, n_test = run.attrs.get(EQUAL_SAMPLES, 0), int(run["metrics/n_test"].sum())
-    score = run_table.score_of(run)
+    score = run_metrics.score_of(run)
     if not n_equal:
         return ""
     return (
@@ -236,12 +236,12 @@ def _metrics_in_words(further: pd.DataFrame, column: str, n_clients: int) -> str
     texts = []
     for x in further[~is_class].to_dict("records"):
         exclusions = (
-            f" ({x['clients']} of {n_clients} clients; others {run_table.reason_undefined(x['measure'])})"
+            f" ({x['clients']} of {n_clients} clients; others {run_metrics.reason_undefined(x['measure'])})"
             if x["clients"] < n_clients
             else ""
         )
-        value = f"{x[column]:.4g}" if run_table.is_error(x["measure"]) else number(x[column], 3)
-        texts.append(f"{run_table.title_of(x['measure'])} {value}{exclusions}")
+        value = f"{x[column]:.4g}" if run_metrics.is_error(x["measure"]) else number(x[column], 3)
+        texts.append(f"{run_metrics.title_of(x['measure'])} {value}{exclusions}")
     if len(classes := further[is_class].dropna(subset=column)):
         low, high = classes.sort_values(column, kind="stable").iloc[[0, -1]].to_dict("records")
         ends = (f"{x[column]:.3f} ({x['measure'].removeprefix('class_accuracy_')})" for x in (low, high))
@@ -274,8 +274,8 @@ MEAN = weighted_mean().name
 
 def line(run: xr.DataTree) -> str:
     """Summarize a run in half a line, for the log of a grid."""
-    row, title = run_table.row(run), run_table.score_of(run).long_name
-    shown = "{:.4g}" if run_table.is_error(row["measure"]) else "{:.4f}"
+    row, title = run_table.row(run), run_metrics.score_of(run).long_name
+    shown = "{:.4g}" if run_metrics.is_error(row["measure"]) else "{:.4f}"
     final, last, best = (shown.format(row[name]) for name in ("final", "last10", "best10"))
     if not math.isfinite(row["last10"]):
         return f"{title} {final} (last round), {row['seconds']:.2f} s per round"
@@ -351,7 +351,7 @@ def _accuracies(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
     rounds, n_averaged = int(row["rounds"]), run_table.span(int(row["rounds"]))
     window = f"rounds {rounds - n_averaged + 1} to {rounds}" if n_averaged > 1 else f"round {rounds}"
     mean = f"mean of {window}" if n_averaged > 1 else window
-    score, evaluated = run_table.score_of(run), _evaluated_rounds(run)
+    score, evaluated = run_metrics.score_of(run), _evaluated_rounds(run)
     rules = {
         "last10": mean,
         "final": f"round {evaluated[-1]}" if len(evaluated) else "",
@@ -479,7 +479,7 @@ def _above_half(table: pd.DataFrame) -> list[str]:
 
 
 def _prediction_rules(run: xr.DataTree) -> list[str]:
-    rules, score = run["prediction_rules"].to_dataset(), run_table.score_of(run)
+    rules, score = run["prediction_rules"].to_dataset(), run_metrics.score_of(run)
     values = rules[score.name].weighted(run["metrics"].to_dataset()["n_test"]).mean("client")
     texts = [f"  {score_text(x.item(), score)}  {x['rule'].item()}" for x in values]
     steps = [_step_of(rules["step"].sel(rule=x["rule"])) for x in values]
@@ -498,7 +498,7 @@ def _step_of(step: xr.DataArray) -> str:
 
 
 def _unseen_clients(run: xr.DataTree) -> list[str]:
-    by_rule, score = run_table.unseen_clients(run), run_table.score_of(run)
+    by_rule, score = run_table.unseen_clients(run), run_metrics.score_of(run)
     scores = ", ".join(f"{x['rule'].item().replace('_', ' ')} {score_text(x.item(), score)}" for x in by_rule)
     comment = run[f"unseen_clients/{score.name}"].attrs.get("comment")
     clients = count(run["unseen_clients"].sizes["client"], "unseen client")
@@ -506,7 +506,7 @@ def _unseen_clients(run: xr.DataTree) -> list[str]:
 
 
 def _ablation(run: xr.DataTree) -> list[str]:
-    by_part, score = run_table.ablated(run).transpose("part", "draw"), run_table.score_of(run)
+    by_part, score = run_table.ablated(run).transpose("part", "draw"), run_metrics.score_of(run)
     parts, scores = by_part["part"].to_numpy(), by_part.to_numpy()
     if np.ptp(scores) == 0:
         return ["Random values replaced no unit: no layer has both shared and personal units"]

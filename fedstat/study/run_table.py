@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import textwrap
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _cli
 from fedstat._utils import check
-from fedstat._utils.guard import replace_file
 from fedstat._utils.lazy import pd, xr
-from fedstat.fl import metrics as fl_metrics
 from fedstat.fl import nets
-from fedstat.fl.losses import SCORES, Score, score_among
-from fedstat.results.base import TERMINAL, aligned
-from fedstat.stats.ranking import is_higher_better
+from fedstat.fl.losses import Score
 from fedstat.stats.split import adjusted_rand, prop_unchanged
+from fedstat.study.run_metrics import (
+    is_error,
+    is_of_numbers,
+    measured,
+    measures,
+    metrics_of,
+    score_of,
+    sizes_of,
+    values_of,
+    weighted,
+)
 
 WINDOW = 10
 """Consecutive rounds over which scores are averaged (FedFac §5.2)."""
@@ -114,186 +117,8 @@ def words(rule: str, table: pd.DataFrame) -> str:
     )
 
 
-class Table(NamedTuple):
-    """Table of runs.
-
-    Attributes
-    ----------
-    title : str
-    values : DataFrame
-        All numbers, one row per line of the table.
-    blocks : mapping from heading to DataFrame of str
-        What the text and Markdown show.
-    notes : tuple of str
-        What the columns mean, what was not run, where the numbers come from.
-    """
-
-    title: str
-    values: pd.DataFrame
-    blocks: Mapping[str, pd.DataFrame]
-    notes: tuple[str, ...]
-
-    def text(self) -> str:
-        """Return the table as text for a terminal."""
-        parts = [self.title]
-        parts += [f"{heading}\n{aligned(block)}" for heading, block in self.blocks.items()]
-        notes = [textwrap.fill(note, TERMINAL, subsequent_indent="  ") for note in self.notes]
-        return "\n\n".join([*parts, "\n".join(notes)])
-
-    def write(self, name: Path) -> None:
-        """Write all numbers to ``name.csv``, and the table to ``name.md``."""
-        require_writable(name)
-        name.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(Path(f"{name}.csv")) as csv, replace_file(Path(f"{name}.md")) as markdown:
-            self.values.to_csv(csv, index=False, float_format="%.6g")
-            markdown.write_text(self.markdown(), encoding="utf-8")
-
-    def markdown(self) -> str:
-        """Return the table as Markdown."""
-        parts = [f"## {self.title}"]
-        parts += [f"### {heading}\n\n{_pipes(block)}" for heading, block in self.blocks.items()]
-        return "\n\n".join([*parts, "\n".join(f"- {note}" for note in self.notes)]) + "\n"
-
-
-def require_writable(name: Path) -> None:
-    """Raise ValueError, before any work, if the table's files cannot be written; their folder need not exist."""
-    for file in (Path(f"{name}.csv"), Path(f"{name}.md")):
-        if not file.parent.exists():
-            file = next(parent for parent in file.absolute().parents if parent.parent.exists())
-        _cli.require_file("--out", file)
-
-
-def make(builds: Mapping[str, Callable[[], Table]], out: str | Path | None = None) -> str:
-    """Build tables, write them if asked, and return them as text.
-
-    Parameters
-    ----------
-    builds : mapping from suffix to callable () -> Table
-        The suffix is added to the files' names. A table that cannot be made is reported, not raised.
-    out : path, optional
-        Name of the files without extension, see :meth:`Table.write`.
-
-    Raises
-    ------
-    ValueError
-        If no table can be made.
-    """
-    tables, missing = {}, []
-    for suffix, build in builds.items():
-        try:
-            tables[suffix] = build()
-        except ValueError as error:
-            missing.append(f"not made: {error}")
-    if not tables:
-        raise ValueError("; ".join(missing))
-    for suffix, table in tables.items() if out is not None else ():
-        table.write(Path(f"{out}{suffix}"))
-    return "\n\n\n".join([*(table.text() for table in tables.values()), *missing])
-
-
-def _pipes(block: pd.DataFrame) -> str:
-    rule = ["---", *["---:"] * (block.shape[1] - 1)]
-    cells = [list(map(str, block.columns)), rule, *block.astype(str).to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
-
-
-def score_of(run: xr.DataTree) -> Score:
-    """Return the score by which the client models of a run are judged: accuracy, or RMSE of real-valued targets."""
-    return score_among(list(map(str, _metrics(run))))
-
-
-def score_in(table: pd.DataFrame) -> Score:
-    """Return the score that a table of runs, rounds or clients holds.
-
-    Raises
-    ------
-    ValueError
-        If it holds accuracies and RMSEs, which cannot be compared.
-    """
-    names = [score.name for score in SCORES.values() if score.name in table]
-    if len(names) > 1:
-        raise ValueError(
-            f"runs must have one score, but the table holds {' and '.join(names)}: of classes and of real-valued "
-            "targets. Take runs of one task."
-        )
-    return score_among(table)
-
-
-def is_error(measure: str) -> bool:
-    """Return True if smaller values of a measure are better.
-
-    Examples
-    --------
-    >>> is_error("mae"), is_error("r2")
-    (True, False)
-    """
-    return not is_higher_better(measure)
-
-
-def is_of_numbers(measure: str) -> bool:
-    """Return True for measures of real-valued targets."""
-    return measure == "rmse" or measure in fl_metrics.ERRORS
-
-
-def reason_undefined(measure: str) -> str:
-    """Say what test samples are like for which a measure is undefined."""
-    return "have constant targets" if is_of_numbers(measure) else "lack a class"
-
-
-def measures(run: xr.DataTree) -> dict[str, tuple[xr.DataArray, xr.DataArray]]:
-    """Return the measures of a run that have one value per client: values (round, client) and weights (client,).
-
-    They are the run's score, ``accuracy`` or ``rmse``, and its metrics (:data:`fedstat.fl.metrics.METRICS`,
-    ``ERRORS``), among them ``class_accuracy_3`` for class 3. Weights are the client's test samples, of the class if the
-    measure is of one.
-    """
-    metrics = _metrics(run)
-    weight = xr.DataArray(_sizes(metrics, "n_test"), dims="client")
-    names = (score_of(run).name, *fl_metrics.TITLES)
-    by_name = {name: (metrics[name], weight) for name in names if name in metrics}
-    if "class_accuracy" in metrics:
-        values, n_test = metrics["class_accuracy"], run["clients"].to_dataset()["n_test"]
-        for i, label in enumerate(metrics["class"].values):
-            by_name[f"class_accuracy_{label}"] = values.isel({"class": i}), n_test.isel({"class": i})
-    return by_name
-
-
-def measured(run: xr.DataTree, measure: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return values (round, client) and weights (client,) of a measure by its name in :func:`measures`.
-
-    Raises
-    ------
-    ValueError
-        If there is no such measure (the message has the nearest names), or the run did not measure it.
-    """
-    by_name, name = measures(run), re.sub(r"^(class_accuracy)_.*", r"\1", measure)
-    if score_of(run) is SCORES["regression"] and name in (*fl_metrics.METRICS, "accuracy"):
-        raise ValueError(f"{name!r} is of classes, but the targets are real numbers. Measures: {', '.join(by_name)}.")
-    if name in fl_metrics.METRICS and not any(other.startswith(name) for other in by_name):
-        raise ValueError(
-            f"the run did not measure {name!r}, but {', '.join(by_name)}. Train with metrics=[{name!r}] "
-            f"(--metrics {name})."
-        )
-    values, weight = by_name[check.choice("measure", measure, list(by_name))]
-    return values.transpose("round", "client").to_numpy().astype(np.float64), weight.to_numpy().astype(np.float64)
-
-
-def title_of(measure: str) -> str:
-    """Return a measure in words.
-
-    Examples
-    --------
-    >>> title_of("accuracy"), title_of("macro_f1"), title_of("class_accuracy_3")
-    ('test accuracy', 'macro F1', 'accuracy on class 3')
-    """
-    for score in SCORES.values():
-        if measure == score.name:
-            return score.long_name
-    return fl_metrics.TITLES.get(measure, f"accuracy on class {measure.removeprefix('class_accuracy_')}")
-
-
 def further(run: xr.DataTree) -> pd.DataFrame:
-    """Return means of the run's metrics over clients, weighted as :func:`measures` says.
+    """Return means of the run's metrics over clients, weighted as :func:`~fedstat.study.run_metrics.measures` says.
 
     Returns
     -------
@@ -322,7 +147,7 @@ def row(run: xr.DataTree, measure: str | None = None) -> dict[str, Any]:
     run : DataTree
         Result of :func:`fedstat.fl.train`.
     measure : str, optional
-        One of :func:`measures`, by default the run's score.
+        One of :func:`~fedstat.study.run_metrics.measures`, by default the run's score.
 
     Returns
     -------
@@ -352,11 +177,11 @@ def row(run: xr.DataTree, measure: str | None = None) -> dict[str, Any]:
     best10 chooses rounds on the test data that it reports (as do FedFac Table 2 and all its peers) and so is too high;
     ``optimism`` says by how much. If only some rounds are evaluated, windows average those.
     """
-    config, metrics, score = config_of(run), _metrics(run), score_of(run)
+    config, metrics, score = config_of(run), metrics_of(run), score_of(run)
     measure = measure or score.name
     test, weight = measured(run, measure)
     over_clients = clients(run, measure)[measure].dropna()
-    before = weighted(_values(metrics, f"{score.name}_before"), weight)
+    before = weighted(values_of(metrics, f"{score.name}_before"), weight)
     values = {
         "scenario": config.get("scenario") or config.get("data") or "run",
         "method": config["algorithm"],
@@ -393,7 +218,7 @@ def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64], measure: str, scor
     sign = -1 if is_error(measure) else 1
     best, best_round = best_window(sign * mean)
     size = "n_validation" if "n_validation" in metrics else "n_train"
-    validation = weighted(_values(metrics, f"validation_{score.name}"), _sizes(metrics, size))
+    validation = weighted(values_of(metrics, f"validation_{score.name}"), sizes_of(metrics, size))
     ends = np.flatnonzero(np.isfinite(mean))
     n_evaluated = int(np.isfinite(mean[-WINDOW:]).sum())
     accuracies = {"best10": sign * best, "best10_round": best_round, "evaluated": n_evaluated}
@@ -411,7 +236,7 @@ def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64], measure: str, scor
 
 
 def clients(run: xr.DataTree, measure: str | None = None) -> pd.DataFrame:
-    """Return every client's numbers of samples, and its score (or another of :func:`measures`).
+    """Return every client's numbers of samples, and its score or another of its measures.
 
     The score is the mean over evaluated rounds of the last 10; for a run with fewer rounds, that of the last round.
 
@@ -421,9 +246,9 @@ def clients(run: xr.DataTree, measure: str | None = None) -> pd.DataFrame:
         ``client``, the measure by name, ``n_train``, ``n_test``.
     """
     measure = measure or score_of(run).name
-    metrics, (values, _) = _metrics(run), measured(run, measure)
+    metrics, (values, _) = metrics_of(run), measured(run, measure)
     last = xr.DataArray(values[-span(len(values)) :], dims=("round", "client")).mean("round", skipna=True)
-    sizes = {name: _sizes(metrics, name) for name in ("n_train", "n_test")}
+    sizes = {name: sizes_of(metrics, name) for name in ("n_train", "n_test")}
     return pd.DataFrame({"client": metrics["client"].values, measure: last.values, **sizes})
 
 
@@ -435,9 +260,9 @@ def curve(run: xr.DataTree, name: str = "train_loss") -> pd.DataFrame:
     DataFrame
         ``round`` and the metric; rounds without a value are left out.
     """
-    metrics = _metrics(run)
-    weight = _sizes(metrics, "n_train" if name == "train_loss" or name.startswith("validation_") else "n_test")
-    values = weighted(_values(metrics, name), weight)
+    metrics = metrics_of(run)
+    weight = sizes_of(metrics, "n_train" if name == "train_loss" or name.startswith("validation_") else "n_test")
+    values = weighted(values_of(metrics, name), weight)
     return pd.DataFrame({"round": metrics["round"].values, name: values}).dropna()
 
 
@@ -489,7 +314,7 @@ def unseen_clients(run: xr.DataTree) -> xr.DataArray:
 
 def ablated(run: xr.DataTree) -> xr.DataArray:
     """Return the score (part, draw) with a part of the split layers replaced, weighted by test samples."""
-    return run["ablation"].to_dataset()[score_of(run).name].weighted(_metrics(run)["n_test"]).mean("client")
+    return run["ablation"].to_dataset()[score_of(run).name].weighted(metrics_of(run)["n_test"]).mean("client")
 
 
 def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -530,14 +355,6 @@ def chosen(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
     return best(sorted(means.index, key=lambda value: place(name, value, config)), key=lambda value: means[value])
 
 
-def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Average over clients with weights, (round, client) to (round,); ignore missing values; NaN if all are missing."""
-    is_finite = np.isfinite(values)
-    total = (is_finite * weight).sum(axis=-1)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(is_finite, values * weight, 0).sum(axis=-1) / np.where(total > 0, total, np.nan))
-
-
 def config_of(run: xr.DataTree) -> dict[str, Any]:
     """Read the settings of a run from its store; raise ValueError if it is not a run of the trainer."""
     try:
@@ -550,29 +367,6 @@ def config_of(run: xr.DataTree) -> dict[str, Any]:
             f"{list(run.children)}"
         )
     return config
-
-
-def _metrics(run: xr.DataTree) -> xr.Dataset:
-    metrics = run["metrics"].to_dataset() if "metrics" in run.children else xr.Dataset()
-    score = metrics.get("rmse", metrics.get("accuracy", xr.DataArray()))
-    if not {"round", "client"} <= set(score.dims):
-        raise ValueError(
-            "must be a run that fedstat.fl.train or python -m fedstat.fl wrote, with metrics/accuracy or metrics/rmse "
-            f"(round, client), but got a tree with the groups {list(run.children)} and the metrics "
-            f"{list(metrics.data_vars)}"
-        )
-    return metrics
-
-
-def _values(metrics: xr.Dataset, name: str) -> NDArray[np.float64]:
-    if name not in metrics:
-        return np.full((metrics.sizes["round"], metrics.sizes["client"]), np.nan)
-    return metrics[name].transpose("round", "client").to_numpy().astype(np.float64)
-
-
-def _sizes(metrics: xr.Dataset, name: str) -> NDArray[np.float64]:
-    """Return each client's number of samples; 1 if the run does not store it."""
-    return metrics[name].to_numpy().astype(np.float64) if name in metrics else np.ones(metrics.sizes["client"])
 
 
 def _total(metrics: xr.Dataset, name: str) -> float:

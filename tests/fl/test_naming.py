@@ -24,7 +24,7 @@ from fedstat.attack.experiment import leakage, read_run
 from fedstat.fl import algorithms, chunks, naming, nets
 from fedstat.fl.aggregate import private as private_mean
 from fedstat.plot._figure import plain
-from fedstat.study import Settings, collect, experiment, run_table
+from fedstat.study import Settings, collect, experiment, run_metrics, run_table
 
 CLIENTS = ["hospital-3", "a", "Zürich $x_1$", "clinic of the city 12", "b"]
 TWO = nets.mlp([6, 10, 2])
@@ -284,7 +284,7 @@ def test_a_client_is_chosen_by_its_name(alone):
 
 def test_tables_name_clients_and_classes(alone):
     assert run_table.clients(alone)["client"].tolist() == CLIENTS
-    assert {"class_accuracy_healthy", "class_accuracy_ill"} <= run_table.measures(alone).keys()
+    assert {"class_accuracy_healthy", "class_accuracy_ill"} <= run_metrics.measures(alone).keys()
     assert "(ill)" in str(fedstat.summary(alone))
 
 

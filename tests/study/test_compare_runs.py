@@ -12,7 +12,7 @@ import fedstat
 from fedstat import fl, study
 from fedstat.fl import algorithms, nets
 from fedstat.fl.metrics import METRICS
-from fedstat.study import run_table
+from fedstat.study import run_metrics, run_table
 
 SEEDS = range(3)
 
@@ -128,7 +128,7 @@ def test_any_measure_is_compared_as_in_the_table_of_runs(measured, measure):
     assert by_method["fedavg"] == pytest.approx(
         np.mean([run_table.clients(run, measure)[measure].quantile(0.1) for run in measured[:3]])
     )
-    title = run_table.title_of(measure)
+    title = run_metrics.title_of(measure)
     assert str(found).startswith(f"{title[0].upper()}{title[1:]}, the last evaluated round: mean ± standard error")
     assert ("AUC is undefined for 1 client of a run" in " ".join(found.summary().split())) == (measure == "auc")
     assert all(len(line) <= 90 for line in str(found).split("\n"))

@@ -16,7 +16,18 @@ import xarray as xr
 import fedstat
 from fedstat import plot, store
 from fedstat.fl import __main__ as cli
-from fedstat.study import Settings, collect, compare_runs, experiment, federation, grid, leaderboard, run, run_table
+from fedstat.study import (
+    Settings,
+    collect,
+    compare_runs,
+    experiment,
+    federation,
+    grid,
+    leaderboard,
+    run,
+    run_metrics,
+    run_table,
+)
 
 GRID = """
 data = "own.csv"
@@ -190,7 +201,7 @@ def test_the_best_ten_rounds_of_errors_are_the_smallest():
     mean = np.r_[np.linspace(3, 1, 12), np.linspace(1, 2, 8)]
     metrics = {"rmse": ("round client", mean[:, None])}
     data = xr.Dataset({"rmse": (("round", "client"), metrics["rmse"][1])}, {"round": np.arange(1, 21), "client": [0]})
-    score = run_table.SCORES["regression"]
+    score = run_metrics.SCORES["regression"]
     by_rule = run_table._by_rules(data, mean, "rmse", score)
     windows = np.lib.stride_tricks.sliding_window_view(mean, 10).mean(1)
     assert by_rule["best10"] == pytest.approx(windows.min())
@@ -204,7 +215,7 @@ def test_methods_are_compared_by_their_errors(runs):
     text = repr(found)
     assert "Test RMSE (smaller is better), the last evaluated round" in text
     assert "10 % above: RMSE that a tenth of the clients exceed" in text
-    assert {"mae", "r2"} <= set(run_table.measures(fedstat.open_run(paths[0])))
+    assert {"mae", "r2"} <= set(run_metrics.measures(fedstat.open_run(paths[0])))
     assert compare_runs(paths, measure="r2").measure == "r2"
     with pytest.raises(ValueError, match="'auc' is of classes, but the targets are real numbers"):
         compare_runs(paths, measure="auc")

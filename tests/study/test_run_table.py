@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 import fedstat
 from fedstat import store
 from fedstat.fl import algorithms, nets, train
-from fedstat.study import collect, report, run_table
+from fedstat.study import collect, report, run_metrics, run_table
 from fedstat.study.collect import origin
 
 
@@ -40,8 +40,8 @@ def test_the_validated_round_is_chosen_without_test_data(run):
 
 
 def test_optimism_is_what_choosing_ten_rounds_on_test_data_gains(run):
-    mean = run_table.weighted(run["metrics/accuracy"].to_numpy(), run["metrics/n_test"].to_numpy())
-    validation = run_table.weighted(run["metrics/validation_accuracy"].to_numpy(), run["metrics/n_train"].to_numpy())
+    mean = run_metrics.weighted(run["metrics/accuracy"].to_numpy(), run["metrics/n_test"].to_numpy())
+    validation = run_metrics.weighted(run["metrics/validation_accuracy"].to_numpy(), run["metrics/n_train"].to_numpy())
     windows = [slice(i, i + 10) for i in range(15)]
     chosen = max(windows, key=lambda w: validation[w].mean())
     found = run_table.row(run)["optimism"]
@@ -70,7 +70,7 @@ def test_a_curve_weighs_active_clients_by_their_training_samples(run):
 
 def test_rounds_that_were_not_evaluated_do_not_count(tmp_path):
     run = fedstat.open_run(write(tmp_path / "a.zarr", evaluate_every=5, rounds=25))
-    mean = run_table.weighted(run["metrics/accuracy"].to_numpy(), run["metrics/n_test"].to_numpy())
+    mean = run_metrics.weighted(run["metrics/accuracy"].to_numpy(), run["metrics/n_test"].to_numpy())
     assert np.isfinite(mean).sum() == 5
     pairs = [(mean[i] + mean[i + 5]) / 2 for i in (4, 9, 14, 19)]
     assert_allclose(run_table.row(run)["best10"], max(pairs))

@@ -228,8 +228,8 @@ def _require_equal(net: Net, params: Params, module: nn.Module, sample: Tensor, 
     noise = {name: torch.full((1, 2, *shape), 0.5) for name, shape in net.noise.items()}
     into = {name: torch.zeros_like(p) for name, p in params.items() if name not in net.buffers}
     with torch.no_grad():
-        expected, found = pick(copied(module).float().eval()(x)), net.apply(params, x[None])[0]
-    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True):
+        expected, outputs = pick(copied(module).float().eval()(x)), net.apply(params, x[None])[0]
+    if not torch.allclose(outputs, expected, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise ValueError(
             "the module holds parameters outside of its attributes, so that other parameters cannot be put in their "
             "place. Use self.NAME in forward, and no copies of it."

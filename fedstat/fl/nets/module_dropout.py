@@ -111,8 +111,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 def draws_alike(module: nn.Module, other: nn.Module, x: Tensor) -> bool:
     """Return True if two modules draw equally many of torch's random numbers in training."""
     states = []
-    for one in (module, other):
+    for network in (module, other):
         with seeded(0, x.device), torch.no_grad():
-            copy.deepcopy(one).train()(x)
+            copy.deepcopy(network).train()(x)
             states.append(torch.default_generator.get_state())
     return torch.equal(*states)

@@ -312,8 +312,8 @@ class _Namer:
         plain = re.sub(r"\W", "_", name)
         if plain[0].isdigit():
             plain = f"{type(self._module.get_submodule(name.split('.')[0])).__name__.lower()}_{plain}"
-        taken = {layer_of(piece.name) for piece in self.pieces.values()}
-        while plain in taken or re.fullmatch(rf"({'|'.join(_KINDS)}|project|prelu)\d+", plain):
+        names = {layer_of(piece.name) for piece in self.pieces.values()}
+        while plain in names or re.fullmatch(rf"({'|'.join(_KINDS)}|project|prelu)\d+", plain):
             plain += "_"
         return plain
 

@@ -226,8 +226,8 @@ class Stacked:
                 for container, key in entries[name]:
                     container[key] = value
             threads[device, dtype] = _OfThread(module, draws_of(module), {name: entries[name] for name in self._pieces})
-        found: _OfThread = threads[device, dtype]
-        return found
+        thread: _OfThread = threads[device, dtype]
+        return thread
 
 
 def _places(module: nn.Module) -> dict[str, list[_Place]]:

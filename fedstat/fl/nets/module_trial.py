@@ -224,7 +224,7 @@ def _first_difference(module: nn.Module, x: Tensor, seeds: tuple[int, int], *, t
             runner(x)
         results.append(of_run)
     for (name, a), (_, b) in zip(*results, strict=False):
-        if any(not torch.equal(one, other) for one, other in zip(a, b, strict=False)):
+        if not all(map(torch.equal, a, b)):
             return name
     return "the module"
 

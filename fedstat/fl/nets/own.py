@@ -41,20 +41,20 @@ def options(name: str) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in parameters[2:]}
 
 
-def require_options(name: str, given: Collection[str]) -> None:
+def require_options(name: str, settings: Collection[str]) -> None:
     """Raise ValueError, with the nearest names, unless the function takes these arguments and needs no others."""
     parameters = options(name)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     names = [n for n, p in parameters.items() if p.kind not in variable]
     takes_others = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    for option in given:
+    for option in settings:
         if option not in names and not takes_others:
             takes = ", ".join(names) or "no options"
             raise ValueError(
                 f"{custom.short(name)} takes {takes}, but got {option!r:.200}.{check.did_you_mean(option, names)}"
             )
     for option in names:
-        if option not in given and parameters[option].default is inspect.Parameter.empty:
+        if option not in settings and parameters[option].default is inspect.Parameter.empty:
             hint = " Only texts have one." if option == "vocabulary" else f" Set it: --net-options {option}=VALUE."
             raise ValueError(f"{custom.short(name)} needs {option}, but got none.{hint}")
 
@@ -86,12 +86,12 @@ def make(name: str, sample: Sequence[int], outputs: int, *, tokens: bool, seed: 
     construct = _function(name)
     with _drawing_from(streams.seed_of(seed, "network in a file")):
         try:
-            made = construct(tuple(sample), outputs, **settings)
+            network = construct(tuple(sample), outputs, **settings)
         except ValueError as error:
-            known = custom.short(name) in str(error)
-            raise error if known else ValueError(f"{custom.short(name)} failed: {error}") from error
+            is_named = custom.short(name) in str(error)
+            raise error if is_named else ValueError(f"{custom.short(name)} failed: {error}") from error
     try:
-        net = made if isinstance(made, Net) else _convert(made, sample, tokens=tokens)
+        net = network if isinstance(network, Net) else _convert(network, sample, tokens=tokens)
         require_net(net)
     except ValueError as error:
         raise ValueError(f"{custom.short(name)} made a network that cannot be trained: {error}") from error
