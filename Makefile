@@ -137,7 +137,7 @@ figures-real: runs/fedfac-$(SCALE) runs/split-$(SCALE)  ## Figs. 8 to 10 alone
 # Grids: what is there is not run again.
 runs/tune-$(SCALE): GRID_OPTIONS = --tune
 # A process for each core, of one thread each.
-runs/all-$(SCALE): GRID_OPTIONS = --tuned --study $(SCALE) --dask
+runs/all-$(SCALE): GRID_OPTIONS = --tuned --study $(SCALE) --jobs $(shell getconf _NPROCESSORS_ONLN)
 GRIDS = fedfac tune split personal all factorized_fl feddecomp fedcp
 $(GRIDS:%=runs/%-$(SCALE)): runs/%-$(SCALE): $(READY) FORCE
 	$(NEEDS_DATA)$(BIN)/python -m fedstat.fl --config simulations/$*.toml --scale $(SCALE) --data-dir '$(DATA_DIR)' --out $@ $(GRID_OPTIONS)

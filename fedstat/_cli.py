@@ -157,33 +157,39 @@ def add_compute(cli: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def compute(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the checked arguments ``device``, ``client_chunk`` and ``threads``; with ``--dask``, for each worker."""
-    for name in ("client_chunk", "threads"):
-        if getattr(args, name) is not None:
+    """Return the checked arguments ``device``, ``client_chunk`` and ``threads``; of each process of ``--jobs``."""
+    jobs, scheduler = getattr(args, "jobs", None), getattr(args, "dask", None)
+    if jobs is not None and scheduler is not None:
+        raise ValueError("--jobs are processes of this machine, --dask are those of a scheduler: remove one of them.")
+    for name in ("client_chunk", "threads", "jobs"):
+        if getattr(args, name, None) is not None:
             check.integer(name, getattr(args, name))
     options = {name: getattr(args, name) for name in ("device", "client_chunk", "threads")}
-    if (scheduler := getattr(args, "dask", None)) is not None:
-        options["threads"] = args.threads or 1 if scheduler else 1
+    if args.threads is None and (jobs or scheduler):
+        options["threads"] = max(1, (os.cpu_count() or 1) // jobs) if jobs else 1
     return options
 
 
-def add_dask(cli: argparse._ActionsContainer, part: str) -> None:
-    """Add the option ``--dask`` to a command of many parts; :func:`executor` reads it."""
+def add_jobs(cli: argparse._ActionsContainer, part: str) -> None:
+    """Add the options ``--jobs`` and ``--dask`` to a command of many parts; :func:`executor` reads them."""
+    cli.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help=f"make N parts at once, each in a process with its part of the cores or --threads; a part is a {part}",
+    )
     cli.add_argument(
         "--dask",
-        nargs="?",
-        const="",
         metavar="SCHEDULER",
-        help=f"run every {part} as a task of the Dask scheduler at this address, whose workers need the same folders; "
-        "without an address, use --threads local processes of one thread each (default: all cores)",
+        help="make every part as a task of the Dask scheduler at this address, whose workers need the same folders",
     )
 
 
 def executor(args: argparse.Namespace) -> AbstractContextManager[Executor | None]:
-    """Return a context with the executor that ``--dask`` asks for; with None if the option is absent."""
-    if args.dask is None:
+    """Return a context with the executor that ``--jobs`` or ``--dask`` asks for; with None if both are absent."""
+    if args.jobs is None and args.dask is None:
         return contextlib.nullcontext()
-    return dask_executor(args.dask, args.threads)
+    return dask_executor(args.dask or "", args.jobs)
 
 
 def add_output(
@@ -352,8 +358,8 @@ def dask_executor(address: str, workers: int | None) -> Iterator[Executor]:
         import distributed
     except ImportError as error:
         raise ValueError(
-            f"--dask needs Dask, which is not installed ({error}): pip install 'fedstat[sweep]', or in a clone of the "
-            "repository pip install -c constraints.txt -e '.[sweep]'"
+            f"--jobs and --dask need Dask, which is not installed ({error}): pip install 'fedstat[sweep]', or in a "
+            "clone of the repository pip install -c constraints.txt -e '.[sweep]'"
         ) from None
     with _dask_client(distributed, address, workers) as client:
         try:

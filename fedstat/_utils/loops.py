@@ -21,6 +21,7 @@ from io import StringIO
 from pathlib import Path
 from threading import Lock
 from traceback import walk_tb
+from types import FrameType
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -248,6 +249,19 @@ def on_interrupt(hint: Callable[[], str]) -> Iterator[None]:
             if frame.f_code.co_filename.startswith(_LIBRARIES) and frame.f_locals is not frame.f_globals:
                 frame.f_locals["__tracebackhide__"] = True
         raise
+
+
+def user_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of the user's code, with their lines, through which an error and its causes passed.
+
+    The last frame is the one nearest to the first cause.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        for frame, line in walk_tb(cause.__traceback__):
+            if not frame.f_code.co_filename.startswith(_LIBRARIES):
+                yield frame, line
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 def _place() -> Literal["notebook", "terminal", "pipe"]:

@@ -20,15 +20,16 @@ from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND
 from fedstat.results.tables import count
-from fedstat.study import experiment, federation, grid, report, run_metrics
+from fedstat.study import experiment, federation, grid, outcomes, report, run_metrics
 from fedstat.study.collect import list_seeds
 from fedstat.study.compare import compare_runs
+from fedstat.study.outcomes import FailedRunsError, Outcome
 from fedstat.study.run_settings import Settings, named
 from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, with_selected
 
 _RESERVED = (
-    *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "data_dir", "device",
-    "client_chunk", "threads", "memory_budget", "dask", "out", "resume", "quiet", "help",
+    *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "accept", "retry",
+    "data_dir", "device", "client_chunk", "threads", "memory_budget", "jobs", "dask", "out", "resume", "quiet", "help",
 )  # fmt: skip
 """Names of the command's options; a user's algorithm sets its settings of these names by --options."""
 
@@ -64,15 +65,17 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
     add(
         "--repeat",
         action="store_true",
-        help="with --config: repeat runs made by other code, or with another content of the data file",
+        help="with --config: repeat outdated runs: finished by other code, or with another content of the data file",
     )
+    add("--accept", action="store_true", help="with --config: compare outdated runs as they are, and record this")
+    add("--retry", action="store_true", help="with --config: try failed runs again, also with the same code and files")
     compute = _cli.add_compute(cli)
     compute.add_argument(
         "--memory-budget",
         metavar="SIZE",
         help="memory budget, such as 2GiB: beyond it, client rows are kept on disk, in the store",
     )
-    _cli.add_dask(compute, "run of --config")
+    _cli.add_jobs(compute, "run of --config")
     _cli.add_output(
         cli,
         "store to write, or folder for a grid (default runs/fl-<time>.zarr)",
@@ -126,14 +129,14 @@ def _find_own_algorithms(argv: Sequence[str]) -> list[str]:
         return []
 
 
-def _work(args: argparse.Namespace) -> None:
+def _work(args: argparse.Namespace) -> int | None:
     with ranks.launched(args.device) as (rank, args.device, threads), ExitStack() as stack:
         args.threads = threads if args.threads is None else args.threads
         if rank:  # rank 0 prints for all
             args.quiet = True
             stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
         try:
-            (_run_grid if args.config else _run_single)(args)
+            return (_run_grid if args.config else _run_single)(args)
         except (ValueError, OSError) as error:
             if rank and not isinstance(error, ConnectionError):
                 raise SystemExit(2) from None
@@ -153,7 +156,7 @@ def _compute_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_single(args: argparse.Namespace) -> None:
-    for option in ("scale", "study", "tune", "tuned", "repeat", "dask"):
+    for option in ("scale", "study", "tune", "tuned", "repeat", "accept", "retry", "jobs", "dask"):
         if getattr(args, option) not in (None, False):
             raise ValueError(f"--{option} needs --config, the file of a grid. Add --config, or remove --{option}.")
     options = _compute_options(args)
@@ -164,7 +167,7 @@ def _run_single(args: argparse.Namespace) -> None:
     if stored:
         passed = read_arguments(args, Settings)
         experiment.require_files(args.out, stored | passed)
-        if not read_settings(args) and grid.is_finished(args.out):  # nothing to do, and no file to execute
+        if not read_settings(args) and outcomes.is_finished(args.out):  # nothing to do, and no file to execute
             _print_run(store.open_run(args.out), args.out)
             return
     settings = Settings(**stored).but(**read_settings(args))
@@ -179,48 +182,49 @@ def _print_run(run: xr.DataTree, path: Path) -> None:
     print(f"Saved: fedstat.open_run({str(path)!r})")
 
 
-def _run_grid(args: argparse.Namespace) -> None:
+def _run_grid(args: argparse.Namespace) -> int | None:
     if names := sorted(read_settings(args)):
         option = names[0].replace("_", "-")
         raise ValueError(f"--{option} belongs in {args.config}: a grid takes its settings from the file")
+    if args.repeat and args.accept:
+        raise ValueError("--repeat and --accept exclude each other: remove one of them.")
     args.out = args.out or Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
     runs = grid.cells(args.config, scale=args.scale, study=args.study)
     if args.tune or args.tuned:
         _tune(args, runs)
-        return
+        return None
     options = _compute_options(args)
     with _cli.executor(args) as executor:
-        _make_runs(args, runs, {"progress": not args.quiet, "executor": executor, **options})
+        return _make_runs(args, runs, {"progress": not args.quiet, "executor": executor, **options})
 
 
-def _train_runs(
-    args: argparse.Namespace, runs: list[Settings], options: dict[str, Any]
-) -> Iterator[tuple[Settings, Path, bool]]:
-    """Train the runs of a grid, print a line for each new run, and yield all as :func:`grid.run_all`."""
+def _train_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str, Any]) -> Iterator[Outcome]:
+    """Yield the outcomes of the runs of a grid, and print a line for each run that was trained or failed."""
     start_time = time.monotonic()
-    for number, (settings, path, is_new) in enumerate(grid.run_all(runs, args.out, repeat=args.repeat, **options), 1):
-        if is_new and not args.quiet:
+    choices = {name: getattr(args, name) for name in ("repeat", "accept", "retry")}
+    for number, outcome in enumerate(grid.run_all(runs, args.out, **choices, **options), 1):
+        if outcome.failure is not None and outcome.repeated:
+            say(f"[{number}/{len(runs)}] {outcome.name}: {outcome.failure}")
+        elif outcome.made and not args.quiet:
             minutes = (time.monotonic() - start_time) / 60
-            say(f"[{number}/{len(runs)}, {minutes:.1f} min] {settings.name}, {custom.short(settings.algorithm)}, "
-                f"seed {settings.seed}: {report.line(store.open_run(path))}")  # fmt: skip
-        yield settings, path, is_new
+            line = report.line(store.open_run(outcome.path))
+            say(f"[{number}/{len(runs)}, {minutes:.1f} min] {outcome.name}: {line}")
+        yield outcome
 
 
-def _make_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str, Any]) -> None:
-    n_new, n_outdated, paths = 0, 0, []
-    for settings, path, is_new in _train_runs(args, runs, options):
-        n_new += is_new
-        paths.append(path)
-        n_outdated += not (is_new or grid.by_this_code(settings, path))
-    print(f"{count(len(runs), 'run')} in {args.out}, {n_new} new")
-    if n_outdated:
-        runs_made = f"{count(n_outdated, 'run')} made by other code"
-        print(f"{runs_made} (of fedstat, of an algorithm or of a network): --repeat repeats them")
+def _make_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str, Any]) -> int:
+    """Make the runs of a grid, and print what became of them and their comparison; return the exit status."""
+    finished: list[Outcome] = []
+    with suppress(FailedRunsError):  # the outcomes say it
+        finished.extend(_train_runs(args, runs, options))
+    print("\n".join(outcomes.summarize(finished, args.out)))
+    paths = [outcome.path for outcome in finished if outcome.state != "outdated"]
     try:
         print(f"\n{compare_runs(paths)}")
         print(f"\nIn Python: fedstat.study.compare_runs({str(args.out)!r}, reference=..., rule=...)")
     except ValueError as error:
         print(f"\nNo comparison: {error}")
+    return int(any(outcome.failure for outcome in finished))
 
 
 def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
@@ -234,7 +238,7 @@ def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
     with _cli.executor(args) as executor:
         options = {"progress": not args.quiet, "executor": executor, **compute}
         if executor is not None:
-            with suppress(FloatingPointError):  # a candidate that diverges is not selected
+            with suppress(FailedRunsError):  # a candidate that fails is not selected
                 deque(_train_runs(args, first_runs(groups.values(), candidates, seeds), options), maxlen=0)
         for (scenario, algorithm), initial in groups.items():
             try:
@@ -246,10 +250,8 @@ def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
                     print(f"{heading}\n{text}\n", flush=True)
                     selected |= {(run.name, run.algorithm): run for run in step.settings}
                     scores.append(run_metrics.score_in(step.table))
-            except FloatingPointError as error:
-                if not args.tuned:
-                    raise
-                print(f"{scenario}, {algorithm}: skipped, all candidates diverged\n{error}\n", flush=True)
+            except FailedRunsError as error:
+                print(f"{scenario}, {algorithm}: skipped, all candidates failed\n{error}\n", flush=True)
                 selected |= dict.fromkeys((run.name, run.algorithm) for run in initial)
         for score in scores[-1:]:
             print(
@@ -261,13 +263,13 @@ def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
 
 
 def _make_tuned_runs(args: argparse.Namespace, tuned: list[Settings], options: dict[str, Any]) -> None:
-    """Run the tuned settings; report and skip runs that diverge."""
+    """Run the tuned settings; report and skip runs that fail."""
     n_new = 0
     try:
-        for _, _, is_new in _train_runs(args, tuned, options):
-            n_new += is_new
-    except FloatingPointError as error:
-        print(f"Skipped, diverged:\n{error}")
+        for outcome in _train_runs(args, tuned, options):
+            n_new += outcome.made
+    except FailedRunsError as error:
+        print(f"Skipped, failed:\n{error}")
     print(f"{count(len(tuned), 'run')} with the tuned settings in {args.out}, {n_new} new")
 
 

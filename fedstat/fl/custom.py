@@ -148,12 +148,12 @@ def _load_module(path: str, content: bytes) -> ModuleType:
     name = f"_own_{Path(path).stem}_{hashlib.sha256(path.encode() + content).hexdigest()[:8]}"
     spec = spec_from_file_location(name, path)
     assert spec is not None  # noqa: S101 as the name ends in .py
-    assert spec.loader is not None  # noqa: S101
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses need it
     sys.path.insert(0, str(Path(path).parent))  # modules beside the file can be imported, as by python FILE
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader: its bytecode of a file that was edited within a second may be that of the old content.
+        exec(compile(content, path, "exec"), vars(module))  # noqa: S102
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # sys.exit() too

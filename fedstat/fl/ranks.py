@@ -170,9 +170,14 @@ def launched(device: str) -> Iterator[tuple[int, str, int | None]]:
         dist.destroy_process_group()
 
 
+def are_started() -> bool:
+    """Return True if torch.distributed has been initialized in this process."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def same(value: T) -> T:
     """Broadcast the value of process 0."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not are_started():
         return value
     values = [value]
     dist.broadcast_object_list(values, src=0)
@@ -213,7 +218,7 @@ def begin(sizes: np.ndarray, n_selected: int, device: torch.device, settings: Ma
         If there are more processes than selected clients, processes differ in a setting, or the process group has no
         backend for the device.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not are_started() or dist.get_world_size() == 1:
         return ALONE
     n = dist.get_world_size()
     backends = dist.get_backend_config()

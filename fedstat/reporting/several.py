@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ from fedstat.results.base import Caution
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.sim.experiment import COMMAND as SIMULATION
 from fedstat.stats.ranking import LEAST_PAIRS
-from fedstat.study import collect, compare_runs, experiment, run_metrics, run_table
+from fedstat.study import collect, compare_runs, experiment, outcomes, run_metrics, run_table
 from fedstat.study.collect import list_seeds, ordered, title_of
 from fedstat.study.grid import variants
 
@@ -46,13 +46,17 @@ _REFERENCES = ("fedavg", "local")
 _MOST_LABELS = 12  # settings that get figures of their own
 
 
-def part(runs: Sequence[Stored], progress: bool | None = False) -> Part:
-    """Report of several runs: what was run, and methods compared within seeds for every setting."""
+def part(runs: Sequence[Stored], progress: bool | None = False, failed: Sequence[str] = ()) -> Part:
+    """Report of several runs: what was run, and methods compared within seeds for every setting.
+
+    ``failed`` names the failed and diverged runs of a grid, which may have no store.
+    """
     usable = [run for run in runs if _usable(run)]
     for run in usable:
         if run.tree is not None:
             run.tree["metrics"].load()  # once: what follows reads them many times
-    cautions = _grouped(runs, progress)
+    cautions = [Caution("Failed runs", "; ".join(failed), severe=True)] if failed else []
+    cautions += _grouped(runs, progress)
     methods, cites = prose.of_training(runs)
     title = (
         f"{len(runs)} runs: {listed(dict.fromkeys(str(run.config.get('scenario') or '') for run in usable), most=3)}"
@@ -298,10 +302,13 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress:
     """
     if out is not None:
         require_ours("out", Path(out))
+    run = list(run) if isinstance(run, Iterator) else run
     stored_runs = stored.read_runs(run, progress)
+    sources = [run] if isinstance(run, str | Path | xr.DataTree) else run
+    paths = [path for source in sources if isinstance(source, str | Path) for path in outcomes.stores(source)]
     trained = [stored_run for stored_run in stored_runs if stored_run.command == TRAINING]
     if len(trained) > 1:
-        makes = [partial(part, trained, progress)]
+        makes = [partial(part, trained, progress, outcomes.failed_runs(paths))]
     else:
         makes = [partial(training.part, stored_run) for stored_run in trained]
     makes += [

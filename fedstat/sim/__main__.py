@@ -27,7 +27,7 @@ def parser() -> _cli.Parser:
     add("--config", type=Path, metavar="FILE.toml", help="file of settings; options on the command line override them")
     add("--scale", metavar="NAME", help="table of --config whose settings override the settings outside of tables")
     compute = _cli.add_compute(cli)
-    _cli.add_dask(compute, "run (one method on one replicate)")
+    _cli.add_jobs(compute, "run (one method on one replicate)")
     _cli.add_output(
         cli,
         "store to write (default runs/sim-<time>.zarr)",

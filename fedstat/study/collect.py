@@ -8,18 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat.fl import algorithms, custom
 from fedstat.fl.algorithm import About
 from fedstat.store import DamageError, open_run, reading, require_sound
-from fedstat.study import run_table
+from fedstat.study import outcomes, run_table
 from fedstat.study.run_settings import OF_AGGREGATOR
 
 
 def origin(grid: Grid) -> list[str]:
-    """Return notes for a table or caption: scale, seeds, commits, and unfinished runs."""
+    """Return notes for a table or caption: scale, seeds, commits, and missing runs."""
     notes = []
     for scenario in scenarios(grid):
         seeds = sorted(grid.table.loc[grid.table["scenario"] == scenario, "seed"].unique().tolist())
@@ -43,7 +42,8 @@ def origin(grid: Grid) -> list[str]:
         f"commit {', '.join(commits)}" if commits else f"code with digest {', '.join(sorted({*runs['code']}))}"
     )
     if grid.unfinished:
-        notes.append(f"unfinished runs excluded: {', '.join(Path(p).name for p in grid.unfinished)}")
+        reasons = [outcomes.missing(Path(path)) or f"{Path(path).name}: unfinished" for path in grid.unfinished]
+        notes.append(f"excluded runs: {'; '.join(reasons)}")
     return notes
 
 
@@ -210,7 +210,7 @@ class Grid(NamedTuple):
     table : DataFrame
         One row of :func:`fedstat.study.run_table.row` per finished run, and ``path``, the path of its store.
     unfinished : tuple of str
-        Paths of unfinished runs, which are not in the table.
+        Paths of unfinished and failed runs, which are not in the table; failed runs may have no store.
     configs : mapping from scenario to dict
         Settings of the first run of each scenario; settings in ``SCALE`` are equal for all runs of the scenario.
     """
@@ -233,7 +233,7 @@ def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = 
     Returns
     -------
     Grid
-        Finished runs, and the paths of unfinished runs.
+        Finished runs, and the paths of unfinished and failed runs.
 
     Raises
     ------
@@ -245,6 +245,9 @@ def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = 
     paths = stores(runs)
     rows, configs, unfinished = [], [], []
     for path in paths:
+        if outcomes.missing(path):
+            unfinished.append(str(path))
+            continue
         run = open_run(path)
         if "ended" not in run.attrs:
             unfinished.append(str(path))
@@ -266,9 +269,9 @@ def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = 
 
 
 def stores(runs: str | Path | Iterable[str | Path]) -> list[Path]:
-    """Return the sorted paths of the stores in a folder, or of a list of stores."""
+    """Return the sorted paths of the runs in a folder, or of a list of stores; failed runs may have no store."""
     if isinstance(runs, str | Path):
-        return store.stores(runs)
+        return outcomes.stores(runs)
     if not (paths := sorted(map(Path, runs))):
         raise FileNotFoundError("runs must name at least one store, but got none")
     return paths

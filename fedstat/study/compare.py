@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -19,7 +19,8 @@ from fedstat.results.base import Caution, aligned, caution_of_few, wrapped
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import difference
 from fedstat.results.tables import NONE, count, megabytes, number, plus_minus
-from fedstat.study.collect import OF_METHOD, Grid, ordered, origin, stores
+from fedstat.study import outcomes
+from fedstat.study.collect import OF_METHOD, Grid, ordered, origin
 from fedstat.study.run_metrics import is_error, measured, reason_undefined, title_of
 from fedstat.study.run_table import choose, config_of, row, short_runs, words
 
@@ -91,12 +92,15 @@ class RunsResult(ComparisonResult):
         ``seconds``, median time of a round.
     measure : str
         Name of the measure that is compared; other measures replace accuracy in this description.
+    missing : tuple of str
+        Runs that are not compared, with the reason: failed, diverged or unfinished.
     """
 
     accuracy: str
     scenarios: Mapping[str, ComparisonResult]
     costs: pd.DataFrame
     measure: str = "accuracy"
+    missing: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         side = "exceed" if is_error(self.measure) else "stay below"
@@ -140,11 +144,13 @@ class RunsResult(ComparisonResult):
         return title_of(self.measure).removeprefix("test ") + self._divisor
 
     def cautions(self) -> list[Caution]:
-        """Return a caution if there are few seeds."""
+        """Return cautions on runs that are missing, and on few seeds."""
+        cautions = [Caution("Missing runs", caution_of_missing(self.missing), severe=True)] if self.missing else []
         seeds = [int(comparison.table["n_values"].max()) for comparison in self.scenarios.values()]
         if max(seeds) == 1:
-            return [Caution("One seed", "differences between methods of one seed have no interval, and may be chance")]
-        return caution_of_few(min(seeds), "seed")
+            few = Caution("One seed", "differences between methods of one seed have no interval, and may be chance")
+            return [*cautions, few]
+        return [*cautions, *caution_of_few(min(seeds), "seed")]
 
     def _caption(self) -> list[str]:
         seeds = sorted({int(n) for comparison in self.scenarios.values() for n in comparison.table["n_values"]})
@@ -192,7 +198,7 @@ class RunsResult(ComparisonResult):
         """Return accuracies, differences and costs in one scenario, and numbers of seeds if they differ."""
         costs: dict[Any, Any] = self.costs[self.costs["scenario"] == scenario].set_index("method").to_dict("index")
         table, digits = self.scenarios[scenario].table, self._digits if digits is None else digits
-        has_seeds = table["n_values"].nunique() > 1
+        has_seeds, most = table["n_values"].nunique() > 1, table["n_values"].max()
         rows = [
             {
                 "": x["method"],
@@ -202,7 +208,7 @@ class RunsResult(ComparisonResult):
                 "sent": megabytes(costs[x["method"]]["bytes_up"] + costs[x["method"]]["bytes_down"]),
                 "s/round": number(costs[x["method"]]["seconds"], 3),
             }
-            | ({"seeds": str(x["n_values"])} if has_seeds else {})
+            | ({"seeds": f"{x['n_values']} of {most}"} if has_seeds else {})
             for x in map(self._divided, table.to_dict("records"))
         ]
         return pd.DataFrame(rows)
@@ -216,6 +222,22 @@ class RunsResult(ComparisonResult):
         """Return the comparison, notes on skipped runs, and the origin of the numbers."""
         notes = [wrapped(f"  {note}") for note in self.notes]
         return "\n".join([repr(self), "", *notes])
+
+
+def caution_of_missing(missing: Sequence[str]) -> str:
+    """Name runs that are not compared, at most five.
+
+    Examples
+    --------
+    >>> caution_of_missing(["a, fedavg, seed 0: diverged"])
+    '1 run is not compared: a, fedavg, seed 0: diverged'
+    """
+    named = "; ".join(missing[:_MOST_NAMED])
+    more = f"; and {len(missing) - _MOST_NAMED} more, listed in .missing" if len(missing) > _MOST_NAMED else ""
+    return f"{count(len(missing), 'run')} {'is' if len(missing) == 1 else 'are'} not compared: {named}{more}"
+
+
+_MOST_NAMED = 5
 
 
 def _difference(row: Mapping[Any, Any], reference: str, digits: int) -> str:
@@ -256,7 +278,8 @@ def compare_runs(
     RunsResult
         Accuracies are means over clients, weighted by their test samples (of the class, if the measure is of one).
         Means leave out clients for which the measure is undefined; ``notes`` say how many. Intervals and p-values of
-        differences are those of :func:`fedstat.compare`. Unfinished runs are left out, and named in ``notes``.
+        differences are those of :func:`fedstat.compare`. Failed, diverged and unfinished runs of a grid are left out,
+        and named in ``missing``.
 
     Raises
     ------
@@ -279,7 +302,7 @@ def compare_runs(
     {'method': ['fedprox, mu=0.1', 'fedprox, mu=1.0'], 'n': [0, 3]}
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    finished, unfinished = _read(runs, measure)
+    finished, missing, accepted = _read(runs, measure)
     _require_same_data(finished)
     names = _label_runs(finished)
     if not isinstance(runs, Mapping) or isinstance(runs, xr.DataTree):
@@ -304,14 +327,15 @@ def compare_runs(
         over = compare(table, reference=reference, value=rule, block=within, sample=sample, level=level)
     configs = {name: next(run.config for run in finished if run.scenario == name) for name in by_scenario}
     notes = [f"{name}: {note}" for name, comparison in by_scenario.items() for note in comparison.notes]
-    notes += _undefined(finished, measure)
+    notes += [*_undefined(finished, measure), *accepted]
     table_fields = {field.name: getattr(over, field.name) for field in fields(over)}
     return RunsResult(
-        **table_fields | {"notes": (*notes, *origin(Grid(table, tuple(unfinished), configs)))},
+        **table_fields | {"notes": (*notes, *origin(Grid(table, configs=configs)))},
         accuracy=words(rule, table) or rule,
         scenarios=by_scenario,
         costs=_costs(table),
         measure=measure,
+        missing=tuple(missing),
     )
 
 
@@ -361,20 +385,24 @@ class _Run(NamedTuple):
         return int(self.row["seed"])
 
 
-def _read(runs: Runs | Mapping[str, Runs], measure: str | None) -> tuple[list[_Run], list[str]]:
-    """Read finished runs; return also the places of unfinished ones."""
+def _read(runs: Runs | Mapping[str, Runs], measure: str | None) -> tuple[list[_Run], list[str], list[str]]:
+    """Read finished runs; return also texts that name the missing runs, and notes on accepted runs."""
     labelled = isinstance(runs, Mapping) and not isinstance(runs, xr.DataTree)
     groups: Iterable[tuple[Any, Any]] = runs.items() if labelled else [(None, runs)]  # type: ignore[union-attr]
-    finished, unfinished = [], []
+    finished, missing, accepted = [], [], []
     for label, group in groups:
         for number_, source in enumerate(_iterate_runs(group), 1):
-            where = (
-                str(source) if isinstance(source, str | Path) else f"run {number_}{f' of {label!r}' if label else ''}"
-            )
+            is_path = isinstance(source, str | Path)
+            where = str(source) if is_path else f"run {number_}{f' of {label!r}' if label else ''}"
+            if is_path and (reason := outcomes.missing(Path(source))):
+                missing.append(reason)
+                continue
             run = source if isinstance(source, xr.DataTree) else store.open_run(source)
             if "config" in run.attrs and "ended" not in run.attrs:
-                unfinished.append(where)
+                missing.append(f"{where}: unfinished")
                 continue
+            if is_path and (changed := outcomes.accepted_changes(Path(source))):
+                accepted.append(f"{where} was made with another version of {', '.join(changed)}, and accepted as it is")
             try:
                 with store.reading(where):
                     numbers, config = row(run, measure), config_of(run)
@@ -383,8 +411,8 @@ def _read(runs: Runs | Mapping[str, Runs], measure: str | None) -> tuple[list[_R
                 raise ValueError(f"{where}: {error}") from error
             finished.append(_Run(None if label is None else str(label), where, numbers, config, undefined))
     if not finished:
-        raise ValueError(f"no finished run to compare, but {len(unfinished)} unfinished: {', '.join(unfinished)}")
-    return finished, unfinished
+        raise ValueError(f"there is no finished run{f': {caution_of_missing(missing)}' if missing else ''}")
+    return finished, missing, accepted
 
 
 def _count_undefined(run: xr.DataTree, measure: str) -> int:
@@ -405,7 +433,7 @@ def _iterate_runs(group: Any) -> Iterator[str | Path | xr.DataTree]:
         yield group
     elif isinstance(group, str | Path):
         single = guard.status(Path(group) / "zarr.json") or not guard.status(group)
-        yield from [group] if single else stores(group)
+        yield from [group] if single else outcomes.stores(group)
     elif isinstance(group, Iterable) and not isinstance(group, Mapping | xr.Dataset):
         for member in group:
             yield from _iterate_runs(member)

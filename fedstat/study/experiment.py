@@ -107,7 +107,8 @@ def require_files(path: str | Path, settings: Mapping[str, Any]) -> None:
             )
 
 
-DATA_FILE, NET_FILE = "data_file", "net_file"
+ALGORITHM_FILE, NET_FILE, DATA_FILE = FILES = ("algorithm_file", "net_file", "data_file")
+"""Names under which a run stores the user's files in its settings."""
 
 
 def about(settings: Settings) -> dict[str, Any]:

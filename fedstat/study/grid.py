@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor
 from dataclasses import fields
 from functools import partial
 from itertools import product
@@ -18,11 +19,12 @@ from fedstat import store
 from fedstat._utils import check, guard
 from fedstat._utils.loops import as_done, on_interrupt, progress_bar
 from fedstat._utils.settings import read_toml, table, tables
-from fedstat.fl import custom
+from fedstat.fl import custom, ranks
 from fedstat.fl.algorithms import settings_of
 from fedstat.store import origin
-from fedstat.study import experiment, run_settings
+from fedstat.study import experiment, outcomes, run_settings
 from fedstat.study.collect import Grid
+from fedstat.study.outcomes import FailedRunsError, Failure, Outcome
 from fedstat.study.run_settings import Settings
 
 
@@ -191,7 +193,7 @@ def require_distinct(runs: Sequence[Settings], source: str) -> None:
     duplicates = [run for run, number in Counter(runs).items() if number > 1]
     if duplicates:
         raise ValueError(
-            f"{source} has the run {_describe_run(duplicates[0])} twice. Remove it, or change one of its settings."
+            f"{source} has the run {outcomes.describe(duplicates[0])} twice. Remove it, or change one of its settings."
         )
 
 
@@ -265,21 +267,28 @@ def run_all(
     folder: str | Path,
     *,
     repeat: bool = False,
+    accept: bool = False,
+    retry: bool = False,
     progress: bool | None = None,
     executor: Executor | None = None,
     **options: Any,
-) -> Iterator[tuple[Settings, Path, bool]]:
-    """Train the runs that are not finished, each in one store.
+) -> Iterator[Outcome]:
+    """Train the runs that are not finished, each in one store; a run that fails does not stop the others.
 
     Parameters
     ----------
     runs : sequence of Settings
     folder : path
         Folder of the stores, which are named by their settings. A finished run with equal settings is not repeated. An
-        unfinished run is continued; if another version of the code began it, its store names both.
+        unfinished run is continued; if another version of fedstat began it, its store names both. If another version
+        of the user's files began it, a new store replaces it when it is finished.
     repeat : bool
-        Repeat runs that another version of the code finished, or that used another content of a user's data file. The
-        new store replaces the old store when it is finished.
+        Repeat outdated runs: finished by other code of fedstat, of an algorithm or of a network, or with another
+        content of a user's data file. The new store replaces the old store when it is finished.
+    accept : bool
+        Accept outdated runs as they are, and record this beside their stores.
+    retry : bool
+        Try failed runs again. Without it, only those whose code or files have changed since are tried.
     progress : bool or None
         Show how many runs are done and, without an executor, the rounds of the present run; see
         :func:`fedstat.fl.train`.
@@ -292,27 +301,28 @@ def run_all(
 
     Yields
     ------
-    settings, path, made
-        ``made`` is False if the run was already finished. Runs come in their order; with an executor, in the order in
-        which they finish.
+    Outcome
+        Of every run, in their order; with an executor, in the order in which they end.
 
     Raises
     ------
+    FailedRunsError
+        After the last run, if runs failed or diverged, or other processes write to them. A record beside the store of
+        a failed run, ``NAME.failed.json``, holds the traceback.
     ValueError
-        If a run cannot be trained with its settings, occurs twice, or was finished with another content of its data
-        file. The message names the run.
+        If a run occurs twice, or ``repeat`` and ``accept`` are both True.
     NotADirectoryError
         If ``folder`` is a file or a single run.
     FileNotFoundError
         If files of a data set are missing (raised before the first run), or if a worker stored a run in a folder that
         this process does not see.
-    BlockingIOError
-        If another process writes to a run. With an executor, it is raised after all other runs.
-    FloatingPointError
-        If runs diverged. It is raised after all other runs and names the diverged runs.
+    OSError
+        If the disk is full.
     """
     folder = Path(folder)
     require_distinct(runs, "the grid")
+    if repeat and accept:
+        raise ValueError("repeat and accept exclude each other: outdated runs are made again, or compared as they are.")
     if guard.status(folder) and (not folder.is_dir() or guard.status(folder / "zarr.json")):
         raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or a single run. Choose another.")
     tasks = [_Task(run, folder / f"{name_of(run)}.zarr") for run in runs]
@@ -321,25 +331,27 @@ def run_all(
         tasks = [task._replace(path=task.path.absolute()) for task in tasks]
         if options.get("data_dir") is not None:
             options["data_dir"] = Path(options["data_dir"]).absolute()
-    failures: list[tuple[type[Exception], str]] = []
-    work = partial(_make_run, repeat, progress if executor is None else False, options)
+    failures: list[Failure] = []
+    options["progress"] = progress if executor is None else False
+    work = partial(_run_task, _Choices(repeat, accept, retry), options)
     with progress_bar(len(tasks), "run", progress) as bar, on_interrupt(lambda: _resume_hint(folder)):
-        for task, get_result in as_done(executor, work, tasks):
+        for task, get_outcome in as_done(executor, work, tasks):
             try:
-                is_new = get_result()
-            except Exception as error:
-                failures.append(_describe_failure(error, task, parallel=executor is not None))
-                bar.update()
-                continue
+                outcome = get_outcome()
+            except (OSError, CancelledError, BrokenExecutor):
+                raise
+            except Exception as error:  # the workers that ran it were lost
+                outcome = _record(error, task)
             bar.update()
-            if not task.path.exists():
+            if outcome.failure is not None:
+                failures.append(outcome.failure)
+            elif not task.path.exists():
                 raise FileNotFoundError(
                     f"a worker stored {task.path}, but this process does not see it. Share the folder among workers."
                 )
-            yield task.settings, task.path, is_new
+            yield outcome
     if failures:
-        failures.sort(key=lambda failure: failure[0] is not FloatingPointError)
-        raise failures[0][0]("\n".join(message for _, message in failures))
+        raise FailedRunsError(tuple(failures))
 
 
 def _resume_hint(folder: Path) -> str:
@@ -353,64 +365,80 @@ class _Task(NamedTuple):
     path: Path
 
 
-def _describe_failure(error: Exception, task: _Task, *, parallel: bool) -> tuple[type[Exception], str]:
-    """Return type and message of an error if other runs can continue; else raise it with the name of the run."""
-    name = _describe_run(task.settings)
-    if isinstance(error, FloatingPointError):
-        return FloatingPointError, f"{name} ({task.path.name}): {error}"
-    if isinstance(error, BlockingIOError) and parallel:
-        return BlockingIOError, f"{name}: {error}"
-    if isinstance(error, ValueError | BlockingIOError):
-        raise type(error)(f"{name}: {error}") from error
-    error.add_note(name)
-    raise error
+class _Choices(NamedTuple):
+    """What to do with outdated and failed runs, see :func:`run_all`."""
+
+    repeat: bool
+    accept: bool
+    retry: bool
 
 
-def _make_run(repeat: bool, progress: bool | None, options: Mapping[str, Any], task: _Task) -> bool:
-    """Train a run unless it is finished; return True if it was trained."""
+def _run_task(choices: _Choices, options: Mapping[str, Any], task: _Task) -> Outcome:
+    """Train a run, unless it is finished or failed before; record its failure."""
+    try:
+        if outcomes.is_finished(task.path):
+            outcome = _judge_finished(choices, task)
+        else:
+            outcome = _judge_failed(choices, task) or Outcome(*task, "made")
+        if outcome.made:
+            _train(task, options)
+    except (Exception, SystemExit) as error:
+        if _stops_all(error):
+            raise
+        return _record(error, task)
+    if outcome.failure is None:
+        outcomes.forget_failure(task.path)
+    return outcome
+
+
+def _judge_finished(choices: _Choices, task: _Task) -> Outcome:
+    changed = outcomes.changes(*task)
+    if not changed:
+        return Outcome(*task, "finished")
+    if choices.repeat:
+        return Outcome(*task, "made", changed)
+    if choices.accept:
+        outcomes.record_acceptance(task.path, task.settings, changed)
+    is_accepted = choices.accept or outcomes.is_accepted(task.path, task.settings)
+    return Outcome(*task, "accepted" if is_accepted else "outdated", changed)
+
+
+def _judge_failed(choices: _Choices, task: _Task) -> Outcome | None:
+    """Return the outcome of a run that failed with the present code and files, and is not tried again."""
+    failure = None if choices.retry else outcomes.recorded_failure(task.path)
+    if failure is None or failure.code != outcomes.code_of(task.settings):
+        return None
+    return Outcome(*task, failure.state, failure=failure, repeated=False)
+
+
+def _train(task: _Task, options: Mapping[str, Any]) -> None:
+    """Train a run, or continue it; replace a store of other code or data when its successor is complete."""
     settings, path = task
-    is_done = path.exists() and is_finished(path)
-    if is_done and not repeat and not _has_current_data(settings, path):
-        raise ValueError(
-            f"{path} was made when {custom.short(settings.data)} had other content. Choose another folder, or repeat "
-            "the runs that differ (--repeat, repeat=True)."
-        )
-    if is_done and (not repeat or _is_current(settings, path)):
-        return False
-    out = _prepare_draft(settings, path) if is_done else path
-    experiment.run(settings, out=out, resume=True, progress=progress, **options)
-    if is_done:
-        store.replace(out, path)
-    return True
-
-
-def _has_current_data(settings: Settings, path: Path) -> bool:
-    """Return True if a run used the present content of a user's data file; always True for published data."""
-    current, stored = experiment.files(settings), store.config_of(path)
-    return current.get(experiment.DATA_FILE) == stored.get(experiment.DATA_FILE, current.get(experiment.DATA_FILE))
-
-
-def _is_current(settings: Settings, path: Path) -> bool:
-    return by_this_code(settings, path) and _has_current_data(settings, path)
-
-
-def by_this_code(settings: Settings, path: Path) -> bool:
-    """Return True if a run was made by the present code of fedstat, and of a user's algorithm and network."""
-    current, stored = experiment.files(settings), store.config_of(path)
-    is_net = current.get(experiment.NET_FILE) == stored.get(experiment.NET_FILE)
-    return is_net and bool(store.attributes(path)["code"] == store.code(settings.make_algorithm()))
-
-
-def _prepare_draft(settings: Settings, path: Path) -> Path:
-    """Return the path at which to repeat a run, beside the old store; remove a draft of other code or data."""
     draft = path.with_suffix(origin.REPEATED)
-    if draft.exists() and not _is_current(settings, draft):
+    is_replaced = path.exists() and (outcomes.is_finished(path) or outcomes.changes(settings, path) not in _CONTINUED)
+    if draft.exists() and (not is_replaced or outcomes.changes(settings, draft)):
         store.remove(draft)
-    return draft
+    experiment.run(settings, out=draft if is_replaced else path, resume=True, **options)
+    if is_replaced:
+        store.replace(draft, path)
 
 
-def _describe_run(settings: Settings) -> str:
-    return f"{settings.name}, {custom.short(settings.algorithm)}, seed {settings.seed}"
+_CONTINUED = ((), ("fedstat",))
+"""Changes with which an unfinished run is continued."""
+
+
+def _stops_all(error: BaseException) -> bool:
+    """Return True if no other run should begin after an error: the disk is full, or several ranks train together."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return ranks.are_started() and not isinstance(error, FloatingPointError)
+
+
+def _record(error: BaseException, task: _Task) -> Outcome:
+    failure = outcomes.failure_of(error, task.settings)
+    if not isinstance(error, BlockingIOError):  # another process makes this run
+        outcomes.record_failure(task.path, failure)
+    return Outcome(*task, failure.state, failure=failure)
 
 
 def name_of(settings: Settings) -> str:
@@ -422,11 +450,6 @@ def name_of(settings: Settings) -> str:
     digest = hashlib.sha256(store.to_json(about).encode()).hexdigest()[:8]
     readable = "-".join([data, settings.partition, method, f"seed{settings.seed}"])
     return f"{re.sub(r'[^a-z0-9.+]+', '-', readable.lower())}-{digest}"
-
-
-def is_finished(path: Path) -> bool:
-    """Return True if a run is complete and undamaged. Resuming repairs a damaged run."""
-    return "ended" in store.attributes(path) and not store.damage(path, checksums=True)
 
 
 def of_study(grid: Grid, file: str | Path, study: str) -> Grid:

@@ -19,6 +19,7 @@ from fedstat.fl.algorithms import settings_of
 from fedstat.fl.job import ComputeConfig
 from fedstat.study import experiment, federation, grid, run_table
 from fedstat.study.collect import OF_METHOD
+from fedstat.study.outcomes import FailedRunsError, Outcome
 from fedstat.study.run_settings import Settings
 
 
@@ -32,7 +33,7 @@ class Step(NamedTuple):
     table : DataFrame
         One row per candidate: ``value``; ``validation``, mean over data sets and seeds of the best validation score of
         any round, and its ``std_error`` over seeds; ``accuracy`` (or ``rmse``), test score in the same rounds, which is
-        shown but not used; ``chosen``. NaN for a candidate of which a run diverged: it is not chosen.
+        shown but not used; ``chosen``. NaN for a candidate of which a run failed or diverged: it is not chosen.
     settings : tuple of Settings
         Of each data set, with the candidate that :func:`fedstat.study.run_table.chosen` selects.
     """
@@ -99,8 +100,8 @@ def tune(
     ------
     ValueError
         If validation samples are missing, or a step is unknown, has no candidates or one twice.
-    FloatingPointError
-        If every candidate of a step diverged.
+    FailedRunsError
+        If of every candidate of a step a run failed or diverged.
 
     Examples
     --------
@@ -121,14 +122,24 @@ def tune(
         runs = runs_of(tried, seeds)
         paths: dict[Settings, Path] = {}
         try:
-            finished = grid.run_all(runs, folder, progress=progress, executor=executor, **where)
-            paths.update((run, path) for run, path, _ in finished)  # keeps what was made before one diverged
-        except FloatingPointError:
+            for outcome in grid.run_all(runs, folder, progress=progress, executor=executor, **where):
+                _require_current(outcome)
+                if outcome.is_compared:
+                    paths[outcome.settings] = outcome.path
+        except FailedRunsError:
             if not any(all(run in paths for run in runs_of([candidate], seeds)) for candidate in tried):
                 raise
         table = _table(name, tried, seeds, paths)
         begun = tried[int(table["chosen"].to_numpy().argmax())]
         yield Step(name, table, begun)
+
+
+def _require_current(outcome: Outcome) -> None:
+    if outcome.state == "outdated":
+        raise ValueError(
+            f"{outcome.name} was made with another version of {', '.join(outcome.changed)}. Repeat outdated runs "
+            "(--repeat, repeat=True), or accept them as they are (--accept, accept=True)."
+        )
 
 
 def runs_of(tried: Iterable[Iterable[Settings]], seeds: Sequence[int]) -> list[Settings]:

@@ -133,7 +133,8 @@ def test_figures_of_feddecomp_are_drawn_from_their_studies(mini):
 def test_figures_of_the_policy_and_of_what_is_sent(mini, tmp_path):
     runs = [one for one in cells(mini / "simulations" / "feddecomp.toml", study="table1") if one.seed == 0]
     paths = {one.algorithm: mini / "runs" / f"{name_of(one)}.zarr" for one in runs if one.algorithm != "feddecomp"}
-    ((_, paths["fedcp"], _),) = run_all([runs[0].but(algorithm="fedcp")], tmp_path)
+    (run,) = run_all([runs[0].but(algorithm="fedcp")], tmp_path)
+    paths["fedcp"] = run.path
     grid = collect.collect(paths.values())
     drawn, _ = load("paper_figs/fedcp_fig5.py").draw(collect.collect([paths["fedcp"]]))
     assert len(drawn.axes[0].lines) == 4 + 2  # clients, their mean, one half

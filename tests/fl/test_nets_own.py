@@ -18,7 +18,7 @@ from fedstat import fl, store, study
 from fedstat._utils import streams
 from fedstat.attack.experiment import read_run
 from fedstat.fl.nets import own
-from fedstat.study import Settings, collect, experiment, grid, leaderboard
+from fedstat.study import Settings, collect, experiment, grid, leaderboard, outcomes
 
 FILE = """
 import torch
@@ -215,17 +215,19 @@ def test_a_grid_takes_a_network_from_a_file_beside_it_and_notices_another_conten
     assert list(map(grid.name_of, grid.cells(moved / "grid.toml"))) == list(map(grid.name_of, runs))
     folder = tmp_path / "runs"
     assert command("--config", path, "--out", folder) == 0
-    assert "other code" not in capsys.readouterr().out
+    assert "another version" not in capsys.readouterr().out
     assert collect.scale(next(iter(collect.collect(folder).configs.values()))).count("net own.py:small,") == 1
     found = study.compare_runs(folder, reference="fedavg")
     assert set(found.table["method"]) == {"fedavg", "fedprox"}
     assert leaderboard.planned(collect.collect(folder), path).seeds == (0, 1)
     file.write_text(FILE.format(hidden=9))
     assert command("--config", path, "--out", folder) == 0
-    assert "4 runs made by other code (of fedstat, of an algorithm or of a network)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Made with another version of own.py:small:\n  all 4 runs\n" in said
+    assert "No comparison" in said
     assert command("--config", path, "--out", folder, "--repeat") == 0
-    assert "other code" not in capsys.readouterr().out
-    assert all(grid.by_this_code(run, folder / f"{grid.name_of(run)}.zarr") for run in grid.cells(path))
+    assert "another version" not in capsys.readouterr().out
+    assert not any(outcomes.changes(run, folder / f"{grid.name_of(run)}.zarr") for run in grid.cells(path))
 
 
 def test_runs_of_two_files_of_one_name_are_told_apart(file, tmp_path):

@@ -120,8 +120,8 @@ def counts(path: Path) -> np.ndarray:
 
 USERS: dict[str, Callable[[Settings, Path], Path]] = {
     "run": lambda s, out: (experiment.run(s, out=out / "a.zarr"), out / "a.zarr")[1],
-    "grid": lambda s, out: next(iter(grid.run_all([s], out)))[1],
-    "grid by an executor": lambda s, out: next(iter(grid.run_all([s], out, executor=ThreadPoolExecutor(1))))[1],
+    "grid": lambda s, out: next(iter(grid.run_all([s], out))).path,
+    "grid by an executor": lambda s, out: next(iter(grid.run_all([s], out, executor=ThreadPoolExecutor(1)))).path,
     "tune": lambda s, out: (list(tuning.tune(s, {"lr": [0.1]}, out)), next(out.glob("*.zarr")))[1],
 }
 
@@ -143,20 +143,19 @@ def test_runs_train_on_the_file_as_it_is(use: str, tmp_path: Path) -> None:
 
 def test_finished_runs_of_another_content_are_named_and_repeated_only_if_asked(tmp_path: Path) -> None:
     chosen, runs = settings(tmp_path, "own", 0), tmp_path / "runs"
-    ((_, path, made),) = grid.run_all([chosen], runs)
-    assert made
-    assert [new for *_, new in grid.run_all([chosen], runs)] == [False]
+    (run,) = grid.run_all([chosen], runs)
+    assert run.made
+    path = run.path
+    assert [run.made for run in grid.run_all([chosen], runs)] == [False]
     before = store.config_of(path)["data_digest"]
     settings(tmp_path, "own", 1)
-    with pytest.raises(
-        ValueError, match=r"was made when own\.npz had other content\. Choose another folder, or repeat"
-    ):
-        list(grid.run_all([chosen], runs))
-    with pytest.raises(ValueError, match=r"own\.npz had other content"):
+    (run,) = grid.run_all([chosen], runs)
+    assert (run.state, run.changed) == ("outdated", ("own.npz",))
+    with pytest.raises(ValueError, match=r"was made with another version of own\.npz. Repeat outdated runs"):
         list(tuning.tune(chosen, {"lr": [0.1]}, runs))
-    assert [new for *_, new in grid.run_all([chosen], runs, repeat=True)] == [True]
+    assert [run.made for run in grid.run_all([chosen], runs, repeat=True)] == [True]
     assert store.config_of(path)["data_digest"] != before
-    assert [new for *_, new in grid.run_all([chosen], runs, repeat=True)] == [False]
+    assert [run.made for run in grid.run_all([chosen], runs, repeat=True)] == [False]
 
 
 def test_an_attack_sees_that_the_data_are_others(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def test_a_folder_is_compared_within_seeds_as_the_table_of_its_runs_is(folder):
     np.testing.assert_allclose(costs.loc[means.index, means.columns], means)
     counts = found.table.set_index("method").loc["fedper, lr=0.001", ["n", "n_pairs"]]
     assert counts.tolist() == [3, 6], "seeds, each a mean over the settings"
-    assert "A-unfinished.zarr" in found.summary()
+    assert found.missing == ("A-unfinished.zarr: unfinished",)
+    assert "Warning: 1 run is not compared: A-unfinished.zarr" in repr(found)
     text = repr(found)
     assert "difference from fedavg within seeds [95 %" in text
     assert f"{expected.loc['fedper, lr=0.001', 'difference']:+.4f}" in text
@@ -86,7 +87,9 @@ def test_two_settings_of_a_method_are_told_apart_by_what_differs():
 def test_what_cannot_be_compared_is_said(folder, tmp_path):
     with pytest.raises(ValueError, match=r"reference must be one of 'fedavg', .*Did you mean 'fedavg'"):
         study.compare_runs(folder, reference="fedavgg")
-    with pytest.raises(ValueError, match="no finished run to compare, but 1 unfinished"):
+    with pytest.raises(
+        ValueError, match=r"there is no finished run: 1 run is not compared: A-unfinished\.zarr: unfinished"
+    ):
         study.compare_runs(folder / "A-unfinished.zarr")
     with pytest.raises(FileNotFoundError):
         study.compare_runs(tmp_path)

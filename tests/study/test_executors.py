@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -18,7 +19,8 @@ from fedstat._utils.loops import as_done
 from fedstat.fl.__main__ import main as grid_main
 from fedstat.sim.__main__ import main as sim_main
 from fedstat.store import journal
-from fedstat.study import experiment, grid
+from fedstat.study import experiment, grid, outcomes
+from fedstat.study.outcomes import FailedRunsError
 from fedstat.study.tuning import tune
 
 GRID = """
@@ -65,7 +67,7 @@ def test_a_grid_by_dask_has_the_numbers_of_the_plain_loop_and_prints_its_lines(g
     lines = capsys.readouterr().out.splitlines()
     assert [line[:5] for line in lines[:2]] == ["[1/2,", "[2/2,"]
     assert {line.partition("] ")[2].partition(":")[0] for line in lines[:2]} == {
-        f"a, {method}, seed 0" for method in ("fedavg", "fedfac-dynamic")
+        f"a, {method}, seed 0" for method in ("fedavg", "fedfac-dynamic, tau=0.5")
     }
     assert lines[2] == f"2 runs in {apart}, 2 new"
     names = sorted(path.name for path in plain.iterdir())
@@ -105,8 +107,8 @@ def test_a_killed_workers_run_is_done_again_and_no_store_is_made_twice(tmp_path,
     killer = threading.Thread(target=kill_amid_its_run)
     killer.start()
     try:
-        done = [(settings.seed, new) for settings, _, new in grid.run_all(runs, tmp_path / "apart", threads=1,
-                                                                         executor=two_processes)]  # fmt: skip
+        found = grid.run_all(runs, tmp_path / "apart", threads=1, executor=two_processes)
+        done = [(run.settings.seed, run.made) for run in found]
     finally:
         working.clear()
         killer.join()
@@ -115,9 +117,9 @@ def test_a_killed_workers_run_is_done_again_and_no_store_is_made_twice(tmp_path,
     assert pids[0] not in two_processes._client.run(os.getpid).values()
     assert {path: path.stat().st_ino for path in cut_off} == cut_off
     assert sorted(tmp_path.joinpath("apart").iterdir()) == sorted(paths)
-    for _, path, new in grid.run_all(runs, tmp_path / "plain", threads=1):
-        assert new
-        same(store.open_run(path), store.open_run(tmp_path / "apart" / path.name, verify=True))
+    for run in grid.run_all(runs, tmp_path / "plain", threads=1):
+        assert run.made
+        same(store.open_run(run.path), store.open_run(tmp_path / "apart" / run.path.name, verify=True))
 
 
 def once(folder):
@@ -180,13 +182,17 @@ def test_runs_that_diverge_or_are_locked_are_named_after_all_others(tmp_path):
     lock = journal.hold(path)
     with (
         ThreadPoolExecutor(2) as pool,
-        pytest.raises(FloatingPointError, match=r"(?s)fedavg, seed 0 .*fedavg, seed 1: .* by another process") as error,
+        pytest.raises(FailedRunsError) as error,
     ):
         list(grid.run_all([diverging, locked, *good], tmp_path, executor=pool, threads=1))
     lock.release()
-    assert str(error.value).count("\n") == 1
+    first, second = sorted(str(error.value).splitlines())
+    assert re.search(r"fedavg, .*seed 1: failed, BlockingIOError: .* by another process", first)
+    assert re.search(r"fedavg, lr=1e\+30, seed 0: training diverged", second)
+    records = [grid.name_of(diverging) + outcomes.FAILED]
+    assert [path.name for path in tmp_path.glob("*.json")] == records, "a run of another process has not failed"
     assert {path.name for path in tmp_path.iterdir()} >= {f"{grid.name_of(one)}.zarr" for one in good}
-    assert [new for *_, new in grid.run_all([*good, locked], tmp_path, threads=1)] == [False, False, True]
+    assert [run.made for run in grid.run_all([*good, locked], tmp_path, threads=1)] == [False, False, True]
 
 
 def test_tuning_by_an_executor_chooses_the_same(tmp_path):
@@ -210,13 +216,13 @@ def test_what_keeps_dask_from_working_is_said_in_one_line_before_anything_runs(
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "--dask needs --config, the file of a grid" in refused("--dask")
+    assert "--jobs needs --config, the file of a grid" in refused("--jobs", 2)
     assert "unknown" in refused("--config", grid_file, "--dask", "bogus://somewhere")
     monkeypatch.setattr(_cli, "_PATIENCE", 0.5)
     line = refused("--config", grid_file, "--dask", "tcp://127.0.0.1:1")
     assert "must be the address of a Dask scheduler, but tcp://127.0.0.1:1 does not answer" in line
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)
-    assert "pip install 'fedstat[sweep]'" in refused("--config", grid_file, "--dask")
+    assert "pip install 'fedstat[sweep]'" in refused("--config", grid_file, "--jobs", 2)
 
 
 def test_work_that_ends_every_worker_is_given_up_with_its_name_and_a_lost_scheduler_is_told(address):

@@ -19,6 +19,7 @@ from fedstat import store
 from fedstat.fl import loop
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.study import Settings, collect, grid, run_table
+from fedstat.study.outcomes import FailedRunsError
 from fedstat.study.tuning import tunable_runs, tune, tuning_groups, with_selected
 
 GRID = """
@@ -123,10 +124,10 @@ def test_a_grid_crosses_data_sets_methods_and_seeds_and_each_level_overrides_the
 
 def test_no_run_of_a_grid_is_made_twice_unless_other_code_made_it(grid_file, runs_of_one, monkeypatch):
     runs = grid.cells(grid_file, scale="one")
-    assert [made for *_, made in grid.run_all(runs, runs_of_one)] == [False] * 6
+    assert [run.made for run in grid.run_all(runs, runs_of_one)] == [False] * 6
     monkeypatch.setattr(store, "code", lambda *_: "other")
-    assert [made for *_, made in grid.run_all(runs, runs_of_one)] == [False] * 6
-    assert [made for *_, made in grid.run_all(runs[:1], runs_of_one, repeat=True)] == [True]
+    assert [run.made for run in grid.run_all(runs, runs_of_one)] == [False] * 6
+    assert [run.made for run in grid.run_all(runs[:1], runs_of_one, repeat=True)] == [True]
     assert len(list(runs_of_one.iterdir())) == 6
 
 
@@ -160,18 +161,19 @@ def test_a_changed_algorithm_of_a_users_own_is_other_code(where, grid_file, tmp_
     grid_file.write_text(text.removesuffix('[[method]]\nalgorithm = "fedfac-dynamic"\ntau = 0.25\n'))
     (run,) = [one for one in grid.cells(grid_file, scale="one") if one.algorithm == "mine"][:1]
     folder = tmp_path / "runs"
-    ((_, path, _),) = grid.run_all([run], folder)
+    (first,) = grid.run_all([run], folder)
+    path = first.path
     assert store.open_run(path).attrs["code"].startswith(f"{store.code()}+")
-    assert [made for *_, made in grid.run_all([run], folder, repeat=True)] == [False]
+    assert [run.made for run in grid.run_all([run], folder, repeat=True)] == [False]
     command("--config", grid_file, "--scale", "one", "--out", folder)
     said = capsys.readouterr().out
     assert f"2 runs in {folder}, 1 new\n" in said
-    assert "other code" not in said
+    assert "another version" not in said
     monkeypatch.setitem(ALGORITHMS, "mine", mine(file, 0.2))
     command("--config", grid_file, "--scale", "one", "--out", folder)
     said = capsys.readouterr().out
-    assert f"2 runs in {folder}, 0 new\n2 runs made by other code" in said
-    assert [made for *_, made in grid.run_all([run], folder, repeat=True)] == [True]
+    assert f"2 runs in {folder}, 0 new, 2 outdated\n\nMade with another version of mine:\n  all 2 runs" in said
+    assert [run.made for run in grid.run_all([run], folder, repeat=True)] == [True]
 
 
 def test_algorithms_of_the_package_have_the_packages_code_alone():
@@ -188,7 +190,7 @@ def test_a_repetition_that_was_cut_off_goes_on_beside_the_run_whose_place_it_tak
     with stopped(before=1):
         list(grid.run_all([run], runs_of_one, repeat=True))
     assert store.open_run(path).attrs["run"] == first
-    assert [made for *_, made in grid.run_all([run], runs_of_one, repeat=True)] == [True]
+    assert [run.made for run in grid.run_all([run], runs_of_one, repeat=True)] == [True]
     assert store.open_run(path).attrs["run"] != first
     assert len(list(runs_of_one.iterdir())) == 6
 
@@ -200,7 +202,7 @@ def test_a_damaged_run_of_a_grid_is_made_again(grid_file, runs_of_one):
     chunk = path / "metrics" / "accuracy" / "c.0.0"
     chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
     with pytest.warns(UserWarning, match="accuracy has another checksum than when it was written"):
-        assert [made for *_, made in grid.run_all([run], runs_of_one)] == [True]
+        assert [run.made for run in grid.run_all([run], runs_of_one)] == [True]
     np.testing.assert_array_equal(store.open_run(path, verify=True)["metrics/accuracy"], before)
 
 
@@ -230,9 +232,10 @@ def test_a_run_that_diverges_does_not_keep_a_grid_from_the_others(grid_file, run
 
     monkeypatch.setattr(loop, "run_round", diverge)
     assert command("--config", grid_file, "--scale", "one", "--out", runs_of_one) == 1
-    said = capsys.readouterr().err
-    assert "a, fedavg, seed 0 (digits-dirichlet-0.1-fedavg-seed0" in said
-    assert "b, fedavg, seed 0" in said
+    said = capsys.readouterr().out
+    assert "a, fedavg, seed 0: training diverged in round 1." in said
+    assert "] b, fedavg" in said
+    assert "2 runs are not compared: a, fedavg, seed 0: diverged; b, fedavg" in said.replace("\n", " ")
     assert len(collect.collect(runs_of_one).table) == 4
 
 
@@ -242,7 +245,9 @@ def test_a_layer_that_a_net_lacks_is_named_with_its_run(grid_file, tmp_path):
         grid.cells(grid_file, scale="one")
     grid_file.write_text(GRID)
     run = replace(grid.cells(grid_file, scale="two")[1], participation=0.01)
-    with pytest.raises(ValueError, match=r"a, fedfac-dynamic, seed 0: participation=.* selects none of "):
+    with pytest.raises(
+        FailedRunsError, match=r"a, fedfac-dynamic, .*seed 0: failed, ValueError: participation=.* selects none of "
+    ):
         list(grid.run_all([run], tmp_path))
 
 
@@ -250,7 +255,8 @@ def test_an_interrupted_run_of_a_grid_goes_on(grid_file, finished, tmp_path):
     run = grid.cells(grid_file, scale="one")[0]
     with stopped(before=1):
         list(grid.run_all([run], tmp_path))
-    ((_, path, _),) = grid.run_all([run], tmp_path)
+    (outcome,) = grid.run_all([run], tmp_path)
+    path = outcome.path
     for name in ("accuracy", "train_loss"):
         without_cut = store.open_run(finished / path.name)[f"metrics/{name}"]
         np.testing.assert_array_equal(store.open_run(path)[f"metrics/{name}"], without_cut)
@@ -374,7 +380,7 @@ def test_a_candidate_that_diverges_is_not_chosen(grid_file, tmp_path):
     assert step.settings[0].lr == 0.01
     assert step.table["chosen"].tolist() == [False, True]
     assert step.table["validation"].isna().tolist() == [True, False]
-    with pytest.raises(FloatingPointError):
+    with pytest.raises(FailedRunsError, match="diverged"):
         list(tune(run, {"lr": [1e30]}, tmp_path / "tune"))
 
 

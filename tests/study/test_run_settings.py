@@ -51,7 +51,7 @@ def grid_file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(grid_file):
     folder = grid_file.parent / "runs"
-    assert all(made for *_, made in grid.run_all(grid.cells(grid_file), folder))
+    assert all(run.made for run in grid.run_all(grid.cells(grid_file), folder))
     return folder
 
 
@@ -169,7 +169,7 @@ def test_a_grid_crosses_private_and_plain_methods_and_tells_their_runs_apart(tmp
     assert [(one.clip, one.noise_multiplier, one.delta) for one in cells] == [
         (None, None, None), (0.5, 1.0, 1e-3), (0.5, 2.0, 1e-3)
     ]  # fmt: skip
-    assert all(made for _, _, made in grid.run_all(cells, tmp_path / "runs"))
+    assert all(run.made for run in grid.run_all(cells, tmp_path / "runs"))
     with pytest.raises(ValueError, match=r"runs of fedavg, .* differ in clip .*; noise_multiplier"):
         collect.collect(tmp_path / "runs")
     found = collect.collect(tmp_path / "runs", differ=run_settings.OF_AGGREGATOR)

@@ -10,7 +10,7 @@ from fedstat._cli import dask_executor
 
 @pytest.fixture(scope="module")
 def two_processes():
-    """Executor of a local Dask cluster, as ``--dask --threads 2`` makes it, of processes that start fast."""
+    """Executor of a local Dask cluster, as ``--jobs 2`` makes it, of processes that start fast."""
     pytest.importorskip("distributed", reason="Dask is not installed: pip install -c constraints.txt -e '.[sweep]'")
     import dask
 

@@ -326,7 +326,7 @@ def state_of_a_terabyte_of_holes(at: Path) -> Read:
     return lambda: fedstat.open_run(path, verify=True)
 
 
-@hostile("No such|cannot be read", "DamageError")
+@hostile("failed, DamageError", "FailedRunsError")
 def run_to_repeat_that_is_a_pipe(at: Path) -> Read:
     settings = Settings(clients=8, rounds=1)
     path = at / "runs" / f"{grid.name_of(settings)}.zarr"

@@ -25,7 +25,7 @@ from fedstat.data import arrays
 from fedstat.decompose.__main__ import _require_table
 from fedstat.fl import algorithms
 from fedstat.reporting.document import MARK, require_ours
-from fedstat.study import federation, grid
+from fedstat.study import Settings, federation, grid, outcomes
 
 Read = Callable[[], object]
 Made = tuple[Path, Read]
@@ -115,6 +115,13 @@ reader("images, CIFAR")(lambda at: (at / "test_batch", NORMAL["cifar_batch"](at)
 reader("classes, CIFAR")(lambda at: (at / "batches.meta", NORMAL["cifar_batch"](at)))
 reader("images, MATLAB")(lambda at: (at / "test_32x32.mat", NORMAL["mat"](at)))
 reader("images, JPEG")(lambda at: (at / "val" / "images" / "a.JPEG", hostile_data.tiny_test(at)))
+
+
+@reader("record of a failed run", "nothing")
+def failure(at: Path) -> Made:
+    file = (path := at / "run.zarr").with_suffix(outcomes.FAILED)
+    outcomes.record_failure(path, outcomes.failure_of(ValueError("no such thing"), Settings()))
+    return file, lambda: outcomes.recorded_failure(path)
 
 
 @reader("training images, JPEG", "nothing")

@@ -83,6 +83,14 @@ FL = """
 --scale quick | --scale needs --config
 --tune | --tune needs --config
 --repeat | --repeat needs --config
+--accept | --accept needs --config
+--retry | --retry needs --config
+--jobs 2 | --jobs needs --config
+--config empty.toml --repeat --accept | --repeat and --accept exclude each other
+--config empty.toml --jobs 2 --dask tcp://127.0.0.1:1 | remove one of them
+--config empty.toml --jobs 0 | jobs must be an integer >= 1
+--config empty.toml --jobs two | invalid int value
+--config empty.toml --dask | expected one argument
 --config nowhere.toml | nowhere.toml cannot be read
 --config folder | folder cannot be read
 --config pipe.toml | pipe.toml is not a regular file but a pipe or a device
