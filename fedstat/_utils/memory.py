@@ -26,13 +26,23 @@ def available() -> float:
     return min(of_machine().get("MemAvailable", math.inf), free)
 
 
+def peak() -> int:
+    """Return the largest memory that the process has held."""
+    import resource  # Windows has none
+
+    for line in _text("/proc/self/status").splitlines():  # getrusage counts the parent before exec, too
+        if line.startswith("VmHWM:"):
+            return 1024 * int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def held() -> int:
     """Return the memory of the process; on systems other than Linux, its maximum so far."""
     import resource  # Windows has none
 
     if pages := _text("/proc/self/statm").split():
         return int(pages[1]) * resource.getpagesize()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak()
 
 
 def _text(path: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstat import _cli, store
+from fedstat._utils import check
 from fedstat._utils.check import distinct, in_bytes
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import say
@@ -20,7 +21,7 @@ from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND
 from fedstat.results.tables import count
-from fedstat.study import experiment, federation, grid, outcomes, report, run_metrics
+from fedstat.study import estimate, experiment, federation, grid, outcomes, report, run_metrics
 from fedstat.study.collect import list_seeds
 from fedstat.study.compare import compare_runs
 from fedstat.study.outcomes import FailedRunsError, Outcome
@@ -29,7 +30,8 @@ from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, 
 
 _RESERVED = (
     *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "accept", "retry",
-    "data_dir", "device", "client_chunk", "threads", "memory_budget", "jobs", "dask", "out", "resume", "quiet", "help",
+    "dry_run", "seconds", "data_dir", "device", "client_chunk", "threads", "memory_budget", "jobs", "dask", "out",
+    "resume", "quiet", "help",
 )  # fmt: skip
 """Names of the command's options; a user's algorithm sets its settings of these names by --options."""
 
@@ -67,6 +69,13 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
         action="store_true",
         help="with --config: repeat outdated runs: finished by other code, or with another content of the data file",
     )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="with --config: train nothing; count the runs to make, and estimate their time, memory and disk from a "
+        "short trial of each kind",
+    )
+    add("--seconds", type=float, metavar="S", help="with --dry-run: longest time of a trial (default 30)")
     add("--accept", action="store_true", help="with --config: compare outdated runs as they are, and record this")
     add("--retry", action="store_true", help="with --config: try failed runs again, also with the same code and files")
     compute = _cli.add_compute(cli)
@@ -156,9 +165,22 @@ def _compute_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_single(args: argparse.Namespace) -> None:
-    for option in ("scale", "study", "tune", "tuned", "repeat", "accept", "retry", "jobs", "dask"):
+    for option in (
+        "scale",
+        "study",
+        "tune",
+        "tuned",
+        "repeat",
+        "accept",
+        "retry",
+        "jobs",
+        "dask",
+        "dry_run",
+        "seconds",
+    ):
         if getattr(args, option) not in (None, False):
-            raise ValueError(f"--{option} needs --config, the file of a grid. Add --config, or remove --{option}.")
+            name = f"--{option.replace('_', '-')}"
+            raise ValueError(f"{name} needs --config, the file of a grid. Add --config, or remove {name}.")
     options = _compute_options(args)
     _cli.fill_out(args, "fl")
     args.out = ranks.same(args.out)  # the default names the time, which differs between ranks
@@ -188,12 +210,16 @@ def _run_grid(args: argparse.Namespace) -> int | None:
         raise ValueError(f"--{option} belongs in {args.config}: a grid takes its settings from the file")
     if args.repeat and args.accept:
         raise ValueError("--repeat and --accept exclude each other: remove one of them.")
+    if args.seconds is not None and not args.dry_run:
+        raise ValueError("--seconds needs --dry-run, whose trials it limits. Add --dry-run, or remove --seconds.")
     args.out = args.out or Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
     runs = grid.cells(args.config, scale=args.scale, study=args.study)
     if args.tune or args.tuned:
         _tune(args, runs)
         return None
     options = _compute_options(args)
+    if args.dry_run:
+        return _estimate(args, runs, options)
     with _cli.executor(args) as executor:
         return _make_runs(args, runs, {"progress": not args.quiet, "executor": executor, **options})
 
@@ -201,8 +227,7 @@ def _run_grid(args: argparse.Namespace) -> int | None:
 def _train_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str, Any]) -> Iterator[Outcome]:
     """Yield the outcomes of the runs of a grid, and print a line for each run that was trained or failed."""
     start_time = time.monotonic()
-    choices = {name: getattr(args, name) for name in ("repeat", "accept", "retry")}
-    for number, outcome in enumerate(grid.run_all(runs, args.out, **choices, **options), 1):
+    for number, outcome in enumerate(grid.run_all(runs, args.out, **_choices(args), **options), 1):
         if outcome.failure is not None and outcome.repeated:
             say(f"[{number}/{len(runs)}] {outcome.name}: {outcome.failure}")
         elif outcome.made and not args.quiet:
@@ -210,6 +235,25 @@ def _train_runs(args: argparse.Namespace, runs: list[Settings], options: dict[st
             line = report.line(store.open_run(outcome.path))
             say(f"[{number}/{len(runs)}, {minutes:.1f} min] {outcome.name}: {line}")
         yield outcome
+
+
+def _choices(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("repeat", "accept", "retry")}
+
+
+def _estimate(args: argparse.Namespace, runs: list[Settings], options: dict[str, Any]) -> int:
+    """Print the runs to make and what they will cost; return the exit status."""
+    if args.dask is not None:
+        raise ValueError("--dry-run measures this machine, not the workers of --dask. Use --jobs, or remove --dry-run.")
+    seconds = 30.0 if args.seconds is None else check.real("--seconds", args.seconds, low=0, open_low=True)
+    jobs = args.jobs or 1
+    experiment.read_data(runs, args.data_dir)  # raises before the trials if files are missing
+    planned = grid.plan(runs, args.out, **_choices(args))
+    print("\n".join(outcomes.summarize(planned, args.out, new="to make")), end="\n\n", flush=True)
+    tried = list(estimate.kinds(outcome.settings for outcome in planned if outcome.made))
+    trials = estimate.measure(tried, seconds=seconds, jobs=jobs, progress=not args.quiet, **options)
+    print("\n".join(estimate.summarize(trials, planned, jobs=jobs, folder=args.out)))
+    return int(any(trial.failure for trial in trials))
 
 
 def _make_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str, Any]) -> int:

@@ -262,6 +262,17 @@ def _make_settings(settings: Mapping[str, Any], method: Mapping[str, Any], path:
         raise ValueError(f"{path}, data set {scenario!r:.200}, method {name!r:.200}: {error}") from None
 
 
+def plan(
+    runs: Sequence[Settings], folder: str | Path, *, repeat: bool = False, accept: bool = False, retry: bool = False
+) -> list[Outcome]:
+    """Return the outcomes that :func:`run_all` would have if no run failed; it changes nothing.
+
+    The state "made" says that a run would be trained.
+    """
+    choices = _Choices(repeat, accept, retry)
+    return [_judge(choices, task) for task in _tasks(runs, Path(folder), choices)]
+
+
 def run_all(
     runs: Sequence[Settings],
     folder: str | Path,
@@ -319,13 +330,8 @@ def run_all(
     OSError
         If the disk is full.
     """
-    folder = Path(folder)
-    require_distinct(runs, "the grid")
-    if repeat and accept:
-        raise ValueError("repeat and accept exclude each other: outdated runs are made again, or compared as they are.")
-    if guard.status(folder) and (not folder.is_dir() or guard.status(folder / "zarr.json")):
-        raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or a single run. Choose another.")
-    tasks = [_Task(run, folder / f"{name_of(run)}.zarr") for run in runs]
+    folder, choices = Path(folder), _Choices(repeat, accept, retry)
+    tasks = _tasks(runs, folder, choices)
     experiment.read_data([task.settings for task in tasks if not guard.status(task.path)], options.get("data_dir"))
     if executor is not None:  # its workers may have another working directory
         tasks = [task._replace(path=task.path.absolute()) for task in tasks]
@@ -333,7 +339,7 @@ def run_all(
             options["data_dir"] = Path(options["data_dir"]).absolute()
     failures: list[Failure] = []
     options["progress"] = progress if executor is None else False
-    work = partial(_run_task, _Choices(repeat, accept, retry), options)
+    work = partial(_run_task, choices, options)
     with progress_bar(len(tasks), "run", progress) as bar, on_interrupt(lambda: _resume_hint(folder)):
         for task, get_outcome in as_done(executor, work, tasks):
             try:
@@ -373,32 +379,42 @@ class _Choices(NamedTuple):
     retry: bool
 
 
+def _tasks(runs: Sequence[Settings], folder: Path, choices: _Choices) -> list[_Task]:
+    """Return the tasks of distinct runs, or raise the errors of :func:`run_all`."""
+    require_distinct(runs, "the grid")
+    if choices.repeat and choices.accept:
+        raise ValueError("repeat and accept exclude each other: outdated runs are made again, or compared as they are.")
+    if guard.status(folder) and (not folder.is_dir() or guard.status(folder / "zarr.json")):
+        raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or a single run. Choose another.")
+    return [_Task(run, folder / f"{name_of(run)}.zarr") for run in runs]
+
+
 def _run_task(choices: _Choices, options: Mapping[str, Any], task: _Task) -> Outcome:
     """Train a run, unless it is finished or failed before; record its failure."""
     try:
-        if outcomes.is_finished(task.path):
-            outcome = _judge_finished(choices, task)
-        else:
-            outcome = _judge_failed(choices, task) or Outcome(*task, "made")
+        outcome = _judge(choices, task)
         if outcome.made:
             _train(task, options)
+        elif choices.accept and outcome.changed:
+            outcomes.record_acceptance(task.path, task.settings, outcome.changed)
     except (Exception, SystemExit) as error:
         if _stops_all(error):
             raise
         return _record(error, task)
-    if outcome.failure is None:
+    if outcome.state in ("made", "finished"):
         outcomes.forget_failure(task.path)
     return outcome
 
 
-def _judge_finished(choices: _Choices, task: _Task) -> Outcome:
+def _judge(choices: _Choices, task: _Task) -> Outcome:
+    """Return the outcome of a run before training; "made" if it is to be trained."""
+    if not outcomes.is_finished(task.path):
+        return _judge_failed(choices, task) or Outcome(*task, "made")
     changed = outcomes.changes(*task)
     if not changed:
         return Outcome(*task, "finished")
     if choices.repeat:
-        return Outcome(*task, "made", changed)
-    if choices.accept:
-        outcomes.record_acceptance(task.path, task.settings, changed)
+        return _judge_failed(choices, task) or Outcome(*task, "made", changed)
     is_accepted = choices.accept or outcomes.is_accepted(task.path, task.settings)
     return Outcome(*task, "accepted" if is_accepted else "outdated", changed)
 
@@ -415,16 +431,12 @@ def _train(task: _Task, options: Mapping[str, Any]) -> None:
     """Train a run, or continue it; replace a store of other code or data when its successor is complete."""
     settings, path = task
     draft = path.with_suffix(origin.REPEATED)
-    is_replaced = path.exists() and (outcomes.is_finished(path) or outcomes.changes(settings, path) not in _CONTINUED)
+    is_replaced = path.exists() and (outcomes.is_finished(path) or not outcomes.can_continue(settings, path))
     if draft.exists() and (not is_replaced or outcomes.changes(settings, draft)):
         store.remove(draft)
     experiment.run(settings, out=draft if is_replaced else path, resume=True, **options)
     if is_replaced:
         store.replace(draft, path)
-
-
-_CONTINUED = ((), ("fedstat",))
-"""Changes with which an unfinished run is continued."""
 
 
 def _stops_all(error: BaseException) -> bool:

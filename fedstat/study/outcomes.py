@@ -170,6 +170,11 @@ def changes(settings: Settings, path: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for key, name in names.items() if stored.get(key) != current.get(key)))
 
 
+def can_continue(settings: Settings, path: Path) -> bool:
+    """Return True if an unfinished run was begun with the present files of the user; fedstat may differ."""
+    return set(changes(settings, path)) <= {"fedstat"}
+
+
 def failure_of(error: BaseException, settings: Settings) -> Failure:
     """Describe an exception of a run."""
     places = [f"{Path(frame.f_code.co_filename).name}, line {line}" for frame, line in user_frames(error)]
@@ -275,12 +280,16 @@ def failed_runs(paths: Iterable[Path]) -> list[str]:
     return [f"{failure.run}: {failure}" for failure in failures if failure]
 
 
-def summarize(outcomes: Sequence[Outcome], folder: Path) -> list[str]:
-    """Return the lines that say what became of the runs of a grid: counts, then failed and outdated runs by name."""
+def summarize(outcomes: Sequence[Outcome], folder: Path, *, new: str = "new") -> list[str]:
+    """Return the lines that say what became of the runs of a grid: counts, then failed and outdated runs by name.
+
+    ``new`` describes the runs in the state "made".
+    """
     states = [outcome.state for outcome in outcomes]
-    numbers = [f", {states.count(state)} {state}" for state in ("failed", "diverged", "accepted", "outdated")]
+    named: tuple[State, ...] = ("finished", "failed", "diverged", "accepted", "outdated")
+    numbers = [f", {states.count(state)} {state}" for state in named]
     shown = "".join(text for text in numbers if not text.startswith(", 0"))
-    lines = [f"{count(len(outcomes), 'run')} in {folder}, {states.count('made')} new{shown}"]
+    lines = [f"{count(len(outcomes), 'run')} in {folder}, {states.count('made')} {new}{shown}"]
     if failed := [outcome for outcome in outcomes if outcome.failure]:
         lines += ["", "Failed or diverged:"]
         lines += [_item(f"{outcome.name}: {outcome.failure}{_AGAIN * (not outcome.repeated)}") for outcome in failed]

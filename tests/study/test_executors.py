@@ -75,7 +75,7 @@ def test_a_grid_by_dask_has_the_numbers_of_the_plain_loop_and_prints_its_lines(g
     for name in names:
         same(store.open_run(plain / name), store.open_run(apart / name))
     assert grid_main(dask) == 0
-    assert capsys.readouterr().out.startswith(f"2 runs in {apart}, 0 new\n\nTest accuracy")
+    assert capsys.readouterr().out.startswith(f"2 runs in {apart}, 0 new, 2 finished\n\nTest accuracy")
 
 
 def test_a_killed_workers_run_is_done_again_and_no_store_is_made_twice(tmp_path, two_processes):  # noqa: F811

@@ -167,7 +167,7 @@ def test_a_changed_algorithm_of_a_users_own_is_other_code(where, grid_file, tmp_
     assert [run.made for run in grid.run_all([run], folder, repeat=True)] == [False]
     command("--config", grid_file, "--scale", "one", "--out", folder)
     said = capsys.readouterr().out
-    assert f"2 runs in {folder}, 1 new\n" in said
+    assert f"2 runs in {folder}, 1 new, 1 finished\n" in said
     assert "another version" not in said
     monkeypatch.setitem(ALGORITHMS, "mine", mine(file, 0.2))
     command("--config", grid_file, "--scale", "one", "--out", folder)

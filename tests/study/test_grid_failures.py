@@ -129,7 +129,7 @@ def test_the_command_prints_each_failure_and_the_comparison_of_the_others(
         first == "[1/5] a, failing.py:failing, seed 0: failed, ZeroDivisionError: division by zero (failing.py, line 7)"
     )
     assert second.startswith("[3/5] a, fedper, lr=1e+30, seed 0: training diverged in round 1: ")
-    assert f"5 runs in {tmp_path / 'runs'}, 1 new, 1 failed, 1 diverged, 1 outdated\n" in said
+    assert f"5 runs in {tmp_path / 'runs'}, 1 new, 1 finished, 1 failed, 1 diverged, 1 outdated\n" in said
     assert "Made with another version of stale.py:stale:\n  a, stale.py:stale, seed 0\n" in said
     assert "--repeat makes them again, --accept compares them as they are." in " ".join(said.split())
     table = said.partition("Test accuracy")[2]

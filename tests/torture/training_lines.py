@@ -86,6 +86,12 @@ FL = """
 --accept | --accept needs --config
 --retry | --retry needs --config
 --jobs 2 | --jobs needs --config
+--dry-run | --dry-run needs --config
+--seconds 5 | --seconds needs --config
+--config empty.toml --seconds 5 | --seconds needs --dry-run
+--config empty.toml --dry-run --seconds 0 | --seconds must be
+--config empty.toml --dry-run --seconds soon | invalid float value
+--config empty.toml --dry-run --dask tcp://127.0.0.1:1 | --dry-run measures this machine
 --config empty.toml --repeat --accept | --repeat and --accept exclude each other
 --config empty.toml --jobs 2 --dask tcp://127.0.0.1:1 | remove one of them
 --config empty.toml --jobs 0 | jobs must be an integer >= 1
