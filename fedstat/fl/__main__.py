@@ -17,7 +17,7 @@ from fedstat._utils.check import distinct, in_bytes
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import say
 from fedstat._utils.settings import add_arguments, read_arguments
-from fedstat.fl import algorithms, custom, ranks
+from fedstat.fl import algorithms, custom, logs, ranks
 from fedstat.fl.training import COMMAND
 from fedstat.results.tables import count
 from fedstat.study import experiment, federation, grid, report, run_metrics
@@ -28,7 +28,7 @@ from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, 
 
 _RESERVED = (
     *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "data_dir", "device",
-    "client_chunk", "threads", "memory_budget", "dask", "out", "resume", "quiet", "help",
+    "client_chunk", "threads", "memory_budget", "dask", "out", "resume", "quiet", "log", "help",
 )  # fmt: skip
 """Names of the command's options; a user's algorithm sets its settings of these names by --options."""
 
@@ -73,10 +73,18 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
         help="memory budget, such as 2GiB: beyond it, client rows are kept on disk, in the store",
     )
     _cli.add_dask(compute, "run of --config")
-    _cli.add_output(
+    output = _cli.add_output(
         cli,
         "store to write, or folder for a grid (default runs/fl-<time>.zarr)",
         resume="continue the run at --out, if there is one, with its settings or more --rounds; grids always continue",
+    )
+    output.add_argument(
+        "--log",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help=f"log the metrics of every round beside the store: {', '.join(logs.LOGS)} (all but csv need a package, such "
+        "as pip install 'fedstat[wandb]')",
     )
     return cli
 
@@ -149,7 +157,8 @@ def _resume_hint(args: argparse.Namespace) -> str:
 def _compute_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.memory_budget is not None:
         in_bytes("--memory-budget", args.memory_budget)
-    return {"data_dir": args.data_dir, "memory_budget": args.memory_budget} | _cli.compute(args)
+    options = {"data_dir": args.data_dir, "memory_budget": args.memory_budget, "log": logs.names_of(args.log)}
+    return options | _cli.compute(args)
 
 
 def _run_single(args: argparse.Namespace) -> None:

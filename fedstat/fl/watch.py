@@ -1,0 +1,128 @@
+"""Watching a run: what is called after every finished round, and may end the run; the logs that it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from fedstat import store
+from fedstat._utils import check, guard
+from fedstat.fl import logs
+from fedstat.fl.logs import Log, Source
+from fedstat.fl.ranks import ProcessGroup
+from fedstat.fl.round_metrics import RoundEnd, RoundMetrics
+
+STOP = "stop"
+"""What a callback returns to end the run."""
+
+
+OnRoundEnd = Callable[[RoundEnd], str | None]
+
+
+class Watch:
+    """The callback and the logs of a run, a context that closes the logs.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        Only rank 0 calls the callback and writes logs.
+    metrics : RoundMetrics
+    callback : callable (RoundEnd) -> "stop" or None, optional
+    log_names : sequence of str
+        Names of :data:`fedstat.fl.logs.LOGS`.
+    path : Path or None
+        The run's store, for callback and logs; None if it is in memory.
+    settings : mapping
+        Settings of the run, for logs.
+    hint : callable () -> str
+        Says where finished rounds are, after an error of the callback.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        metrics: RoundMetrics,
+        callback: OnRoundEnd | None,
+        log_names: Sequence[str],
+        *,
+        path: Path | None,
+        settings: Mapping[str, Any],
+        hint: Callable[[], str],
+    ) -> None:
+        self._group, self._metrics, self._path, self._settings, self._hint = group, metrics, path, settings, hint
+        self._callback, self._log_names = callback, log_names
+        self._logs: dict[str, Log] = {}
+        self._has_callback = group.agreed(callback is not None)
+
+    def open_logs(self, n_done: int) -> None:
+        """Open the logs of a run that has ``n_done`` finished rounds; raise ValueError if one cannot be opened."""
+        if self._path is not None and self._group.agreed(bool(self._log_names)):
+            self._group.first(partial(self._open_logs, self._path, n_done))
+
+    def _open_logs(self, path: Path, n_done: int) -> None:
+        identity = store.attributes(path)["run"]
+        for name in self._log_names:
+            source = Source(path, identity, self._settings, self._metrics.names, n_done)
+            self._logs[name] = logs.open_log(name, source)
+
+    def is_stopped(self, number: int, values: Mapping[str, Any]) -> bool:
+        """Call the callback with a round's values of all clients; return True in all ranks if it ends the run.
+
+        Raises
+        ------
+        ValueError
+            If it returns something other than None and "stop".
+        """
+        if not self._has_callback:
+            return False
+        answer = self._group.first(lambda: self._ask(number, values))
+        return self._group.agreed(bool(answer))
+
+    def _ask(self, number: int, values: Mapping[str, Any]) -> bool:
+        assert self._callback is not None  # noqa: S101
+        name = getattr(self._callback, "__name__", type(self._callback).__name__)
+        try:
+            answer = self._callback(self._round_end(number, values))
+        except Exception as error:
+            error.add_note(f"on_round_end={name} failed after round {number}. {self._hint()}")
+            raise
+        if answer is not None and not (isinstance(answer, str) and answer == STOP):
+            raise ValueError(
+                f"on_round_end must return None or {STOP!r}, but {name} returned {answer!r:.200} after round {number}."
+            )
+        return answer is not None
+
+    def write_logs(self, number: int, values: Mapping[str, Any]) -> None:
+        """Write a round's values to the logs; a log that fails ends with a warning, and training goes on."""
+        end = self._round_end(number, values) if self._logs else None
+        for name, log in list(self._logs.items()):
+            try:
+                log.write(end)
+            except Exception as error:
+                del self._logs[name]
+                _warn(name, error, f"It ends before round {number}")
+                _close(name, log, failed=True, silent=True)
+
+    def _round_end(self, number: int, values: Mapping[str, Any]) -> RoundEnd:
+        return RoundEnd(number, self._metrics.means(values), self._path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for name, log in self._logs.items():
+            _close(name, log, failed=kind is not None)
+
+
+def _close(name: str, log: Log, *, failed: bool, silent: bool = False) -> None:
+    try:
+        log.close(failed=failed)
+    except Exception as error:
+        if not silent:
+            _warn(name, error, "It may lack the last rounds")
+
+
+def _warn(name: str, error: Exception, effect: str) -> None:
+    check.warn(f"log={name!r} failed: {guard.reason(error)}. {effect}; training goes on, and the run is complete.")
