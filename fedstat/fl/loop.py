@@ -155,11 +155,13 @@ def run(
             values = ledger.add(number, values)
             state = new  # only now: a run that stops earlier repeats the round
             del new
+            try:
+                is_stopped = watch.is_stopped(number, values)
+                if is_stopped and not evaluated:
+                    values |= ledger.add(number, measure_scores(job, state))
+            finally:  # the round is finished, whatever the callback does
+                watch.write_logs(number, values)
             tick(1)
-            is_stopped = watch.is_stopped(number, values)
-            if is_stopped and not evaluated:
-                values |= ledger.add(number, measure_scores(job, state))
-            watch.write_logs(number, values)
             ledger.commit_if_due(state)
         last = [observer.on_end(job, state) for observer in observers if observer.on_end]
         values = {name: value for values in last for name, value in values.items()}

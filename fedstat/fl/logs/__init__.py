@@ -82,5 +82,5 @@ def open_log(name: str, source: Source) -> Log:
         return make(source)
     except Exception as error:  # of the disk, the network or a package
         raise ValueError(
-            f"log={name!r} cannot be opened: {guard.reason(error)}. Nothing was trained. Remove the cause, or the log."
+            f"log={name!r} cannot be opened: {guard.reason(error)}. No round was trained. Remove the cause, or the log."
         ) from error

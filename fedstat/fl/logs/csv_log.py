@@ -23,13 +23,15 @@ class CsvLog:
     Raises
     ------
     ValueError
-        If the file exists, but is not a log with these columns.
+        If the file exists, but is no log with these columns.
     """
 
     def __init__(self, source: Source) -> None:
         self._path = source.folder / f"{source.name}.csv"
         self._columns = ["round", *source.names]
         guard.status(self._path)
+        if self._path.is_dir():
+            raise ValueError(f"{self._path} is a folder. Move it")
         earlier = _read_rounds(self._path, self._columns, source.n_done) if self._path.exists() else []
         with guard.replace_file(self._path) as draft:
             draft.write_text("".join([_line(self._columns), *earlier]), encoding="utf-8")
