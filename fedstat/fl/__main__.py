@@ -83,8 +83,8 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
         nargs="+",
         default=[],
         metavar="NAME",
-        help=f"log the metrics of every round beside the store: {', '.join(logs.LOGS)} (all but csv need a package, such "
-        "as pip install 'fedstat[wandb]')",
+        help=f"log the metrics of every round, beside the store: {', '.join(logs.LOGS)} (all but csv need a package: "
+        "pip install 'fedstat[NAME]')",
     )
     return cli
 

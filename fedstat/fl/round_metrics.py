@@ -21,10 +21,10 @@ class RoundEnd(NamedTuple):
     round : int
         Number of the round, from 1.
     metrics : mapping from str to float
-        Metrics of the round by name: ``accuracy`` (``rmse``), ``loss``, ``validation_accuracy``, ``train_loss``, ... are
-        means over clients, as tables of runs have them; ``class_accuracy_3`` is the accuracy on class 3; ``bytes_up``
-        and ``bytes_down`` are sums over clients; ``seconds`` is the time of the round. Scores are there only in
-        evaluated rounds.
+        Metrics of the round by name. ``accuracy`` (``rmse``), ``loss``, ``validation_accuracy``, ``train_loss`` and the
+        like are means over clients, as tables of runs have them; ``class_accuracy_3`` is the accuracy on class 3.
+        ``bytes_up`` and ``bytes_down`` are sums over clients, ``seconds`` is the time of the round. Scores are there
+        only in evaluated rounds.
     path : Path or None
         Store of the run, to which finished rounds are committed about once a second; None if the run is in memory.
     """
@@ -42,63 +42,58 @@ def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArra
         return np.asarray(np.where(is_finite, values * weight, 0).sum(axis=-1) / np.where(total > 0, total, np.nan))
 
 
-class RoundMetrics(NamedTuple):
-    """Metrics of a run's rounds, and the weights of their means over clients.
+class RoundMetric(NamedTuple):
+    """A metric of a run's rounds.
 
     Attributes
     ----------
-    weights : mapping from str to float array (client,) or None
-        Numbers of the clients' samples by the name of the metric: of test samples for scores and the test loss, of
-        validation samples for ``validation_...``, of training samples for ``train_loss``, of test samples of a class
-        for ``class_accuracy_...``. None for a metric of the round, such as ``seconds``.
-    arrays : mapping from str to (str, int or None)
-        The array of each metric in group ``metrics``, and the position of its class.
+    array : str
+        Its array in group ``metrics``.
+    weight : float array (client,) or None
+        Numbers of samples that weight clients; None for a metric of the round, such as ``seconds``.
+    position : int or None
+        Position of the class, if the array has classes.
     """
 
-    weights: Mapping[str, NDArray[np.float64] | None]
-    arrays: Mapping[str, tuple[str, int | None]]
+    array: str
+    weight: NDArray[np.float64] | None = None
+    position: int | None = None
 
-    @property
-    def names(self) -> list[str]:
-        """Names of all metrics, in the order of the store."""
-        return list(self.weights)
-
-    def means(self, values: Mapping[str, Any]) -> dict[str, float]:
-        """Return the metrics of a round that have a value.
-
-        Parameters
-        ----------
-        values : mapping from str to array (), (client,) or (client, class)
-            Values of all clients, by "metrics/array"; other values are ignored.
-        """
-        means = {}
-        for name, (array, position) in self.arrays.items():
-            if f"metrics/{array}" not in values:
-                continue
-            value = np.asarray(values[f"metrics/{array}"], np.float64)
-            weight = self.weights[name]
-            mean = float(value if weight is None else weighted(value if position is None else value[:, position], weight))
-            if math.isfinite(mean):
-                means[name] = mean
-        return means
+    def mean(self, value: Any) -> float:
+        """Return the mean of an array (), (client,) or (client, class); NaN if all values are missing."""
+        of_clients = np.asarray(value, np.float64)
+        if self.position is not None:
+            of_clients = of_clients[:, self.position]
+        return float(of_clients if self.weight is None else weighted(of_clients, self.weight))
 
 
-def of_layout(groups: Mapping[str, Group]) -> RoundMetrics:
-    """Return the metrics of a run from the groups ``metrics`` and ``clients`` of its layout, with all clients."""
-    layout, weights, arrays = groups["metrics"], {}, {}
+def of_layout(groups: Mapping[str, Group]) -> dict[str, RoundMetric]:
+    """Return the metrics of a run by name, from the groups ``metrics`` and ``clients`` of its layout, of all clients.
+
+    Clients are weighted by test samples in scores and the test loss, by validation samples in ``validation_...``, by
+    training samples in ``train_loss``, and by test samples of the class in ``class_accuracy_...``.
+    """
+    layout, metrics = groups["metrics"], dict[str, RoundMetric]()
     for array, variable in layout.variables.items():
         if "class" in variable.dims:
             counts = groups["clients"].coords["n_test"].to_numpy().astype(np.float64)
             for position, label in enumerate(layout.coords["class"].to_numpy()):
-                name = f"{array}_{label}"
-                weights[name], arrays[name] = counts[:, position], (array, position)
+                metrics[f"{array}_{label}"] = RoundMetric(array, counts[:, position], position)
+        elif "client" in variable.dims:
+            metrics[array] = RoundMetric(array, layout.coords[_sizes_of(array)].to_numpy().astype(np.float64))
         else:
-            sizes = layout.coords[_sizes_of(array)].to_numpy().astype(np.float64)
-            weights[array] = sizes if "client" in variable.dims else None
-            arrays[array] = array, None
-    return RoundMetrics(weights, arrays)
+            metrics[array] = RoundMetric(array)
+    return metrics
+
+
+def means(metrics: Mapping[str, RoundMetric], values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a round that have a value, from values of all clients by "metrics/array"."""
+    found = {
+        name: m.mean(values[f"metrics/{m.array}"]) for name, m in metrics.items() if f"metrics/{m.array}" in values
+    }
+    return {name: mean for name, mean in found.items() if math.isfinite(mean)}
 
 
 def _sizes_of(array: str) -> str:
-    """Return the name of the numbers of samples that weight a metric's clients."""
+    """Return the name of the numbers of samples that weight clients in an array."""
     return "n_train" if array == "train_loss" else "n_validation" if array.startswith("validation_") else "n_test"

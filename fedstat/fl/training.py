@@ -179,7 +179,9 @@ def train(
     """
     log_names = _log_names(log, out)
     if on_round_end is not None and not callable(on_round_end):
-        raise ValueError(f"on_round_end must be a callable, but got {on_round_end!r:.200}. Pass a function of one argument.")
+        raise ValueError(
+            f"on_round_end must be a callable, but got {on_round_end!r:.200}. Pass a function of one argument."
+        )
     check.integer("rounds", rounds)
     check.integer("evaluate_every", evaluate_every)
     check.integer("ablation", ablation, low=0)

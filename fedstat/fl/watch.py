@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -12,12 +13,10 @@ from fedstat._utils import check, guard
 from fedstat.fl import logs
 from fedstat.fl.logs import Log, Source
 from fedstat.fl.ranks import ProcessGroup
-from fedstat.fl.round_metrics import RoundEnd, RoundMetrics
+from fedstat.fl.round_metrics import RoundEnd, RoundMetric, means
 
 STOP = "stop"
 """What a callback returns to end the run."""
-
-
 OnRoundEnd = Callable[[RoundEnd], str | None]
 
 
@@ -28,7 +27,7 @@ class Watch:
     ----------
     group : ProcessGroup
         Only rank 0 calls the callback and writes logs.
-    metrics : RoundMetrics
+    metrics : mapping from str to RoundMetric
     callback : callable (RoundEnd) -> "stop" or None, optional
     log_names : sequence of str
         Names of :data:`fedstat.fl.logs.LOGS`.
@@ -43,7 +42,7 @@ class Watch:
     def __init__(
         self,
         group: ProcessGroup,
-        metrics: RoundMetrics,
+        metrics: Mapping[str, RoundMetric],
         callback: OnRoundEnd | None,
         log_names: Sequence[str],
         *,
@@ -64,7 +63,7 @@ class Watch:
     def _open_logs(self, path: Path, n_done: int) -> None:
         identity = store.attributes(path)["run"]
         for name in self._log_names:
-            source = Source(path, identity, self._settings, self._metrics.names, n_done)
+            source = Source(path, identity, self._settings, list(self._metrics), n_done)
             self._logs[name] = logs.open_log(name, source)
 
     def is_stopped(self, number: int, values: Mapping[str, Any]) -> bool:
@@ -96,33 +95,31 @@ class Watch:
 
     def write_logs(self, number: int, values: Mapping[str, Any]) -> None:
         """Write a round's values to the logs; a log that fails ends with a warning, and training goes on."""
-        end = self._round_end(number, values) if self._logs else None
+        if not self._logs:
+            return
+        end = self._round_end(number, values)
         for name, log in list(self._logs.items()):
             try:
                 log.write(end)
             except Exception as error:
                 del self._logs[name]
-                _warn(name, error, f"It ends before round {number}")
-                _close(name, log, failed=True, silent=True)
+                with suppress(Exception):
+                    log.close(failed=True)
+                _warn(name, error, f"It ends before round {number}; training goes on.")
 
     def _round_end(self, number: int, values: Mapping[str, Any]) -> RoundEnd:
-        return RoundEnd(number, self._metrics.means(values), self._path)
+        return RoundEnd(number, means(self._metrics, values), self._path)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for name, log in self._logs.items():
-            _close(name, log, failed=kind is not None)
-
-
-def _close(name: str, log: Log, *, failed: bool, silent: bool = False) -> None:
-    try:
-        log.close(failed=failed)
-    except Exception as error:
-        if not silent:
-            _warn(name, error, "It may lack the last rounds")
+            try:
+                log.close(failed=kind is not None)
+            except Exception as error:
+                _warn(name, error, "It may lack the last rounds; the run has them.")
 
 
 def _warn(name: str, error: Exception, effect: str) -> None:
-    check.warn(f"log={name!r} failed: {guard.reason(error)}. {effect}; training goes on, and the run is complete.")
+    check.warn(f"log={name!r} failed: {guard.reason(error)}. {effect}")

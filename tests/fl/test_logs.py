@@ -6,7 +6,6 @@ import csv
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import killed_run
 import pytest
@@ -108,7 +107,7 @@ def test_a_killed_run_has_the_lines_of_all_rounds_of_its_store_and_repeats_none(
 def test_another_file_in_the_place_of_a_log_stays_and_nothing_is_trained(tmp_path):
     out, file = tmp_path / "run.zarr", tmp_path / "run.csv"
     file.write_text("client,age\n1,30\n")
-    with pytest.raises(ValueError, match=r"log='csv' cannot be opened: .*run\.csv exists, but is not a log of this run"):
+    with pytest.raises(ValueError, match=r"log='csv' cannot be opened: .*run\.csv exists, but is not a log of"):
         go(out, log="csv")
     assert file.read_text() == "client,age\n1,30\n"
     file.unlink()
@@ -128,7 +127,7 @@ def test_a_log_that_fails_ends_with_one_warning_and_the_run_is_complete(tmp_path
 
     monkeypatch.setattr(CsvLog, "write", fail_in_the_third_round)
     monkeypatch.setattr(CsvLog, "close", lambda self, *, failed: closed.append(failed) or self._file.close())
-    with pytest.warns(UserWarning, match=r"log='csv' failed: OSError: .*No space left.* It ends before round 3") as seen:
+    with pytest.warns(UserWarning, match=r"log='csv' failed: OSError: .*No space.* It ends before round 3") as seen:
         run = go(tmp_path / "run.zarr", log="csv")
     assert len(seen) == 1
     assert closed == [True]
@@ -140,10 +139,10 @@ def test_a_log_that_fails_ends_with_one_warning_and_the_run_is_complete(tmp_path
 def test_a_log_that_cannot_be_closed_is_a_warning(tmp_path, monkeypatch):
     def fail(self, *, failed):
         self._file.close()
-        raise ConnectionError("no network")
+        raise ConnectionError(f"no network, {failed}")
 
     monkeypatch.setattr(CsvLog, "close", fail)
-    with pytest.warns(UserWarning, match="log='csv' failed: ConnectionError: no network. It may lack the last rounds"):
+    with pytest.warns(UserWarning, match="ConnectionError: no network, False. It may lack the last rounds"):
         assert "ended" in go(tmp_path / "run.zarr", log="csv").attrs
 
 

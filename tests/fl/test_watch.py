@@ -157,7 +157,7 @@ def test_another_answer_than_none_and_stop_is_an_error_that_names_the_callback(a
     def early(_):
         return answer
 
-    with pytest.raises(ValueError, match=r"on_round_end must return None or 'stop', but early returned .* after round 1"):
+    with pytest.raises(ValueError, match=r"on_round_end must return None or 'stop', but early returned .* round 1"):
         go(tmp_path / "run.zarr", on_round_end=early)
     with pytest.raises(ValueError, match="on_round_end must be a callable, but got 'stop'"):
         go(on_round_end="stop")

@@ -1,7 +1,7 @@
 """Logs of a run's rounds beside its store: a CSV file, TensorBoard, Weights & Biases, MLflow.
 
-A log is opened before the first round that the process trains. It holds every round once, also if the run was killed and
-trained rounds again: a round's numbers do not depend on interruptions.
+A log is opened before the first round that the process trains. It holds every round once, also if the run was killed
+and trained rounds again: a round's numbers do not depend on interruptions.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _require_package(name: str) -> None:
     spec = find_spec(package) if package else None
     if package and (spec is None or spec.origin is None):
         raise ValueError(
-            f"log={name!r} needs {package}, which is not installed: pip install 'fedstat[{name}]', or in a clone of the "
-            f"repository pip install -c constraints.txt -e '.[{name}]'"
+            f"log={name!r} needs {package}, which is not installed: pip install 'fedstat[{name}]', or in a clone of "
+            f"the repository pip install -c constraints.txt -e '.[{name}]'"
         )
 
 

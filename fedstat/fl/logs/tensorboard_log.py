@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedstat.fl.logs.base import Source
 from fedstat.fl.round_metrics import RoundEnd
 
@@ -18,8 +20,9 @@ class TensorBoardLog:
 
         folder = source.folder / "tensorboard" / source.name
         self._writer = SummaryWriter(str(folder), purge_step=source.n_done + 1)
+        file_writer: Any = self._writer.file_writer
         for summary in hparams(source.flat_settings(), dict.fromkeys(source.names, 0.0)):
-            self._writer.file_writer.add_summary(summary)
+            file_writer.add_summary(summary)
 
     def write(self, end: RoundEnd) -> None:
         """Add the scalars of a round."""
