@@ -88,10 +88,12 @@ def of_layout(groups: Mapping[str, Group]) -> dict[str, RoundMetric]:
 
 def means(metrics: Mapping[str, RoundMetric], values: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a round that have a value, from values of all clients by "metrics/array"."""
-    found = {
-        name: m.mean(values[f"metrics/{m.array}"]) for name, m in metrics.items() if f"metrics/{m.array}" in values
+    round_means = {
+        name: metric.mean(values[f"metrics/{metric.array}"])
+        for name, metric in metrics.items()
+        if f"metrics/{metric.array}" in values
     }
-    return {name: mean for name, mean in found.items() if math.isfinite(mean)}
+    return {name: mean for name, mean in round_means.items() if math.isfinite(mean)}
 
 
 def _sizes_of(array: str) -> str:

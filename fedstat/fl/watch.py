@@ -1,4 +1,4 @@
-"""Watching a run: what is called after every finished round, and may end the run; the logs that it writes."""
+"""The callback of a run, which is called after every finished round and may end the run; the logs of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstat.fl.ranks import ProcessGroup
 from fedstat.fl.round_metrics import RoundEnd, RoundMetric, means
 
 STOP = "stop"
-"""What a callback returns to end the run."""
+"""Value that a callback returns to end the run."""
 OnRoundEnd = Callable[[RoundEnd], str | None]
 
 

@@ -1,4 +1,4 @@
-"""What logs share: the run that they are of, and their interface."""
+"""Common parts of logs: the run that they are of, and their interface."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Source(NamedTuple):
     @property
     def name(self) -> str:
         """Name of the store without suffix; a repeated run of a grid has the name of the run that it replaces."""
-        return self.path.name.removesuffix(".zarr").removesuffix(origin.REPEATED)
+        return self.path.stem if self.path.suffix in (".zarr", origin.REPEATED) else self.path.name
 
     def flat_settings(self) -> dict[str, Any]:
         """Return the settings as texts, numbers and truth values; nested ones as "algorithm_settings.kappa"."""

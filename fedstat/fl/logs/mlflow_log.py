@@ -29,9 +29,10 @@ class MlflowLog:
         uri = None if mlflow.is_tracking_uri_set() else f"sqlite:///{source.folder / 'mlflow.db'}"
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = _experiment(self._client, os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
-        found = self._client.search_runs([experiment], f"tags.`{_TAG}` = '{source.identity}'", max_results=1)
-        if found:
-            self._id, self._last = found[0].info.run_id, self._find_last_round(found[0].info.run_id)
+        earlier_runs = self._client.search_runs([experiment], f"tags.`{_TAG}` = '{source.identity}'", max_results=1)
+        if earlier_runs:
+            self._id = earlier_runs[0].info.run_id
+            self._last = self._find_last_round(self._id)
             self._client.update_run(self._id, status="RUNNING")
         else:
             run = self._client.create_run(experiment, run_name=source.name, tags={_TAG: source.identity})
