@@ -149,11 +149,9 @@ def train(
         Further rules for the final models, such as ``{"fedavg+": algorithms.finetuned}``.
     metrics, store_predictions : {"class_accuracy", "balanced_accuracy", "macro_f1", "auc"} or sequence of these, bool
         Metrics of test samples that evaluations measure beside accuracy; store predicted labels after the last round.
-    progress, about : bool, None or callable (int), mapping
-        True shows a bar, None after 2 s, False none; a callable gets rounds done. Further settings to store.
-    on_round_end, log : callable (RoundEnd), {"csv", "tensorboard", "wandb", "mlflow"} or sequence of these
-        Called after each round with its ``round``, ``metrics`` (means over clients) and ``path``; it ends the run by
-        returning "stop". Logs beside the store. See :doc:`/howto/watch-runs`.
+    progress, on_round_end, log, about : bool or callable (int), callable (RoundEnd), str or sequence of str, mapping
+        True shows a bar, None after 2 s, False none; a callable gets rounds done. Called after each round; "stop" ends the
+        run. Logs "csv", "tensorboard", "wandb", "mlflow": :doc:`/howto/watch-runs`. Further settings to store.
 
     Returns
     -------
@@ -170,10 +168,9 @@ def train(
 
     Examples
     --------
-    >>> import fedstat
-    >>> from fedstat.fl import algorithms, nets
-    >>> data = fedstat.sim.generate(clients=4, d=5, m=8, n_train=20, n_test=10)
-    >>> run = train(data, nets.mlp([5, 8, 1]), algorithms.fedfac(["fc1"]), rounds=3, batch_size=5)
+    >>> from fedstat import fl, sim
+    >>> data = sim.generate(clients=4, d=5, m=8, n_train=20, n_test=10)
+    >>> run = train(data, fl.nets.mlp([5, 8, 1]), fl.algorithms.fedfac(["fc1"]), rounds=3, batch_size=5)
     >>> run["split/fc1/shared"].sum("unit").values
     array([4, 4, 4])
     """
