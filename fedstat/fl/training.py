@@ -150,8 +150,8 @@ def train(
     metrics, store_predictions : {"class_accuracy", "balanced_accuracy", "macro_f1", "auc"} or sequence of these, bool
         Metrics of test samples that evaluations measure beside accuracy; store predicted labels after the last round.
     progress, on_round_end, log, about : bool or callable (int), callable (RoundEnd), str or sequence of str, mapping
-        True shows a bar, None after 2 s, False none; a callable gets rounds done. Called after each round; "stop" ends the
-        run. Logs "csv", "tensorboard", "wandb", "mlflow": :doc:`/howto/watch-runs`. Further settings to store.
+        True shows a bar, None after 2 s, False none; a callable gets rounds done. Called after each round; "stop" ends
+        the run. Logs "csv", "tensorboard", "wandb", "mlflow": :doc:`/howto/watch-runs`. Further settings to store.
 
     Returns
     -------
