@@ -73,12 +73,12 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
         help="memory budget, such as 2GiB: beyond it, client rows are kept on disk, in the store",
     )
     _cli.add_dask(compute, "run of --config")
-    output = _cli.add_output(
+    _cli.add_output(
         cli,
         "store to write, or folder for a grid (default runs/fl-<time>.zarr)",
         resume="continue the run at --out, if there is one, with its settings or more --rounds; grids always continue",
     )
-    output.add_argument(
+    cli.add_argument_group("logs").add_argument(
         "--log",
         nargs="+",
         default=[],

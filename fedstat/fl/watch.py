@@ -17,6 +17,8 @@ from fedstat.fl.round_metrics import RoundEnd, RoundMetric, means
 
 STOP = "stop"
 """Value that a callback returns to end the run."""
+_opened: set[str] = set()
+"""Names of logs that this process has opened."""
 OnRoundEnd = Callable[[RoundEnd], str | None]
 
 
@@ -56,15 +58,28 @@ class Watch:
         self._has_callback = group.agreed(callback is not None)
 
     def open_logs(self, n_done: int) -> None:
-        """Open the logs of a run that has ``n_done`` finished rounds; raise ValueError if one cannot be opened."""
+        """Open the logs of a run that has ``n_done`` finished rounds.
+
+        Raises
+        ------
+        ValueError
+            If a log cannot be opened, whatever the reason. It is a warning if an earlier run of this process could open
+            such a log: a lost network does not stop a grid.
+        """
         if self._path is not None and self._group.agreed(bool(self._log_names)):
             self._group.first(partial(self._open_logs, self._path, n_done))
 
     def _open_logs(self, path: Path, n_done: int) -> None:
-        identity = store.attributes(path)["run"]
+        source = Source(path, store.attributes(path)["run"], self._settings, list(self._metrics), n_done)
         for name in self._log_names:
-            source = Source(path, identity, self._settings, list(self._metrics), n_done)
-            self._logs[name] = logs.open_log(name, source)
+            try:
+                self._logs[name] = logs.open_log(name, source)
+            except Exception as error:  # of the disk, the network or a package
+                reason = f"log={name!r} cannot be opened: {guard.reason(error)}."
+                if name not in _opened:
+                    raise ValueError(f"{reason} No round was trained. Remove the cause, or the log.") from error
+                check.warn(f"{reason} The run {source.name} is trained without it.")
+        _opened.update(self._logs)
 
     def is_stopped(self, number: int, values: Mapping[str, Any]) -> bool:
         """Call the callback with a round's values of all clients; return True in all ranks if it ends the run.

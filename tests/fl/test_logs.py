@@ -15,7 +15,7 @@ from fl_runs import command
 from read_logs import READERS, of_csv
 from small_runs import NET, SETTINGS, dense, interrupt
 
-from fedstat.fl import algorithms, logs, train
+from fedstat.fl import algorithms, logs, train, watch
 from fedstat.fl.__main__ import main
 from fedstat.fl.logs.csv_log import CsvLog
 from fedstat.study import Settings, grid
@@ -41,6 +41,7 @@ def environment(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / "of-wandb"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setattr(watch, "_opened", set())
     monkeypatch.chdir(tmp_path)
 
 
@@ -173,14 +174,29 @@ def test_wrong_logs_are_refused_before_training(tmp_path):
         go(None, log="csv")
 
 
-def test_the_runs_of_a_grid_have_logs_also_by_other_processes_and_repeated(tmp_path, two_processes):  # noqa: F811
+def test_the_runs_of_a_grid_have_logs_also_by_other_processes(tmp_path, two_processes):  # noqa: F811
     runs = [Settings.of(clients=5, rounds=2, max_samples=20, algorithm="fedavg", seed=seed) for seed in (0, 1)]
     options = {"threads": 1, "log": "csv", "executor": two_processes}
-    for repeat in (False, True):
-        paths = [path for _, path, _ in grid.run_all(runs, tmp_path / "runs", repeat=repeat, **options)]
+    for _ in range(2):  # the second time they are finished
+        paths = [run[1] for run in grid.run_all(runs, tmp_path / "runs", **options)]
         assert sorted(path.stem for path in (tmp_path / "runs").glob("*.csv")) == sorted(path.stem for path in paths)
         for path in paths:
             assert [number for number, _ in of_csv(path).rounds] == [1, 2]
+
+
+def test_a_repeated_run_replaces_the_csv_log_of_its_name(tmp_path):
+    for name in ("run.zarr", "run.repeat"):
+        go(tmp_path / name, log="csv")
+    assert [path.name for path in tmp_path.glob("*.csv")] == ["run.csv"]
+    assert [number for number, _ in of_csv(tmp_path / "run.zarr").rounds] == [1, 2, 3, 4]
+
+
+def test_a_log_that_opened_before_and_no_longer_opens_costs_no_run(tmp_path):
+    go(tmp_path / "first.zarr", log="csv")
+    (tmp_path / "second.csv").mkdir()
+    message = r"log='csv' cannot be opened: .*second\.csv is a folder.* The run second is trained without it"
+    with pytest.warns(UserWarning, match=message):
+        assert "ended" in go(tmp_path / "second.zarr", log="csv").attrs
 
 
 def test_the_command_logs_and_continues_a_log(tmp_path):

@@ -83,7 +83,6 @@ FL = """
 --log nonsense | log must be one of 'csv', 'tensorboard', 'wandb', 'mlflow', but got 'nonsense'
 --log tensorbord | Did you mean 'tensorboard'
 --log | expected at least one argument
---clients 8 --log csv --out blocked.zarr | blocked.csv is a folder. Move it. No round was trained
 --config empty.toml --log cvs | log must be one of
 --scale quick | --scale needs --config
 --tune | --tune needs --config

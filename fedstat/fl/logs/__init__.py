@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from fedstat._utils import check, guard
+from fedstat._utils import check
 from fedstat.fl.logs.base import Log, Source
 
 __all__ = ["LOGS", "Log", "Source", "names_of", "open_log"]
@@ -75,12 +75,7 @@ def _require_package(name: str) -> None:
 
 
 def open_log(name: str, source: Source) -> Log:
-    """Open a log of a run by its name; raise ValueError if this fails, whatever the reason."""
+    """Open a log of a run by its name; what fails raises an error of any type."""
     kind = LOGS[name]
-    try:
-        make: Callable[[Source], Log] = getattr(import_module(kind.module), kind.name)
-        return make(source)
-    except Exception as error:  # of the disk, the network or a package
-        raise ValueError(
-            f"log={name!r} cannot be opened: {guard.reason(error)}. No round was trained. Remove the cause, or the log."
-        ) from error
+    make: Callable[[Source], Log] = getattr(import_module(kind.module), kind.name)
+    return make(source)
