@@ -49,7 +49,7 @@ def complete(request: pytest.FixtureRequest) -> Callable[[str], set[str]]:
         ("fedstat.knn_entropy(x, t", {"ties="}),
         ("fedstat.client_clusters(run, n_", {"n_clusters=", "n_permutations=", "n_subsamples="}),
         ("fedstat.variance_components(run, co", {"covariate="}),
-        ("fedstat.fl.train(data, net, algorithm, lo", {"local_epochs=", "loss="}),
+        ("fedstat.fl.train(data, net, algorithm, lo", {"local_epochs=", "log=", "loss="}),
     ],
 )
 def test_options_of_verbs_are_offered(complete: Callable[[str], set[str]], line: str, offered: set[str]) -> None:

@@ -18,7 +18,7 @@ from fedstat._utils.check import distinct, in_bytes
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import say
 from fedstat._utils.settings import add_arguments, read_arguments
-from fedstat.fl import algorithms, custom, ranks
+from fedstat.fl import algorithms, custom, logs, ranks
 from fedstat.fl.training import COMMAND
 from fedstat.results.tables import count
 from fedstat.study import estimate, experiment, federation, grid, outcomes, report, run_metrics
@@ -31,7 +31,7 @@ from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, 
 _RESERVED = (
     *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "accept", "retry",
     "dry_run", "seconds", "data_dir", "device", "client_chunk", "threads", "memory_budget", "jobs", "dask", "out",
-    "resume", "quiet", "help",
+    "resume", "quiet", "log", "help",
 )  # fmt: skip
 """Names of the command's options; a user's algorithm sets its settings of these names by --options."""
 
@@ -89,6 +89,14 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
         cli,
         "store to write, or folder for a grid (default runs/fl-<time>.zarr)",
         resume="continue the run at --out, if there is one, with its settings or more --rounds; grids always continue",
+    )
+    cli.add_argument_group("logs").add_argument(
+        "--log",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help=f"log the metrics of every round, beside the store: {', '.join(logs.LOGS)} (all but csv need a package: "
+        "pip install 'fedstat[NAME]')",
     )
     return cli
 
@@ -161,7 +169,8 @@ def _resume_hint(args: argparse.Namespace) -> str:
 def _compute_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.memory_budget is not None:
         in_bytes("--memory-budget", args.memory_budget)
-    return {"data_dir": args.data_dir, "memory_budget": args.memory_budget} | _cli.compute(args)
+    options = {"data_dir": args.data_dir, "memory_budget": args.memory_budget, "log": logs.names_of(args.log)}
+    return options | _cli.compute(args)
 
 
 def _run_single(args: argparse.Namespace) -> None:

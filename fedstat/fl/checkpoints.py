@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -340,16 +341,18 @@ class WeightsWriter:
     def last_weights(self, job: Job, state: State) -> dict[str, Tensor]:
         """Return arrays of a checkpoint after the last finished round, by name; {} if client rows are on disk.
 
-        An interrupted run saves them with its state, for :func:`fedstat.fl.finish`.
+        A run that ends early saves them with its state, for :func:`fedstat.fl.finish`.
         """
         if job.rows_folder is not None or not self._stored.layers:
             return {}
-        arrays: dict[str, np.ndarray] = {}
-        for region in _regions(job, state, self._held, self._stored):
+        group, arrays = job.process_group, dict[str, np.ndarray]()
+        held = self._held if all(group.each(self._held is not None)) else None
+        regions = _regions(job, state, held, self._stored)
+        for region in chain(*group.each(list(regions))) if group.several else regions:
             if region.clients is None:
                 arrays[region.name] = region.values
             elif not region.lead:
-                shape = (job.clients, *region.values.shape[1:])
+                shape = (len(job.sizes), *region.values.shape[1:])
                 array = arrays.setdefault(region.name, np.full(shape, np.nan, np.float32))
                 array[region.clients] = region.values
         return {name: torch.from_numpy(array) for name, array in arrays.items()}

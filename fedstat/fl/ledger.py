@@ -77,13 +77,14 @@ class Ledger:
         self._committed = self._saved = time.monotonic()
         self._patience = _SAVE_SECONDS
 
-    def add(self, number: int, values: Mapping[str, Any]) -> None:
-        """Add the values of a round."""
+    def add(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the values of a round, and return them, of all clients."""
         group, values = self._job.process_group, dict(values)
         for name in sorted(self._by_client & values.keys()) if group.several else ():  # in equal order in all processes
             values[name] = group.of_all(values[name])
         if self._writer.first:
             self._buffer.add(number, values)
+        return values
 
     def commit_if_due(self, state: State) -> None:
         """Commit about once a second; save the state now and then."""
@@ -104,13 +105,17 @@ class Ledger:
         if state.round and not self._job.process_group.several:
             self._commit(state, self._weights.last_weights(self._job, state))
 
-    def finish(self, state: State, values: Mapping[str, Any]) -> None:
-        """Write arrays that have no dim of rounds, and the state, so that the run can be extended."""
+    def finish(self, state: State, values: Mapping[str, Any], *, early: bool = False) -> None:
+        """Write arrays that have no dim of rounds, and the state, so that the run can be extended.
+
+        ``early`` is True if the run ends before its last planned round, so that its last weights have no checkpoint.
+        """
         if self._writer.first:
             self._buffer.flush()
             for name, value in values.items():
                 self._writer.write(name, (), value)
-        record.save_state(self._writer, self._job, state)
+        weights = self._weights.last_weights(self._job, state) if early else {}
+        record.save_state(self._writer, self._job, state, weights)
 
     def _commit(self, state: State | None, weights: Mapping[str, Any] = {}) -> None:
         if self._writer.first:

@@ -20,8 +20,10 @@ from fedstat.fl.ledger import Ledger
 from fedstat.fl.local_training import train_locally
 from fedstat.fl.nets import Params
 from fedstat.fl.probes import Observer, Values
+from fedstat.fl.probes.measures import measure_scores
 from fedstat.fl.ranks import joined
 from fedstat.fl.state import AlgorithmRows, Download, State
+from fedstat.fl.watch import Watch
 
 
 def start(job: Job) -> State:
@@ -117,8 +119,9 @@ def run(
     rounds: int,
     evaluate_every: int,
     tick: Callable[[int], object],
-) -> None:
-    """Train to the last round, and record what observers return.
+    watch: Watch,
+) -> int:
+    """Train to the last round, or until ``watch`` ends the run; record what observers return.
 
     Parameters
     ----------
@@ -128,28 +131,45 @@ def run(
     observers : sequence of Observer
     ledger : Ledger
     rounds : int
-        Number of the last round.
+        Number of the last planned round.
     evaluate_every : int
         Rounds between evaluations; the last round is always evaluated.
     tick : callable (int)
         Called with the number of rounds already done, and with 1 after each round.
+    watch : Watch
+        Called after each round.
+
+    Returns
+    -------
+    int
+        Number of the last round.
     """
     tick(state.round)
+    watch.open_logs(state.round)
+    is_stopped = False
     try:
-        while state.round < rounds:
+        while state.round < rounds and not is_stopped:
             number = state.round + 1
             evaluated = number % evaluate_every == 0 or number == rounds
             new, values = observed_round(job, state, observers, evaluated=evaluated)
-            ledger.add(number, values)
+            values = ledger.add(number, values)
             state = new  # only now: a run that stops earlier repeats the round
             del new
+            try:
+                is_stopped = watch.is_stopped(number, values)
+                if is_stopped and not evaluated:
+                    values |= ledger.add(number, measure_scores(job, state))
+            finally:  # the round is finished, whatever the callback does
+                watch.write_logs(number, values)
             tick(1)
             ledger.commit_if_due(state)
         last = [observer.on_end(job, state) for observer in observers if observer.on_end]
-        ledger.finish(state, {name: value for values in last for name, value in values.items()})
+        values = {name: value for values in last for name, value in values.items()}
+        ledger.finish(state, values, early=state.round < rounds)
     except BaseException:
         ledger.interrupt(state)
         raise
+    return state.round
 
 
 def observed_round(

@@ -17,7 +17,21 @@ from fedstat._utils import check
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import on_interrupt, progress_bar
 from fedstat.data.targets import Task
-from fedstat.fl import batches, custom, disk_rows, loop, masks, naming, nets, private_training, ranks, record, stored
+from fedstat.fl import (
+    batches,
+    custom,
+    disk_rows,
+    logs,
+    loop,
+    masks,
+    naming,
+    nets,
+    private_training,
+    ranks,
+    record,
+    round_metrics,
+    stored,
+)
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.checkpoints import Checkpoints, WeightsWriter, need_common_rows, require_disk
@@ -44,6 +58,7 @@ from fedstat.fl.probes.variants import (
 )
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import State
+from fedstat.fl.watch import OnRoundEnd, Watch
 from fedstat.results.tables import count
 from fedstat.store import Group, Writer
 
@@ -94,6 +109,8 @@ def train(
     metrics: str | Sequence[str] = (),
     store_predictions: bool = False,
     progress: bool | Callable[[int], object] | None = None,
+    on_round_end: OnRoundEnd | None = None,
+    log: str | Sequence[str] = (),
     about: Mapping[str, Any] | None = None,
 ) -> xr.DataTree:
     """Train a federated network and return the run: scores, weights and splits with named dimensions.
@@ -132,8 +149,9 @@ def train(
         Further rules for the final models, such as ``{"fedavg+": algorithms.finetuned}``.
     metrics, store_predictions : {"class_accuracy", "balanced_accuracy", "macro_f1", "auc"} or sequence of these, bool
         Metrics of test samples that evaluations measure beside accuracy; store predicted labels after the last round.
-    progress, about : bool, None or callable (int), mapping
-        True shows a bar, None after 2 s, False none; a callable gets rounds done. Further settings to store.
+    progress, on_round_end, log, about : bool or callable (int), callable (RoundEnd), str or sequence of str, mapping
+        True shows a bar, None after 2 s, False none; a callable gets rounds done. Called after each round; "stop" ends
+        the run. Logs "csv", "tensorboard", "wandb", "mlflow": :doc:`/howto/watch-runs`. Further settings to store.
 
     Returns
     -------
@@ -150,13 +168,17 @@ def train(
 
     Examples
     --------
-    >>> import fedstat
-    >>> from fedstat.fl import algorithms, nets
-    >>> data = fedstat.sim.generate(clients=4, d=5, m=8, n_train=20, n_test=10)
-    >>> run = train(data, nets.mlp([5, 8, 1]), algorithms.fedfac(["fc1"]), rounds=3, batch_size=5)
+    >>> from fedstat import fl, sim
+    >>> data = sim.generate(clients=4, d=5, m=8, n_train=20, n_test=10)
+    >>> run = train(data, fl.nets.mlp([5, 8, 1]), fl.algorithms.fedfac(["fc1"]), rounds=3, batch_size=5)
     >>> run["split/fc1/shared"].sum("unit").values
     array([4, 4, 4])
     """
+    log_names = _log_names(log, out)
+    if on_round_end is not None and not callable(on_round_end):
+        raise ValueError(
+            f"on_round_end must be a callable, but got {on_round_end!r:.200}. Pass a function of one argument."
+        )
     check.integer("rounds", rounds)
     check.integer("evaluate_every", evaluate_every)
     check.integer("ablation", ablation, low=0)
@@ -213,14 +235,31 @@ def train(
     }
     process_group = _process_group(job, attrs, out, memory_budget)
     local_job = of_rank(job, process_group)
+    watch = Watch(
+        process_group,
+        round_metrics.of_layout(groups),
+        on_round_end,
+        log_names,
+        path=None if out is None else Path(out),
+        settings=config,
+        hint=lambda: _resume_hint(out),
+    )
     del job  # frees the samples of other ranks' clients
     show = False if callable(progress) or process_group.rank else progress
     label = f"{config.get('scenario', '')} {algorithm.name}, seed {seed}".lstrip()
     shown = progress_bar(rounds, "round", show, label=label)
     with on_interrupt(lambda: _resume_hint(out)), shown as bar:
         tick = progress if callable(progress) else bar.update
-        plan = _Plan(config, attrs, groups, weights, probes, tick, resume)
+        plan = _Plan(config, attrs, groups, weights, probes, tick, watch, resume)
         return store.run_at(out, lambda path: _run_at(local_job, plan, path), resume=resume)
+
+
+def _log_names(log: str | Sequence[str], out: str | Path | None) -> tuple[str, ...]:
+    """Return the names of the requested logs; raise ValueError if one is unknown or cannot be written."""
+    names = logs.names_of(log)
+    if names and out is None:
+        raise ValueError(f"log={names[0]!r} writes beside the store of a run, but out is missing. Pass out=...")
+    return names
 
 
 def _resume_hint(out: str | Path | None) -> str:
@@ -305,6 +344,7 @@ class _Plan(NamedTuple):
     weights: Checkpoints
     probes: Sequence[Observer]
     tick: Callable[[int], object]
+    watch: Watch
     resume: bool
 
     @property
@@ -399,17 +439,23 @@ def _run_at(job: Job, plan: _Plan, path: Path) -> None:
         weights = WeightsWriter(out, plan.weights)
         observers = [*measures.observers(list(nets.layers(job.net))), *plan.probes, weights.observer]
         ledger = Ledger(out, job, plan.by_client, weights)
-        # No variable may hold the initial state: it would keep the rows of all clients in memory.
-        loop.run(
-            job,
-            _load_state(job, plan, out, path, weights),
-            observers,
-            ledger,
-            rounds=plan.config["rounds"],
-            evaluate_every=plan.config["evaluate_every"],
-            tick=plan.tick,
-        )
-        out.finish()
+        with plan.watch:
+            # No variable may hold the initial state: it would keep the rows of all clients in memory.
+            n_done = loop.run(
+                job,
+                _load_state(job, plan, out, path, weights),
+                observers,
+                ledger,
+                rounds=plan.config["rounds"],
+                evaluate_every=plan.config["evaluate_every"],
+                tick=plan.tick,
+                watch=plan.watch,
+            )
+        if n_done == plan.config["rounds"]:
+            out.finish()
+            return
+        out.commit()
+    job.process_group.first(lambda: _end_at(path, n_done))
 
 
 def _load_state(job: Job, plan: _Plan, out: Relay, path: Path, weights: WeightsWriter) -> State:
@@ -482,6 +528,12 @@ def finish(path: str | Path) -> xr.DataTree:
     n_done = _count_rounds(run)
     if not n_done:
         raise ValueError(f"{path} holds no finished round. Resume the run, or remove it.")
+    _end_at(path, n_done, skipped=record.AFTER_LAST_ROUND)
+    return store.open_run(path)
+
+
+def _end_at(path: Path, n_done: int, skipped: Sequence[str] = ()) -> None:
+    """Make an unfinished run a finished run of ``n_done`` rounds, without the groups ``skipped``."""
     config = store.config_of(path)
     checkpoints = [number for number in config["checkpoints"] if number <= n_done]
     weights = {} if n_done in checkpoints else record.load_last_weights(path, n_done)
@@ -492,7 +544,7 @@ def finish(path: str | Path) -> xr.DataTree:
 
     planned = config["rounds"]
     config |= {"rounds": n_done, "checkpoints": [*checkpoints, *([n_done] if weights else [])]}
-    about = json.loads(run.attrs.get("about", "{}"))
+    about = json.loads(store.attributes(path).get("about", "{}"))
     attrs = {
         "title": f"{config['algorithm']}, {count(n_done, 'round')}",
         "config": store.to_json(config),
@@ -503,10 +555,9 @@ def finish(path: str | Path) -> xr.DataTree:
         labels,
         attrs,
         event=f"finished after round {n_done} of {planned}",
-        skipped=record.AFTER_LAST_ROUND,
+        skipped=skipped,
         added={name: ((len(checkpoints),), values) for name, values in weights.items()},
     )
-    return store.open_run(path)
 
 
 def _count_rounds(run: xr.DataTree) -> int:

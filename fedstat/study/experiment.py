@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from fedstat.data._files import folder
 from fedstat.fl import custom
 from fedstat.fl.job import ComputeConfig
 from fedstat.fl.training import train
+from fedstat.fl.watch import OnRoundEnd
 from fedstat.study import federation
 from fedstat.study.federation import Federation, network
 from fedstat.study.run_settings import Settings
@@ -30,6 +31,8 @@ def run(
     resume: bool = False,
     data_dir: str | Path | None = None,
     progress: bool | Callable[[int], object] | None = None,
+    on_round_end: OnRoundEnd | None = None,
+    log: str | Sequence[str] = (),
     **where: Any,
 ) -> xr.DataTree:
     """Make the data, the network and the algorithm of the settings, and train.
@@ -37,7 +40,7 @@ def run(
     Parameters
     ----------
     settings : Settings
-    out, resume, progress
+    out, resume, progress, on_round_end, log
         See :func:`fedstat.fl.train`.
     data_dir : path, optional
         See :func:`fedstat.data.load`.
@@ -77,6 +80,8 @@ def run(
         loss=settings.loss,
         store_predictions=settings.store_predictions,
         progress=progress,
+        on_round_end=on_round_end,
+        log=log,
         about=about(settings) | files(settings),
         **where,
     )

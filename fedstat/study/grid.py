@@ -308,7 +308,7 @@ def run_all(
         in parallel. Its workers must share the folder. If a worker is lost, another worker continues its run. Pass
         ``threads=1``, or the number of cores of a worker.
     **options
-        data_dir, device, client_chunk, threads, memory_budget.
+        data_dir, device, client_chunk, threads, memory_budget; log, of every run.
 
     Yields
     ------

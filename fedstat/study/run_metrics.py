@@ -11,6 +11,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import metrics as fl_metrics
 from fedstat.fl.losses import SCORES, Score, score_among
+from fedstat.fl.round_metrics import weighted as weighted  # the one mean over clients, also of tables
 from fedstat.stats.ranking import is_higher_better
 
 
@@ -107,14 +108,6 @@ def title_of(measure: str) -> str:
         if measure == score.name:
             return score.long_name
     return fl_metrics.TITLES.get(measure, f"accuracy on class {measure.removeprefix('class_accuracy_')}")
-
-
-def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Average over clients with weights, (round, client) to (round,); ignore missing values; NaN if all are missing."""
-    is_finite = np.isfinite(values)
-    total = (is_finite * weight).sum(axis=-1)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(is_finite, values * weight, 0).sum(axis=-1) / np.where(total > 0, total, np.nan))
 
 
 def metrics_of(run: xr.DataTree) -> xr.Dataset:

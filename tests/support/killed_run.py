@@ -36,3 +36,10 @@ def without_a_state(out: Path) -> None:
     ledger._COMMIT_SECONDS, ledger._SAVE_SECONDS = -1.0, 1e9
     options = SETTINGS | {"rounds": 9, "checkpoints": [2], "progress": _killed_after(5)}
     train(dense(), NET, algorithms.fedavg(), out=out, **options)
+
+
+def with_a_csv_log(out: Path) -> None:
+    """Save the state after every round, and log the rounds."""
+    ledger._COMMIT_SECONDS, ledger._SAVE_SECONDS, ledger._SAVE_FRACTION = -1.0, 0.0, 1e9
+    options = SETTINGS | {"rounds": 4, "evaluate_every": 2, "log": "csv", "progress": _killed_after(4)}
+    train(dense(), NET, algorithms.fedavg(), out=out, **options)

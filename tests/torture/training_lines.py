@@ -80,6 +80,10 @@ FL = """
 --evaluate-every 0 | evaluate_every must be
 --precision float16 | precision must be one of 'float32', 'tf32', 'bfloat16'
 --precision tf32 --clients 8 | needs a CUDA device
+--log nonsense | log must be one of 'csv', 'tensorboard', 'wandb', 'mlflow', but got 'nonsense'
+--log tensorbord | Did you mean 'tensorboard'
+--log | expected at least one argument
+--config empty.toml --log cvs | log must be one of
 --scale quick | --scale needs --config
 --tune | --tune needs --config
 --repeat | --repeat needs --config

@@ -146,7 +146,7 @@ def observers(layers: Sequence[str]) -> list[Observer]:
 
 def scores() -> Observer:
     """Return the observer of the scores of all clients' models, see :func:`fedstat.fl.evaluate.evaluate`."""
-    return Observer(on_round_end=_measure_scores, only_evaluated=True)
+    return Observer(on_round_end=lambda job, outcome: measure_scores(job, outcome.state), only_evaluated=True)
 
 
 def split(layers: Sequence[str]) -> Observer:
@@ -169,8 +169,9 @@ def of_sharing(net: Net, mask: SharedMask, layers: Sequence[str]) -> Values:
     return values
 
 
-def _measure_scores(job: Job, outcome: Outcome) -> Values:
-    metrics = evaluate(job, outcome.state)
+def measure_scores(job: Job, state: State) -> Values:
+    """Return the scores of all clients' models, see :func:`fedstat.fl.evaluate.evaluate`."""
+    metrics = evaluate(job, state)
     return {name if "/" in name else f"metrics/{name}": values for name, values in metrics.items()}
 
 
