@@ -6,9 +6,8 @@ import argparse
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, redirect_stdout, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,13 @@ from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND
 from fedstat.results.tables import count
-from fedstat.study import experiment, federation, grid, report, run_metrics
+from fedstat.results.base import wrapped
+from fedstat.study import experiment, federation, grid, report, run_metrics, selection
+from fedstat.study.candidates import shown
 from fedstat.study.collect import list_seeds
 from fedstat.study.compare import compare_runs
 from fedstat.study.run_settings import Settings, named
+from fedstat.study.step import DIVERGED, Step, completed
 from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, with_selected
 
 _RESERVED = (
@@ -216,6 +218,10 @@ def _make_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str
     if n_outdated:
         runs_made = f"{count(n_outdated, 'run')} made by other code"
         print(f"{runs_made} (of fedstat, of an algorithm or of a network): --repeat repeats them")
+    _print_comparison(args, paths)
+
+
+def _print_comparison(args: argparse.Namespace, paths: Sequence[Path]) -> None:
     try:
         print(f"\n{compare_runs(paths)}")
         print(f"\nIn Python: fedstat.study.compare_runs({str(args.out)!r}, reference=..., rule=...)")
@@ -224,51 +230,85 @@ def _make_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str
 
 
 def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
-    candidates, seeds, together = grid.tuning(args.config, scale=args.scale)
-    tunable = tunable_runs(runs, candidates)
-    groups = tuning_groups(tunable, together=together)
-    seeds = seeds or list(dict.fromkeys(run.seed for run in tunable))
+    tuning = grid.tuning(args.config, scale=args.scale)
+    tunable = tunable_runs(runs, tuning.candidates, **tuning.procedure)
+    groups = tuning_groups(tunable, together=tuning.together)
+    seeds = tuning.seeds or list(dict.fromkeys(run.seed for run in tunable))
     compute = _compute_options(args)
     selected: dict[tuple[str, str], Settings | None] = {}
+    candidates: dict[tuple[str, str], list[Settings]] = {}
     scores = []
     with _cli.executor(args) as executor:
         options = {"progress": not args.quiet, "executor": executor, **compute}
-        if executor is not None:
-            with suppress(FloatingPointError):  # a candidate that diverges is not selected
-                deque(_train_runs(args, first_runs(groups.values(), candidates, seeds), options), maxlen=0)
+        if executor is not None and "search" not in tuning.procedure:
+            completed(_train_runs(args, first_runs(groups.values(), tuning.candidates, seeds), options))
         for (scenario, algorithm), initial in groups.items():
+            keys = [(run.name, run.algorithm) for run in initial]
+            steps: list[Step] = []
             try:
-                for step in tune(initial, candidates, args.out, seeds=seeds, **options):
-                    heading = f"{scenario}, {algorithm}: {step.name}, {list_seeds(seeds)}"
-                    is_error = run_metrics.score_in(step.table).is_error
-                    shown = step.table if is_error else step.table.round(4)
-                    text = shown.to_string(index=False, float_format="{:.4g}".format if is_error else None)
-                    print(f"{heading}\n{text}\n", flush=True)
-                    selected |= {(run.name, run.algorithm): run for run in step.settings}
+                for step in tune(initial, tuning.candidates, args.out, seeds=seeds, **tuning.procedure, **options):
+                    print(f"{scenario}, {algorithm}: {step.name}, {list_seeds(seeds)}\n{step.summary()}\n", flush=True)
+                    steps.append(step)
                     scores.append(run_metrics.score_in(step.table))
-            except FloatingPointError as error:
+            except DIVERGED as error:
                 if not args.tuned:
                     raise
                 print(f"{scenario}, {algorithm}: skipped, all candidates diverged\n{error}\n", flush=True)
-                selected |= dict.fromkeys((run.name, run.algorithm) for run in initial)
+            selected |= zip(keys, steps[-1].settings if steps else [None] * len(keys), strict=True)
+            tried = [run for step in steps for run in step.runs] or _first_runs(initial, tuning, seeds)
+            candidates |= {key: [run for run in tried if (run.name, run.algorithm) == key] for key in keys}
         for score in scores[-1:]:
             print(
                 f"validation, std_error: mean validation {score.title} over seeds, which decides, and\n"
                 f"its SE; {score.name}: mean {score.long_name} in the round chosen on validation samples"
             )
         if args.tuned:
-            _make_tuned_runs(args, with_selected(runs, selected, candidates), options)
+            tuned = with_selected(runs, selected, tuning.candidates)
+            entries = _list_selected(runs, tuned, selected, candidates, list(tuning.candidates))
+            selection.write(args.out, entries)
+            _make_tuned_runs(args, tuned, entries, options)
 
 
-def _make_tuned_runs(args: argparse.Namespace, tuned: list[Settings], options: dict[str, Any]) -> None:
-    """Run the tuned settings; report and skip runs that diverge."""
-    n_new = 0
-    try:
-        for _, _, is_new in _train_runs(args, tuned, options):
-            n_new += is_new
-    except FloatingPointError as error:
+def _first_runs(initial: list[Settings], tuning: grid.Tuning, seeds: list[int]) -> list[Settings]:
+    """Return the first candidates of a method of which all diverged; of a search, which draws them, none."""
+    return [] if "search" in tuning.procedure else first_runs([initial], tuning.candidates, seeds)
+
+
+def _list_selected(
+    runs: Sequence[Settings],
+    tuned: Sequence[Settings],
+    selected: Mapping[tuple[str, str], Settings | None],
+    candidates: Mapping[tuple[str, str], Sequence[Settings]],
+    names: Sequence[str],
+) -> list[selection.Selected]:
+    """Return the entries of the file of a tuned folder: one for each method and scenario of the grid."""
+    entries = []
+    for key in dict.fromkeys((run.name, run.algorithm) for run in runs):
+        settings = selected.get(key)
+        values = {} if settings is None else {name: shown(name, settings) for name in names}
+        final = [_store_name(run) for run in tuned if (run.name, run.algorithm) == key]
+        others = [name for name in map(_store_name, candidates.get(key, ())) if name not in final]
+        is_failed = key in selected and settings is None
+        entries.append(selection.Selected(*key, None if is_failed else values, tuple(final), tuple(others)))
+    return entries
+
+
+def _store_name(run: Settings) -> str:
+    return f"{grid.name_of(run)}.zarr"
+
+
+def _make_tuned_runs(
+    args: argparse.Namespace, tuned: list[Settings], entries: Iterable[selection.Selected], options: dict[str, Any]
+) -> None:
+    """Run the tuned settings, report and skip runs that diverge, and print the comparison of the others."""
+    finished, error = completed(_train_runs(args, tuned, options))
+    if error is not None:
         print(f"Skipped, diverged:\n{error}")
+    n_new = sum(is_new for _, _, is_new in finished)
     print(f"{count(len(tuned), 'run')} with the tuned settings in {args.out}, {n_new} new")
+    print(wrapped(f"Selected on validation samples: {selection.words(entries)}."))
+    if finished:
+        _print_comparison(args, [path for _, path, _ in finished])
 
 
 if __name__ == "__main__":
