@@ -43,7 +43,7 @@ def test_all_is_well_where_every_package_is_sound(capsys, tmp_path):
     assert len(said.splitlines()) < 50
     assert said.startswith(f"fedstat {metadata.version('fedstat')} in {Path(fedstat.__file__).parent}\n")
     extras = re.findall(r"^  (\w+) ", said.partition("Extras")[2].partition("Machine")[0], re.MULTILINE)
-    assert extras == ["data", "flower", "huggingface", "privacy", "sweep"]
+    assert extras == ["data", "flower", "huggingface", "optuna", "privacy", "sweep"]
 
 
 def test_extras_for_users_are_those_that_the_documentation_installs():

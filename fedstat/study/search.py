@@ -146,8 +146,7 @@ def trials(
         for name, values in candidates.items()
     }
     tried: list[tuple[Settings, ...]] = []
-    paths: dict[Settings, Path] = {}
-    rows = pd.DataFrame()
+    parts: list[pd.DataFrame] = []
     error = None
     with _quiet(package):
         sampler = package.samplers.TPESampler(n_startup_trials=_AT_RANDOM, seed=_SEED)
@@ -155,19 +154,20 @@ def trials(
         while len(tried) < budget:
             asked = [study.ask(draw_from) for _ in range(1 if tried else min(_AT_RANDOM, budget))]
             drawn = [_make(begun, candidates, ranges, trial.params, trial.number) for trial in asked]
-            tried += drawn
             finished, failure = completed(run_all(list(dict.fromkeys(runs_of(drawn, seeds)))))
-            paths.update((run, path) for run, path, _ in finished)
             error = failure or error
-            rows = rows_of(tried, seeds, paths)
-            scores = _scores(rows)
+            parts.append(rows_of(drawn, seeds, {run: path for run, path, _ in finished}, first=len(tried)))
+            tried += drawn
+            scores = _scores(parts[-1])
             for trial in asked:
                 if trial.number in scores:
                     study.tell(trial, scores[trial.number])
                 else:
                     study.tell(trial, state=package.trial.TrialState.FAIL)
-    if error is not None and rows.empty:
+    complete = [rows for rows in parts if not rows.empty]
+    if error is not None and not complete:
         raise error
+    rows = pd.concat(complete, ignore_index=True)
     scores = _scores(rows)
     return _step(tried, candidates, ranges, rows, max(scores, key=lambda i: scores[i]), seeds)
 

@@ -88,8 +88,11 @@ class Final(NamedTuple):
                 "paths, or use a folder for each grid"
             )
         if self.missing:
-            runs = count(len(self.missing), "final run")
-            sentences.append(f"{runs} of {FILE} not in the folder: {', '.join(self.missing)}. Repeat --tuned")
+            runs, each = count(len(self.missing), "final run"), "it" if len(self.missing) == 1 else "each"
+            sentences.append(
+                f"{runs} of {FILE} missing, because {each} diverged, was not made or was deleted: "
+                f"{', '.join(self.missing)}"
+            )
         return sentences
 
 

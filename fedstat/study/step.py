@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedstat import store
 from fedstat._utils.lazy import pd
-from fedstat.results.base import Caution, wrapped
+from fedstat.results.base import TERMINAL, Caution, wrapped
 from fedstat.study import run_metrics, run_table
 from fedstat.study.candidates import Edge
 from fedstat.study.run_settings import Settings
@@ -62,7 +62,8 @@ class Step(NamedTuple):
         table = self.table if self.table["added"].any() else self.table.drop(columns="added")
         table = table if is_error else table.round(4)
         lines = [self._sentence(), *map(str, self.cautions)]
-        text: str = table.to_string(index=False, float_format="{:.4g}".format if is_error else None)
+        digits = "{:.4g}".format if is_error else None
+        text: str = table.to_string(index=False, float_format=digits, line_width=TERMINAL)
         return "\n".join([text, *map(wrapped, lines)])
 
     def _sentence(self) -> str:
@@ -105,16 +106,16 @@ def completed(
 
 
 def rows_of(
-    tried: Sequence[Sequence[Settings]], seeds: Sequence[int], paths: Mapping[Settings, Path]
+    tried: Sequence[Sequence[Settings]], seeds: Sequence[int], paths: Mapping[Settings, Path], *, first: int = 0
 ) -> pd.DataFrame:
     """Return one row of the table of runs for each run of candidates without a missing run.
 
     Returns
     -------
     DataFrame
-        The columns of :func:`fedstat.study.run_table.row`, and ``candidate``, the position in ``tried``.
+        The columns of :func:`fedstat.study.run_table.row`, and ``candidate``, the position in ``tried`` plus ``first``.
     """
-    runs = {i: runs_of([candidate], seeds) for i, candidate in enumerate(tried)}
+    runs = {i: runs_of([candidate], seeds) for i, candidate in enumerate(tried, first)}
     complete = {i: of_candidate for i, of_candidate in runs.items() if all(run in paths for run in of_candidate)}
     return pd.DataFrame(
         run_table.row(store.open_run(paths[run])) | {"candidate": i} for i, group in complete.items() for run in group
