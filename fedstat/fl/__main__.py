@@ -18,8 +18,8 @@ from fedstat._utils.loops import say
 from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND
-from fedstat.results.tables import count
 from fedstat.results.base import wrapped
+from fedstat.results.tables import count
 from fedstat.study import experiment, federation, grid, report, run_metrics, selection
 from fedstat.study.candidates import shown
 from fedstat.study.collect import list_seeds
@@ -287,9 +287,9 @@ def _list_selected(
         settings = selected.get(key)
         values = {} if settings is None else {name: shown(name, settings) for name in names}
         final = [_store_name(run) for run in tuned if (run.name, run.algorithm) == key]
-        others = [name for name in map(_store_name, candidates.get(key, ())) if name not in final]
+        tried = [name for name in map(_store_name, candidates.get(key, ())) if name not in final]
         is_failed = key in selected and settings is None
-        entries.append(selection.Selected(*key, None if is_failed else values, tuple(final), tuple(others)))
+        entries.append(selection.Selected(*key, None if is_failed else values, tuple(final), tuple(tried)))
     return entries
 
 

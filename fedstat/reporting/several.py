@@ -272,8 +272,8 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress:
     ----------
     run : path, DataTree, or several
         A store that a fedstat command or function wrote, finished or not, sound or damaged; a folder of such stores, as
-        a grid makes it (of a tuned one, its final runs alone); what :func:`fedstat.open_run` or :func:`fedstat.fl.train` returned; or a list of these. Several
-        runs of the trainer are compared within seeds.
+        a grid makes it (of a tuned one, its final runs alone); what :func:`fedstat.open_run` or
+        :func:`fedstat.fl.train` returned; or a list of these. Several runs of the trainer are compared within seeds.
     out : path, optional
         Write the page to this HTML file, whole or not at all; a report that is there is replaced.
     progress : bool or None

@@ -170,6 +170,9 @@ class Tuning(NamedTuple):
     procedure: Mapping[str, Any]
 
 
+_PROCEDURE: tuple[str, ...] = ("extend", "search", "budget")
+
+
 def tuning(path: str | Path, *, scale: str | None = None) -> Tuning:
     """Read ``[tune]`` of a grid file, updated by ``[tune.SCALE]``."""
     file = _read_file(Path(path))
@@ -182,7 +185,7 @@ def tuning(path: str | Path, *, scale: str | None = None) -> Tuning:
     seeds, together = candidates.pop("seeds", None), candidates.pop("together", False)
     if not isinstance(together, bool):
         raise ValueError(f"together of [tune] in {path} must be true or false, but got {together!r:.200}")
-    procedure = {name: candidates.pop(name) for name in ("extend", "search", "budget") if name in candidates}
+    procedure = {name: candidates.pop(name) for name in _PROCEDURE if name in candidates}
     return Tuning(candidates, None if seeds is None else _check_seeds(seeds, path), together, procedure)
 
 

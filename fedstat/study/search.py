@@ -73,24 +73,24 @@ def check_range(settings: Settings, name: str, content: Mapping[str, Any]) -> Ra
         if key not in content:
             raise ValueError(f"{where} needs {key}, such as {name} = {{ low = 0.001, high = 1.0, log = true }}")
         check.real(f"{key} of {where}", content[key])
-    made = Range(**content)
-    if not isinstance(made.log, bool):
-        raise ValueError(f"log of {where} must be true or false, but got {made.log!r:.200}")
-    if made.step is not None:
-        check.real(f"step of {where}", made.step, low=0, open_low=True)
-    if not made.low < made.high:
-        raise ValueError(f"low of {where} must be less than high, but got {made.low} and {made.high}")
-    if made.log and made.low <= 0:
-        raise ValueError(f"a log scale has positive values, but low of {where} is {made.low}. Raise low, or remove log.")
-    if made.log and made.step is not None:
+    of = Range(**content)
+    if not isinstance(of.log, bool):
+        raise ValueError(f"log of {where} must be true or false, but got {of.log!r:.200}")
+    if of.step is not None:
+        check.real(f"step of {where}", of.step, low=0, open_low=True)
+    if not of.low < of.high:
+        raise ValueError(f"low of {where} must be less than high, but got {of.low} and {of.high}")
+    if of.log and of.low <= 0:
+        raise ValueError(f"a log scale has positive values, but low of {where} is {of.low}. Raise low, or remove log.")
+    if of.log and of.step is not None:
         raise ValueError(f"{where} has log and step, which exclude each other. Remove one of them.")
-    if made.step is not None and not _is_multiple(made.high - made.low, made.step):
-        raise ValueError(f"high of {where} must be low plus a multiple of step, but got {made}")
+    if of.step is not None and not _is_multiple(of.high - of.low, of.step):
+        raise ValueError(f"high of {where} must be low plus a multiple of step, but got {of}")
     if numeric.is_real(name, settings.algorithm):
-        made = made._replace(low=float(made.low), high=float(made.high))
-    for end in (made.low, made.high):
+        of = of._replace(low=float(of.low), high=float(of.high))
+    for end in (of.low, of.high):
         settings.but(**{name: end})
-    return made
+    return of
 
 
 def _is_multiple(length: Number, step: Number) -> bool:
@@ -152,14 +152,14 @@ def trials(
         sampler = package.samplers.TPESampler(n_startup_trials=_AT_RANDOM, seed=_SEED)
         study = package.create_study(direction="maximize", sampler=sampler)
         while len(tried) < budget:
-            asked = [study.ask(draw_from) for _ in range(1 if tried else min(_AT_RANDOM, budget))]
-            drawn = [_make(begun, candidates, ranges, trial.params, trial.number) for trial in asked]
+            new = [study.ask(draw_from) for _ in range(1 if tried else min(_AT_RANDOM, budget))]
+            drawn = [_make(begun, candidates, ranges, trial.params, trial.number) for trial in new]
             finished, failure = completed(run_all(list(dict.fromkeys(runs_of(drawn, seeds)))))
             error = failure or error
             parts.append(rows_of(drawn, seeds, {run: path for run, path, _ in finished}, first=len(tried)))
             tried += drawn
             scores = _scores(parts[-1])
-            for trial in asked:
+            for trial in new:
                 if trial.number in scores:
                     study.tell(trial, scores[trial.number])
                 else:
@@ -221,7 +221,7 @@ def _scores(rows: pd.DataFrame) -> dict[int, float]:
         return {}
     sign = -1 if run_metrics.is_error(str(rows["measure"].iloc[0])) else 1
     means = rows.groupby(["candidate", "seed"])["validation"].mean().groupby("candidate").mean()
-    return {int(i): sign * float(x) for i, x in means.items() if math.isfinite(x)}
+    return {int(i): sign * float(means[i]) for i in means.index if math.isfinite(means[i])}
 
 
 def _step(

@@ -88,9 +88,9 @@ class Final(NamedTuple):
                 "paths, or use a folder for each grid"
             )
         if self.missing:
-            runs, each = count(len(self.missing), "final run"), "it" if len(self.missing) == 1 else "each"
+            runs, noun = count(len(self.missing), "final run"), "it" if len(self.missing) == 1 else "each"
             sentences.append(
-                f"{runs} of {FILE} missing, because {each} diverged, was not made or was deleted: "
+                f"{runs} of {FILE} missing, because {noun} diverged, was not made or was deleted: "
                 f"{', '.join(self.missing)}"
             )
         return sentences
@@ -177,9 +177,7 @@ def _entry(content: Any) -> Selected:
     if settings is not None:
         pairs = _of_type(content, "settings", dict).items()
         settings = {_text("settings", name): _text("settings", value) for name, value in pairs}
-    runs = {
-        name: tuple(_text(name, run) for run in _of_type(content, name, list)) for name in ("final", "candidates")
-    }
+    runs = {name: tuple(_text(name, run) for run in _of_type(content, name, list)) for name in ("final", "candidates")}
     return Selected(_of_type(content, "scenario", str), _of_type(content, "algorithm", str), settings, **runs)
 
 
@@ -214,14 +212,14 @@ def final_runs(folder: str | Path) -> Final:
     final = [name for entry in selected for name in entry.final]
     candidates = {name for entry in selected for name in entry.candidates} - set(final)
     paths = {path.name: path for path in stores}
-    made = [path for name, path in paths.items() if name in set(final)]
-    if not made:
+    present = [path for name, path in paths.items() if name in set(final)]
+    if not present:
         raise FileNotFoundError(
             f"{folder} has none of the {count(len(final), 'final run')} that {FILE} names, but {len(paths)} others. "
             "Repeat --tuned, or pass the paths of runs."
         )
     return Final(
-        made,
+        present,
         selected,
         n_candidates=len(candidates & paths.keys()),
         unknown=tuple(name for name in paths if name not in candidates and name not in set(final)),

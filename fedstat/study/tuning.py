@@ -155,9 +155,7 @@ def tune(
         yield step
 
 
-def _select(
-    name: str, tried: list[tuple[Settings, ...]], seeds: Sequence[int], run_all: Any, *, n_more: int
-) -> Step:
+def _select(name: str, tried: list[tuple[Settings, ...]], seeds: Sequence[int], run_all: Any, *, n_more: int) -> Step:
     """Run candidates of a setting, and at most ``n_more`` beyond the edge at which the best one lies."""
     n_first, paths, to_run = len(tried), dict[Settings, Path](), runs_of(tried, seeds)
     first = [x for candidate in tried if (x := numeric.number(name, candidate[0])) is not None]
@@ -298,5 +296,3 @@ def with_selected(
         if settings is not None:
             tuned.append(run.but(**{name: value_of(name, settings) for name in names}) if settings is not run else run)
     return tuned
-
-

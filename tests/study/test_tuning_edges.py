@@ -17,7 +17,9 @@ from fedstat.study import Settings, grid, run_table
 from fedstat.study.candidates import beyond, edge_of, is_geometric, number
 from fedstat.study.tuning import check, tune
 
-START = SMALL.but(algorithm="fedavg", validation_fraction=0.2, rounds=1, clients=6, keep_weights="none", optimizer="sgd")
+START = SMALL.but(
+    algorithm="fedavg", validation_fraction=0.2, rounds=1, clients=6, keep_weights="none", optimizer="sgd"
+)
 FEDFAC = START.but(algorithm="fedfac-dynamic")
 ROW = run_table.row
 

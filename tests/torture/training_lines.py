@@ -82,6 +82,7 @@ FL = """
 --precision tf32 --clients 8 | needs a CUDA device
 --scale quick | --scale needs --config
 --tune | --tune needs --config
+--tuned | --tuned needs --config
 --repeat | --repeat needs --config
 --config nowhere.toml | nowhere.toml cannot be read
 --config folder | folder cannot be read
@@ -97,6 +98,7 @@ FL = """
 --config empty.toml --kappa 0.5 | --kappa belongs in empty.toml
 --config empty.toml --scale quick | scale must be one of
 --config empty.toml --tune | needs a table [tune]
+--config empty.toml --tuned | needs a table [tune]
 --config empty.toml --out file.txt | file.txt must be a folder of runs
 --config empty.toml --out fl.zarr | fl.zarr must be a folder of runs
 --out fl.zarr | --out fl.zarr exists
