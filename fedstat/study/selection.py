@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstat import store
-from fedstat._utils import guard
+from fedstat._utils import check, guard
 from fedstat.fl import custom
 from fedstat.results.tables import count
 
@@ -82,16 +82,16 @@ class Final(NamedTuple):
         """Return sentences on runs that the file does not know, and on final runs that the folder lacks."""
         sentences = []
         if self.unknown:
+            runs, noun = count(len(self.unknown), "run"), "it" if len(self.unknown) == 1 else "them"
             sentences.append(
-                f"{count(len(self.unknown), 'run')} of the folder left out, because {FILE} does not know "
-                f"{'it' if len(self.unknown) == 1 else 'them'}: {', '.join(self.unknown)}. Compare stores by their "
-                "paths, or use a folder for each grid"
+                f"{runs} of the folder left out, because {FILE} does not know {noun}: {_names(self.unknown)}. Compare "
+                "stores by their paths, or use a folder for each grid"
             )
         if self.missing:
             runs, noun = count(len(self.missing), "final run"), "it" if len(self.missing) == 1 else "each"
             sentences.append(
                 f"{runs} of {FILE} missing, because {noun} diverged, was not made or was deleted: "
-                f"{', '.join(self.missing)}"
+                f"{_names(self.missing)}"
             )
         return sentences
 
@@ -116,7 +116,17 @@ def words(selected: Iterable[Selected]) -> str:
         texts = [values.removeprefix(prefix) for values in scenarios]
         places = [f" ({', '.join(names)})" if len(scenarios) > 1 else "" for names in scenarios.values()]
         parts.append(f"{method}: {prefix}{', '.join(map(str.__add__, texts, places))}")
-    return "; ".join(parts) or "nothing"
+    return printable("; ".join(parts)) or "nothing"
+
+
+def _names(stores: Sequence[str]) -> str:
+    """List the names of at most ten stores, and the number of others."""
+    return printable(check.few(stores, 10))
+
+
+def printable(text: str) -> str:
+    """Replace control characters, which a file of others may hold."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _listed(settings: Mapping[str, str]) -> str:

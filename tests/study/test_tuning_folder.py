@@ -236,6 +236,7 @@ def test_values_of_several_settings_are_listed_by_scenario():
     assert words([*both[:1], both[0]._replace(scenario="b")]) == "fedavg: lr = 1, clip = 2"
     assert words([Selected("a", "/x/mine.py:ditto", {"lr": "1"}, (), ())]) == "mine.py:ditto: lr = 1"
     assert words([Selected("a", "fedavg", {}, (), ())]) == "nothing"
+    assert words([Selected("a", "fedavg", {"lr": "1\x1b[2J"}, (), ())]) == "fedavg: lr = 1\N{REPLACEMENT CHARACTER}[2J"
 
 
 ENTRY = {"scenario": "a", "algorithm": "fedavg", "settings": {"lr": "0.1"}, "final": [], "candidates": []}

@@ -200,8 +200,11 @@ TARGETS: dict[str, Target] = {
     "tuned folder": (
         file(selection.FILE, lambda path: selection.read(path.parent)),
         [
-            b'{"layout": 1, "selected": [{"scenario": "a", "settings": {"lr": "1"}, "algorithm": "x", "final": ["x"]}]}',
-            b'{"layout": 1, "selected": [{"scenario": "", "algorithm": "", "settings": null, "final": [], "candidates": []}]}',
+            json.dumps({"layout": 1, "selected": [entry]}).encode()
+            for entry in (
+                {"scenario": "a", "algorithm": "b", "settings": {"lr": "1"}, "final": ["x"], "candidates": ["y"]},
+                {"scenario": "a", "algorithm": "b", "settings": None, "final": [], "candidates": []},
+            )
         ],
     ),
     "options": (
