@@ -56,12 +56,13 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
     add(
         "--tune",
         action="store_true",
-        help="with --config: tune the settings in its table [tune] on validation samples, one setting after the other",
+        help="with --config: tune the settings in its table [tune] on validation samples, one setting after the other, "
+        "or together by a search",
     )
     add(
         "--tuned",
         action="store_true",
-        help="with --config: as --tune, then make the runs of the grid with the tuned values",
+        help="with --config: as --tune, then make the runs of the grid with the tuned values and compare them",
     )
     add(
         "--repeat",

@@ -25,6 +25,9 @@ from fedstat.study.candidates import shown, takes_of, value_of
 from fedstat.study.run_settings import Settings
 from fedstat.study.step import Step, completed, near, rows_of, runs_of, table_of
 
+_COLUMNS = ("layers", "kappa", "tau", "estimator", "lr")
+"""Settings that the table of runs holds, in the order of which equal candidates are taken."""
+
 __all__ = ["Step", "check", "first_runs", "tunable_runs", "tune", "tuning_groups", "with_selected"]
 
 
@@ -192,7 +195,7 @@ def _choose(
 ) -> int:
     """Return the position of the candidate with the best validation score."""
     rows = rows.assign(value=[shown(name, tried[i][0]) for i in rows["candidate"]])
-    by = name if name in rows else "value"
+    by = name if name in _COLUMNS else "value"
     best = run_table.chosen(rows, by, store.config_of(next(iter(paths.values()))))
     return int(rows.loc[rows[by] == best, "candidate"].iloc[0])
 
