@@ -236,6 +236,8 @@ def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
     groups = tuning_groups(tunable, together=tuning.together)
     seeds = tuning.seeds or list(dict.fromkeys(run.seed for run in tunable))
     compute = _compute_options(args)
+    if args.tuned:
+        selection.read(args.out)  # a damaged file is an error before any run
     selected: dict[tuple[str, str], Settings | None] = {}
     candidates: dict[tuple[str, str], list[Settings]] = {}
     scores = []

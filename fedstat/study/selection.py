@@ -18,7 +18,7 @@ from fedstat.results.tables import count
 FILE = "tuned.json"
 """Name of the file in the folder of a tuned grid."""
 _LAYOUT = 1
-_ADVICE = "Repeat --tuned, which writes it again, or delete it: then candidates are compared, too."
+_ADVICE = "Delete it and repeat --tuned, which writes it again; without it, candidates are compared, too."
 
 
 class Selected(NamedTuple):

@@ -268,7 +268,17 @@ def test_a_damaged_file_is_named_with_the_way_out(content, tmp_path):
     with pytest.raises(ValueError, match=r"tuned\.json cannot be read") as error:
         read(tmp_path)
     assert DAMAGED[content] in str(error.value)
-    assert str(error.value).endswith("or delete it: then candidates are compared, too.")
+    way = "Delete it and repeat --tuned, which writes it again; without it, candidates are compared, too."
+    assert str(error.value).endswith(way)
+
+
+def test_a_damaged_file_is_named_before_any_run(tmp_path, capsys):
+    (tmp_path / "grid.toml").write_text(GRID.replace("TUNE", "lr = [0.1]"))
+    (tmp_path / selection.FILE).write_text("{")
+    with pytest.raises(SystemExit):
+        command("--config", tmp_path / "grid.toml", "--tuned", "--out", tmp_path)
+    assert "tuned.json cannot be read" in capsys.readouterr().err
+    assert not stores_of(tmp_path)
 
 
 def test_names_in_the_file_lead_nowhere(runs):
