@@ -43,7 +43,7 @@ def test_all_is_well_where_every_package_is_sound(capsys, tmp_path):
     assert len(said.splitlines()) < 50
     assert said.startswith(f"fedstat {metadata.version('fedstat')} in {Path(fedstat.__file__).parent}\n")
     extras = re.findall(r"^  (\w+) ", said.partition("Extras")[2].partition("Machine")[0], re.MULTILINE)
-    assert extras == ["data", "flower", "huggingface", "mlflow", "privacy", "sweep", "tensorboard", "wandb"]
+    assert extras == ["data", "flower", "huggingface", "mlflow", "optuna", "privacy", "sweep", "tensorboard", "wandb"]
 
 
 def test_extras_for_users_are_those_that_the_documentation_installs():

@@ -19,7 +19,7 @@ from fedstat.study import federation
 # What fedstat imports only where it is used. scipy and numpy are light, but not these parts of scipy.
 LATER = (
     "torch", "pandas", "xarray", "zarr", "sklearn", "statsmodels", "seaborn", "matplotlib", "PIL", "factor_analyzer",
-    "dask", "distributed", "flwr", "opacus", "scipy.stats", "scipy.optimize", "scipy.signal", "scipy.special",
+    "dask", "distributed", "flwr", "opacus", "optuna", "scipy.stats", "scipy.optimize", "scipy.signal", "scipy.special",
 )  # fmt: skip
 MODULES = {one.module.removesuffix(".__main__"): name for name, one in entrance.COMMANDS.items()}
 RUN_AS_MODULES = [

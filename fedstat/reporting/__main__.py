@@ -22,7 +22,8 @@ def parser() -> _cli.Parser:
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="a store of any fedstat command, or a folder of stores: runs of fedstat.fl are compared within seeds",
+        help="a store of any fedstat command, or a folder of stores: runs of fedstat.fl (of a tuned folder, its final "
+        "runs) are compared within seeds",
     )
     _cli.add_output(
         cli,

@@ -26,7 +26,7 @@ from fedstat._utils import memory as machine
 from fedstat.data._files import folder, locate
 from fedstat.results.base import TERMINAL
 
-_EXTRAS = ("data", "flower", "huggingface", "mlflow", "privacy", "sweep", "tensorboard", "wandb")
+_EXTRAS = ("data", "flower", "huggingface", "mlflow", "optuna", "privacy", "sweep", "tensorboard", "wandb")
 """Extras for users; the others serve the development of fedstat."""
 _BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512-BF16"}
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import xarray as xr
@@ -34,11 +36,11 @@ from fedstat.reporting.document import (
 )
 from fedstat.reporting.stored import Run, Stored, damage_of, versions
 from fedstat.results import ComparisonResult
-from fedstat.results.base import Caution
+from fedstat.results.base import Caution, wrapped
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.sim.experiment import COMMAND as SIMULATION
 from fedstat.stats.ranking import LEAST_PAIRS
-from fedstat.study import collect, compare_runs, experiment, outcomes, run_metrics, run_table
+from fedstat.study import collect, compare_runs, experiment, outcomes, run_metrics, run_table, selection
 from fedstat.study.collect import list_seeds, ordered, title_of
 from fedstat.study.grid import variants
 
@@ -46,10 +48,17 @@ _REFERENCES = ("fedavg", "local")
 _MOST_LABELS = 12  # settings that get figures of their own
 
 
-def part(runs: Sequence[Stored], progress: bool | None = False, failed: Sequence[str] = ()) -> Part:
+def part(
+    runs: Sequence[Stored],
+    progress: bool | None = False,
+    *,
+    failed: Sequence[str] = (),
+    tuned: Collection[str] = (),
+) -> Part:
     """Report of several runs: what was run, and methods compared within seeds for every setting.
 
-    ``failed`` names the failed and diverged runs of a grid, which may have no store.
+    ``failed`` names the failed and diverged runs of a grid, which may have no store. ``tuned`` names settings whose
+    values do not tell methods apart, because each scenario has the value selected there.
     """
     usable = [run for run in runs if _usable(run)]
     for run in usable:
@@ -64,7 +73,7 @@ def part(runs: Sequence[Stored], progress: bool | None = False, failed: Sequence
     sections: list[Section] = []
     compared = None
     if usable:
-        table = _table(usable)
+        table = _table(usable, tuned)
         try:
             collect.same_scale([dict(run.config) for run in usable], list(table["scenario"]))
             compared = compare_runs(_by_method(usable, table), reference=_reference(table))
@@ -90,18 +99,24 @@ def _usable(run: Stored) -> bool:
     return run.tree is not None and run.finished and not run.damaged and "metrics" in run.tree.children
 
 
-def _table(runs: Sequence[Stored]) -> pd.DataFrame:
-    """Return one row per run; variants of a method are named by their settings."""
+def _table(runs: Sequence[Stored], tuned: Collection[str] = ()) -> pd.DataFrame:
+    """Return one row per run; variants of a method are named by their settings that were not tuned."""
     table = pd.DataFrame([run_table.row(run.tree) | {"path": run.name} for run in runs if run.tree is not None])
     with contextlib.suppress(TypeError):  # settings of another fedstat
         noted = [experiment.noted(run.attrs) for run in runs]
         if all("algorithm" in settings for settings in noted):
-            named = variants([SimpleNamespace(**{"options": ()} | settings) for settings in noted])
+            named = variants([_variant(settings, tuned) for settings in noted])
             table["method"] = [run_table.well_formed(name) for name in named]
     if table.duplicated(["scenario", "method", "seed"]).any():
         again = table.groupby("path").cumcount()
         table["method"] += ", " + table["path"] + again.map(lambda n: f" ({n + 1})" if n else "")
     return table
+
+
+def _variant(settings: dict[str, Any], tuned: Collection[str]) -> SimpleNamespace:
+    """Return the algorithm of a run and its options without those that were tuned."""
+    options = tuple(option for option in settings.get("options", ()) if option.partition("=")[0] not in tuned)
+    return SimpleNamespace(**settings | {"options": options})
 
 
 def _by_method(runs: Sequence[Stored], table: pd.DataFrame) -> dict[str, list[xr.DataTree]]:
@@ -265,8 +280,8 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress:
     ----------
     run : path, DataTree, or several
         A store that a fedstat command or function wrote, finished or not, sound or damaged; a folder of such stores, as
-        a grid makes it; what :func:`fedstat.open_run` or :func:`fedstat.fl.train` returned; or a list of these. Several
-        runs of the trainer are compared within seeds.
+        a grid makes it (of a tuned one, its final runs alone); what :func:`fedstat.open_run` or
+        :func:`fedstat.fl.train` returned; or a list of these. Several runs of the trainer are compared within seeds.
     out : path, optional
         Write the page to this HTML file, whole or not at all; a report that is there is replaced.
     progress : bool or None
@@ -302,13 +317,13 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress:
     """
     if out is not None:
         require_ours("out", Path(out))
-    run = list(run) if isinstance(run, Iterator) else run
-    stored_runs = stored.read_runs(run, progress)
-    sources = [run] if isinstance(run, str | Path | xr.DataTree) else run
-    paths = [path for source in sources if isinstance(source, str | Path) for path in outcomes.stores(source)]
+    folders: list[selection.Final] = []
+    stored_runs = stored.read_runs(run, progress, folders)
     trained = [stored_run for stored_run in stored_runs if stored_run.command == TRAINING]
     if len(trained) > 1:
-        makes = [partial(part, trained, progress, outcomes.failed_runs(paths))]
+        failed = outcomes.failed_runs(path for folder in folders for path in folder.paths)
+        tuned = {name for folder in folders for name in folder.names}
+        makes = [partial(part, trained, progress, failed=failed, tuned=tuned)]
     else:
         makes = [partial(training.part, stored_run) for stored_run in trained]
     makes += [
@@ -318,10 +333,19 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None, *, progress:
     ]
     with track(makes, "part", progress) as tracked:
         parts = [make() for make in tracked]
+    parts[0] = _with_selection(parts[0], folders)
     page = Report(_title(parts), parts, store.now())
     if out is not None:
         page.save(out)
     return page
+
+
+def _with_selection(first: Part, folders: Sequence[selection.Final]) -> Part:
+    """Add to a part the selected settings of tuned folders, and what is left out of them."""
+    selected = "\n".join(wrapped(sentence) for folder in folders for sentence in folder.words())
+    cautions = [Caution("Left out", shown(sentence)) for folder in folders for sentence in folder.warnings()]
+    summary = "\n\n".join(filter(None, [shown(selected, PRINTED), first.summary]))
+    return replace(first, summary=summary, cautions=[*first.cautions, *cautions])
 
 
 def _title(parts: Sequence[Part]) -> str:

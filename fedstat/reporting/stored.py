@@ -17,6 +17,7 @@ from fedstat._utils import check, guard
 from fedstat._utils.loops import track
 from fedstat.reporting.document import PARAGRAPH, PRINTED, Part, Section, Table, listed, shown
 from fedstat.results.base import Caution, LayerResults
+from fedstat.study import selection
 
 _HIDDEN = ("shapes", "data_digest", "algorithm_settings", "out", "overwrite", "quiet")
 
@@ -241,8 +242,10 @@ class Stored(NamedTuple):
         return parts, [Caution("Not in this report", text, severe=True)] if lost else []
 
 
-def read_runs(runs: Run | Iterable[Run], progress: bool | None = False) -> list[Stored]:
-    """Open runs, whatever state they are in.
+def read_runs(
+    runs: Run | Iterable[Run], progress: bool | None = False, folders: list[selection.Final] | None = None
+) -> list[Stored]:
+    """Open runs, whatever state they are in; of tuned folders their final runs.
 
     Parameters
     ----------
@@ -250,6 +253,8 @@ def read_runs(runs: Run | Iterable[Run], progress: bool | None = False) -> list[
         Stores, folders of stores, and runs opened by :func:`fedstat.open_run`.
     progress : bool or None
         Show how many stores are read.
+    folders : list, optional
+        The runs of each path are appended to it, failed ones without a store, too.
 
     Raises
     ------
@@ -270,7 +275,13 @@ def read_runs(runs: Run | Iterable[Run], progress: bool | None = False) -> list[
     if len({id(run) for run in runs}) < len(runs):
         raise ValueError("an opened run is named twice. Name it once.")
     for run in runs:
-        sources += [run] if isinstance(run, xr.DataTree) else store.stores(run)
+        if isinstance(run, xr.DataTree):
+            sources.append(run)
+            continue
+        folder = selection.final_runs(run)
+        sources += [path for path in folder.paths if path.exists()]
+        if folders is not None:
+            folders.append(folder)
     with track(sources, "run", progress) as tracked:
         stored_runs = [_of_tree(source) if isinstance(source, xr.DataTree) else _of_path(source) for source in tracked]
     if not stored_runs:

@@ -226,7 +226,8 @@ def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = 
     Parameters
     ----------
     runs : path or sequence of paths
-        A folder of stores (``*.zarr``), or paths of stores.
+        A folder of stores (``*.zarr``), or paths of stores. Of a tuned folder, candidates are read, too;
+        :func:`fedstat.study.selection.final_runs` has the paths of its final runs.
     differ : iterable of str
         Settings that may differ between runs of a method. Most tables would mix such runs.
 

@@ -19,7 +19,7 @@ from fedstat.results.base import Caution, aligned, caution_of_few, wrapped
 from fedstat.results.origin import recorded
 from fedstat.results.ranks import difference
 from fedstat.results.tables import NONE, count, megabytes, number, plus_minus
-from fedstat.study import outcomes
+from fedstat.study import outcomes, selection
 from fedstat.study.collect import OF_METHOD, Grid, ordered, origin
 from fedstat.study.run_metrics import is_error, measured, reason_undefined, title_of
 from fedstat.study.run_table import choose, config_of, row, short_runs, words
@@ -94,6 +94,10 @@ class RunsResult(ComparisonResult):
         Name of the measure that is compared; other measures replace accuracy in this description.
     missing : tuple of str
         Runs that are not compared, with the reason: failed, diverged or unfinished.
+    selected : tuple of str
+        Sentences on tuned folders: the selected settings, and the number of candidates that are left out.
+    left_out : tuple of str
+        Sentences on other runs of tuned folders that are left out, or missing.
     """
 
     accuracy: str
@@ -101,6 +105,8 @@ class RunsResult(ComparisonResult):
     costs: pd.DataFrame
     measure: str = "accuracy"
     missing: tuple[str, ...] = ()
+    selected: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         side = "exceed" if is_error(self.measure) else "stay below"
@@ -109,6 +115,7 @@ class RunsResult(ComparisonResult):
             f"difference from {self.reference} within seeds [{100 * self.level:g} %, rows of a block together];",
             f"{self._worst}: {self._noun} that a tenth of the clients {side};",
             "sent: up and down, in all rounds",
+            *self.selected,
         )
         parts = ["\n".join(map(wrapped, head)), *(self._block(name) for name in self.scenarios)]
         if len(self.scenarios) > 1 and self.table["difference"].notna().any():
@@ -144,13 +151,12 @@ class RunsResult(ComparisonResult):
         return title_of(self.measure).removeprefix("test ") + self._divisor
 
     def cautions(self) -> list[Caution]:
-        """Return cautions on runs that are missing, and on few seeds."""
+        """Return cautions on runs that are missing, on few seeds, and on runs of tuned folders that are left out."""
         cautions = [Caution("Missing runs", caution_of_missing(self.missing), severe=True)] if self.missing else []
         seeds = [int(comparison.table["n_values"].max()) for comparison in self.scenarios.values()]
-        if max(seeds) == 1:
-            few = Caution("One seed", "differences between methods of one seed have no interval, and may be chance")
-            return [*cautions, few]
-        return [*cautions, *caution_of_few(min(seeds), "seed")]
+        text = "differences between methods of one seed have no interval, and may be chance"
+        few = [Caution("One seed", text)] if max(seeds) == 1 else caution_of_few(min(seeds), "seed")
+        return [*cautions, *few, *(Caution("Left out", sentence) for sentence in self.left_out)]
 
     def _caption(self) -> list[str]:
         seeds = sorted({int(n) for comparison in self.scenarios.values() for n in comparison.table["n_values"]})
@@ -259,8 +265,9 @@ def compare_runs(
     Parameters
     ----------
     runs : path, DataTree, a sequence of these, or a mapping from label to any of these
-        A folder of runs, such as a grid's; stores; or results of :func:`fedstat.fl.train`. Without labels a run has
-        that of its method, with the settings in which runs of the method on the same data differ: "fedprox, mu=0.1".
+        A folder of runs, such as a grid's (of a tuned one, its final runs alone); stores; or results of
+        :func:`fedstat.fl.train`. Without labels a run has that of its method, with the settings in which runs of the
+        method on the same data differ: "fedprox, mu=0.1".
     reference : str, optional
         Label that the others are compared with; by default "fedavg" if it is there, else the first.
     rule : {"last10", "final", "best10", "validated"}, optional
@@ -279,7 +286,8 @@ def compare_runs(
         Accuracies are means over clients, weighted by their test samples (of the class, if the measure is of one).
         Means leave out clients for which the measure is undefined; ``notes`` say how many. Intervals and p-values of
         differences are those of :func:`fedstat.compare`. Failed, diverged and unfinished runs of a grid are left out,
-        and named in ``missing``.
+        and named in ``missing``. Of a folder with final runs of tuning (:mod:`fedstat.study.selection`), candidates are
+        left out; ``selected`` has the selected settings.
 
     Raises
     ------
@@ -302,7 +310,8 @@ def compare_runs(
     {'method': ['fedprox, mu=0.1', 'fedprox, mu=1.0'], 'n': [0, 3]}
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    finished, missing, accepted = _read(runs, measure)
+    tuned: list[selection.Final] = []
+    finished, missing, accepted = _read(runs, measure, tuned)
     _require_same_data(finished)
     names = _label_runs(finished)
     if not isinstance(runs, Mapping) or isinstance(runs, xr.DataTree):
@@ -336,6 +345,8 @@ def compare_runs(
         costs=_costs(table),
         measure=measure,
         missing=tuple(missing),
+        selected=tuple(sentence for folder in tuned for sentence in folder.words()),
+        left_out=tuple(sentence for folder in tuned for sentence in folder.warnings()),
     )
 
 
@@ -385,13 +396,15 @@ class _Run(NamedTuple):
         return int(self.row["seed"])
 
 
-def _read(runs: Runs | Mapping[str, Runs], measure: str | None) -> tuple[list[_Run], list[str], list[str]]:
-    """Read finished runs; return also texts that name the missing runs, and notes on accepted runs."""
+def _read(
+    runs: Runs | Mapping[str, Runs], measure: str | None, tuned: list[selection.Final]
+) -> tuple[list[_Run], list[str], list[str]]:
+    """Read finished runs; return also texts that name missing runs, and notes on accepted ones; extend ``tuned``."""
     labelled = isinstance(runs, Mapping) and not isinstance(runs, xr.DataTree)
     groups: Iterable[tuple[Any, Any]] = runs.items() if labelled else [(None, runs)]  # type: ignore[union-attr]
     finished, missing, accepted = [], [], []
     for label, group in groups:
-        for number_, source in enumerate(_iterate_runs(group), 1):
+        for number_, source in enumerate(_iterate_runs(group, tuned), 1):
             is_path = isinstance(source, str | Path)
             where = str(source) if is_path else f"run {number_}{f' of {label!r}' if label else ''}"
             if is_path and (reason := outcomes.missing(Path(source))):
@@ -427,16 +440,20 @@ def _count_undefined(run: xr.DataTree, measure: str) -> int:
     return int(is_undefined.sum())
 
 
-def _iterate_runs(group: Any) -> Iterator[str | Path | xr.DataTree]:
-    """Yield runs one by one; runs in a folder are sorted by name."""
+def _iterate_runs(group: Any, tuned: list[selection.Final]) -> Iterator[str | Path | xr.DataTree]:
+    """Yield runs one by one; runs in a folder are sorted by name. Append tuned folders to ``tuned``."""
     if isinstance(group, xr.DataTree):
         yield group
     elif isinstance(group, str | Path):
-        single = guard.status(Path(group) / "zarr.json") or not guard.status(group)
-        yield from [group] if single else outcomes.stores(group)
+        if guard.status(Path(group) / "zarr.json") or not guard.status(group):
+            yield group
+        else:
+            folder = selection.final_runs(group)
+            tuned += [folder] if folder.selected else []
+            yield from folder.paths
     elif isinstance(group, Iterable) and not isinstance(group, Mapping | xr.Dataset):
         for member in group:
-            yield from _iterate_runs(member)
+            yield from _iterate_runs(member, tuned)
     else:
         raise ValueError(f"runs must be paths or what fedstat.fl.train returned, but got {type(group).__name__}")
 

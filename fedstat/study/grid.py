@@ -156,30 +156,39 @@ class Tuning(NamedTuple):
 
     Attributes
     ----------
-    candidates : mapping from setting to list
-        Candidate values for :func:`fedstat.study.tuning.tune`.
+    candidates : mapping from setting to list or mapping
+        Candidate values for :func:`fedstat.study.tuning.tune`; ranges of a search.
     seeds : list of int, optional
         Seeds for tuning; None: the seeds of the grid.
     together : bool
         Select one value over all data sets, instead of one per data set.
+    procedure : mapping
+        ``extend``, ``search`` and ``budget`` of :func:`fedstat.study.tuning.tune`, where the file has them.
     """
 
     candidates: Mapping[str, Any]
     seeds: list[int] | None
     together: bool
+    procedure: Mapping[str, Any]
+
+
+_PROCEDURE: tuple[str, ...] = ("extend", "search", "budget")
 
 
 def tuning(path: str | Path, *, scale: str | None = None) -> Tuning:
     """Read ``[tune]`` of a grid file, updated by ``[tune.SCALE]``."""
-    content = table(_read_file(Path(path)), "tune", path)
+    file = _read_file(Path(path))
+    content = table(file, "tune", path)
     if not content:
         raise ValueError(f"--tune needs a table [tune] of candidates, but {path} has none. Add one.")
     of_scale = {} if scale is None else table(content, scale, f"{path}, [tune]")
-    candidates = {k: v for k, v in {**content, **of_scale}.items() if not isinstance(v, dict)}
+    scales = table(file, "scale", path)
+    candidates = {k: v for k, v in {**content, **of_scale}.items() if k not in scales}
     seeds, together = candidates.pop("seeds", None), candidates.pop("together", False)
     if not isinstance(together, bool):
         raise ValueError(f"together of [tune] in {path} must be true or false, but got {together!r:.200}")
-    return Tuning(candidates, None if seeds is None else _check_seeds(seeds, path), together)
+    procedure = {name: candidates.pop(name) for name in _PROCEDURE if name in candidates}
+    return Tuning(candidates, None if seeds is None else _check_seeds(seeds, path), together, procedure)
 
 
 def _check_seeds(seeds: Any, path: Path | str) -> list[int]:

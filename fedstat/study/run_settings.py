@@ -71,6 +71,9 @@ STRUCTURE = (
         "crossed, and --study NAME makes the runs of one study"),
     Key("sweep", ("method",), "[method.sweep], lists of values: one run for every combination"),
     Key("together", ("tune",), "tune on all data sets together, not on each", False),
+    Key("extend", ("tune",), "try numbers beyond the smallest or largest candidate while it is the best", False),
+    Key("search", ("tune",), "optuna: draw the settings of every trial together, from lists and ranges"),
+    Key("budget", ("tune",), "number of trials of a search, for every method"),
 )  # fmt: skip
 """Keys that combine data sets, methods and seeds to runs."""
 

@@ -15,7 +15,8 @@ import pytest
 
 import fedstat
 from fedstat import _cli
-from fedstat.study import grid, run_settings
+from fedstat.fl import __main__ as cli
+from fedstat.study import grid, run_settings, tuning
 
 ROOT = Path(__file__).parents[2]
 README, GRID, TUTORIAL = ROOT / "README.md", ROOT / "docs/howto/own-grid.md", ROOT / "docs/tutorial.md"
@@ -151,13 +152,37 @@ def test_a_study_of_ones_own_works_from_the_command_line_alone(ran, capsys):
 
 
 def test_the_grid_of_the_page_is_one(tmp_path):
-    (text,) = blocks(GRID, "toml")
+    text, *_ = blocks(GRID, "toml")
     path = tmp_path / "own.toml"
     path.write_text(text, encoding="utf-8")
     runs = grid.cells(path, scale="quick")
     assert len(runs) == 3 * (4 + 1)  # seeds × (FedAvg, FedProx twice, FedFac on one data set, FedAvg on the other)
     assert {one.clients for one in runs} == {10, 5}
     assert grid.tuning(path, scale="quick").candidates == tomllib.loads(text)["tune"]["quick"]
+
+
+def test_the_tuned_grids_of_the_page_say_what_the_page_says(tmp_path, capsys):
+    grid_text, tuned, search = blocks(GRID, "toml")
+    path = tmp_path / "own.toml"
+    path.write_text(tuned, encoding="utf-8")
+    assert cli.main(["--config", str(path), "--tune", "--out", str(tmp_path / "runs"), "--quiet"]) == 0
+    (shown,) = blocks(GRID, "text")
+    number = r"\d\.\d+"
+    words = [re.sub(number, "0", text).split() for text in (shown, capsys.readouterr().out)]
+    assert words[1][: len(words[0])] == words[0]
+    path.write_text(tuned.replace("[tune]", "[tune]\nextend = true"), encoding="utf-8")
+    assert cli.main(["--config", str(path), "--tune", "--out", str(tmp_path / "runs"), "--quiet"]) == 0
+    rows = {row[0]: row for line in capsys.readouterr().out.splitlines() if (row := line.split())}
+    assert (rows["1.0"][-2:], rows["10.0"][-2:]) == (["True", "True"], ["True", "False"])
+    for added, value in (("1.0", 0.937), ("10.0", 0.103)):
+        assert float(rows[added][1]) == pytest.approx(value, abs=0.01)
+        assert f"{added} ({'validation accuracy ' if added == '1.0' else ''}{value}" in GRID.read_text(encoding="utf-8")
+    settings = "validation_fraction = 0.2\n" + grid_text.partition("[tune]")[0]
+    path.write_text(settings + search, encoding="utf-8")
+    found = grid.tuning(path)
+    assert found.procedure == {"search": "optuna", "budget": 20}
+    tunable = tuning.tunable_runs(grid.cells(path), found.candidates, **found.procedure)
+    assert {run.algorithm for run in tunable} == {"fedfac-dynamic"}
 
 
 def test_every_setting_of_a_grid_is_on_its_page_with_its_default():

@@ -92,7 +92,7 @@ def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
     (folder / "grid.toml").write_text(GRID)
     run = grid.cells(folder / "grid.toml", scale="one")[1]
-    candidates, _, _ = grid.tuning(folder / "grid.toml", scale="one")
+    candidates = grid.tuning(folder / "grid.toml", scale="one").candidates
     return folder / "tune", list(tune(run, candidates, folder / "tune", seeds=(0, 1)))
 
 
@@ -101,7 +101,7 @@ def rates(tmp_path_factory):
     """Folder of the runs that tune the learning rates over all data sets together, and what their command printed."""
     folder = tmp_path_factory.mktemp("rates")
     (folder / "grid.toml").write_text(RATES.replace("seeds = [0]", "seeds = [0]\ntogether = true"))
-    assert grid.tuning(folder / "grid.toml") == ({"lr": [0.01, 0.001]}, [0], True)
+    assert grid.tuning(folder / "grid.toml") == ({"lr": [0.01, 0.001]}, [0], True, {})
     with redirect_stdout(StringIO()) as printed:
         how = ("--config", folder / "grid.toml", "--scale", "one", "--tune", "--out", folder / "runs")
         assert command(*how) == 0
@@ -264,8 +264,8 @@ def test_an_interrupted_run_of_a_grid_goes_on(grid_file, finished, tmp_path):
 
 def test_tuning_takes_the_best_on_validation_samples_step_by_step(grid_file, tuned, tmp_path):
     run = grid.cells(grid_file, scale="one")[1]
-    candidates, seeds, together = grid.tuning(grid_file, scale="one")
-    assert (candidates, seeds, together) == ({"tau": [0.25, 0.75], "kappa": [0.8]}, None, False)
+    candidates, seeds, together, procedure = grid.tuning(grid_file, scale="one")
+    assert (candidates, seeds, together, procedure) == ({"tau": [0.25, 0.75], "kappa": [0.8]}, None, False, {})
     folder, steps = tuned
     assert [step.name for step in steps] == ["tau", "kappa"]
     table = steps[0].table
@@ -364,7 +364,7 @@ def test_tuned_makes_the_runs_of_all_seeds_with_what_was_chosen_and_none_twice(g
     how = ("--config", grid_file, "--scale", "one", "--tuned", "--out", out)
     assert command(*how) == 0
     capsys.readouterr()
-    rows = pd.DataFrame([run_table.row(store.open_run(path)) for path in out.iterdir()])
+    rows = pd.DataFrame([run_table.row(store.open_run(path)) for path in out.glob("*.zarr")])
     for _, own in rows.groupby(["scenario", "method"]):
         best = own[own["seed"] == 0].set_index("lr")["validation"].idxmax()
         assert set(own.loc[own["seed"] == 1, "lr"]) == {best}, "the other seed has only what was chosen"

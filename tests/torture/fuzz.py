@@ -40,7 +40,7 @@ import fedstat
 from fedstat import data, store
 from fedstat._utils import check as _check
 from fedstat.data import cifar, leaf, mnist, svhn
-from fedstat.study import Settings, collect, federation, grid
+from fedstat.study import Settings, collect, federation, grid, selection, tuning
 
 SECONDS, MEMORY, LIMIT = 5, 1 << 30, 1 << 28
 PLACE = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}"
@@ -147,6 +147,13 @@ OWN = partial(np.savez, x=np.ones((4, 3)), y=np.arange(4), client=np.arange(4), 
 PACKED_OWN = saved(partial(np.savez_compressed, x=np.ones((4, 3)), y=np.arange(4)))
 MAT = saved(lambda to: savemat(to, {"X": np.zeros((32, 32, 3, 1), np.uint8), "y": np.ones((1, 1), np.uint8)}))
 Target = tuple[Callable[[bytes], None], list[bytes]]
+
+
+def _check_tuning(path: Path) -> None:
+    candidates, _, _, procedure = grid.tuning(path)
+    tuning.check(Settings(validation_fraction=0.1), candidates, **procedure)
+
+
 TARGETS: dict[str, Target] = {
     "safetensors": (
         file("a.safetensors", lambda path: fedstat.read_weights([path])),
@@ -181,6 +188,24 @@ TARGETS: dict[str, Target] = {
     "tuning": (
         file("grid.toml", grid.tuning),
         [b"[tune]\ntau = [0.5, 'mean']\nseeds = [0]\n[tune.quick]\nkappa = [0.5]\n"],
+    ),
+    "procedure of tuning": (
+        file("grid.toml", _check_tuning),
+        [
+            b"[tune]\nlr = [0.1, 1.0]\nextend = true\n",
+            b"[tune]\nlr = {low = 0.1, high = 1, log = true}\nsearch = 'optuna'\nbudget = 5\n",
+            b"[tune]\nkappa = {low = 0.5, high = 0.9, step = 0.1}\nsearch = 'optuna'\nbudget = 5\n",
+        ],
+    ),
+    "tuned folder": (
+        file(selection.FILE, lambda path: selection.read(path.parent)),
+        [
+            json.dumps({"layout": 1, "selected": [entry]}).encode()
+            for entry in (
+                {"scenario": "a", "algorithm": "b", "settings": {"lr": "1"}, "final": ["x"], "candidates": ["y"]},
+                {"scenario": "a", "algorithm": "b", "settings": None, "final": [], "candidates": []},
+            )
+        ],
     ),
     "options": (
         text(lambda given_: federation.network_options("options", tuple(given_.split(" ")))),

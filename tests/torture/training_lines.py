@@ -86,6 +86,7 @@ FL = """
 --config empty.toml --log cvs | log must be one of
 --scale quick | --scale needs --config
 --tune | --tune needs --config
+--tuned | --tuned needs --config
 --repeat | --repeat needs --config
 --accept | --accept needs --config
 --retry | --retry needs --config
@@ -115,6 +116,7 @@ FL = """
 --config empty.toml --kappa 0.5 | --kappa belongs in empty.toml
 --config empty.toml --scale quick | scale must be one of
 --config empty.toml --tune | needs a table [tune]
+--config empty.toml --tuned | needs a table [tune]
 --config empty.toml --out file.txt | file.txt must be a folder of runs
 --config empty.toml --out fl.zarr | fl.zarr must be a folder of runs
 --out fl.zarr | --out fl.zarr exists

@@ -109,6 +109,7 @@ SCALE_TOML = {
     "[scale.quick]\n[[dataset]]\nquick = 3": "quick in",
 }
 TUNE = "validation_fraction = 0.2\n[tune]\n"
+SEARCH = TUNE + "search = 'optuna'\nbudget = 3\n"
 TUNE_TOML = {
     "tune = 3": "tune in",
     "[[tune]]\ntau = [0.5]": "tune in",
@@ -121,6 +122,22 @@ TUNE_TOML = {
     TUNE + "kappa = ['x']": "kappa must be a finite number",
     TUNE + "layers = [['fc1'], ['fc9']]": "fc9",
     TUNE + "rounds = [1, 2]": "no method of",
+    TUNE + "kappa = [0.5]\nextend = 'yes'": "extend must be true or false, but got 'yes'",
+    TUNE + "kappa = [0.5]\nextnd = true": "[tune] cannot hold the key 'extnd'. Did you mean 'extend'",
+    TUNE + "kappa = [0.5]\nbudget = 3": "budget=3 is for a search. Add search = 'optuna', or remove budget",
+    TUNE + "kappa = [0.5]\nsearch = 'optuna'": "needs a budget, the number of trials per method",
+    TUNE + "kappa = [0.5]\nsearch = 'optun'\nbudget = 3": "search must be one of 'optuna', but got 'optun'",
+    TUNE + "kappa = [0.5]\nsearch = ['optuna']\nbudget = 3": "search must be one of 'optuna', but got ['optuna']",
+    TUNE + "kappa = {low = 0.5, high = 0.9}": "which needs search = 'optuna'",
+    "extend = true\n" + TUNE + "kappa = [0.5]": "cannot hold the key 'extend'. It belongs in [tune]",
+    SEARCH + "extend = true\nkappa = [0.5]": "extend is for lists of candidates",
+    TUNE + "kappa = [0.5]\nsearch = 'optuna'\nbudget = 0": "budget must be an integer >= 1, but got 0",
+    SEARCH + "kappa = {low = 0.9, high = 0.5}": "low of the range of kappa must be less than high",
+    SEARCH + "kappa = {low = 0.5, high = 1.5}": "kappa must be a finite number in (0, 1], but got 1.5",
+    SEARCH + "kappa = {low = 0.5, high = nan}": "high of the range of kappa must be a finite number",
+    SEARCH + "kappa = {low = 0.5, hgih = 0.9}": "the range of kappa cannot hold the key 'hgih'",
+    SEARCH + "lr = {low = 0, high = 1, log = true}": "low of the range of lr is 0. Raise low, or remove log",
+    SEARCH + "layers = {low = 'fc1', high = 'fc2'}": "low of the range of layers must be a finite number",
     "algorithm = 'fedavg'\n" + TUNE + "tau = [0.5]": "no method of",
     "validation_fraction = 0.2\n[tune.quick]\ntau = [0.5]": "[tune] cannot hold the key 'quick'",
 }
