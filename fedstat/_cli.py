@@ -418,7 +418,7 @@ def _processes(distributed: Any, number: int | None) -> Iterator[Any]:
             dask.config.set(settings),
             distributed.LocalCluster(
                 n_workers=number or os.cpu_count() or 1, threads_per_worker=1, processes=True, memory_limit=None,
-                dashboard_address=None,
+                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},  # any port: of several grids
             ) as cluster,
             distributed.Client(cluster) as client,
         ):  # fmt: skip

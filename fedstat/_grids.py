@@ -13,6 +13,7 @@ from fedstat import _cli, store
 from fedstat._utils import check
 from fedstat._utils.check import in_bytes
 from fedstat._utils.loops import say
+from fedstat.fl import logs
 from fedstat.results.base import wrapped
 from fedstat.study import estimate, experiment, grid, outcomes, report, run_metrics, selection
 from fedstat.study.candidates import shown
@@ -39,7 +40,12 @@ def compute_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the checked options of :func:`add_compute`, the folder of the data, and the logs."""
     if args.memory_budget is not None:
         in_bytes("--memory-budget", args.memory_budget)
-    return {"data_dir": args.data_dir, "memory_budget": args.memory_budget, "log": args.log} | _cli.compute(args)
+    return {
+        "data_dir": args.data_dir,
+        "memory_budget": args.memory_budget,
+        "log": logs.names_of(getattr(args, "log", None)),
+        **_cli.compute(args),
+    }
 
 
 def add_choices(add: Any) -> None:

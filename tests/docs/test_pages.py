@@ -166,7 +166,7 @@ def test_the_tuned_grids_of_the_page_say_what_the_page_says(tmp_path, capsys):
     path = tmp_path / "own.toml"
     path.write_text(tuned, encoding="utf-8")
     assert cli.main(["--config", str(path), "--tune", "--out", str(tmp_path / "runs"), "--quiet"]) == 0
-    (shown,) = blocks(GRID, "text")
+    _, shown = blocks(GRID, "text")
     number = r"\d\.\d+"
     words = [re.sub(number, "0", text).split() for text in (shown, capsys.readouterr().out)]
     assert words[1][: len(words[0])] == words[0]

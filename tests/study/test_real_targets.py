@@ -174,7 +174,7 @@ def test_tuning_selects_the_smallest_validation_error(runs):
     for low, high in zip(rows[::2], rows[1::2], strict=True):
         assert (low[-1], high[-1]) == ("False", "True")
         assert float(low[1]) > float(high[1])
-    assert "12 runs with the tuned settings" in printed
+    assert "With the tuned settings:\n12 runs in " in printed
     assert len(store_paths(out)) == 18
 
 

@@ -45,12 +45,12 @@ def best_by_scenario(tree):
     return made | {"validation": value if made["scenario"] == "b" else -value}
 
 
-def tuned_by_command(folder, tune_table, text=GRID):
+def tuned_by_command(folder, tune_table, text=GRID, status=0):
     file = folder / "grid.toml"
     file.write_text(text.replace("TUNE", tune_table))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_table, "row", best_by_scenario)
-        assert command("--config", file, "--tuned", "--out", folder / "runs") == 0
+        assert command("--config", file, "--tuned", "--out", folder / "runs") == status
     return folder / "runs"
 
 
@@ -93,7 +93,7 @@ def test_the_file_names_selected_settings_final_runs_and_candidates(made):
 
 def test_the_command_prints_the_selected_settings_and_the_comparison_of_the_final_runs(made):
     folder, printed = made
-    assert "8 runs with the tuned settings" in printed
+    assert "With the tuned settings:\n8 runs in " in printed
     assert (
         "Selected on validation samples: fedavg: lr = 0.01 (a), 1.0 (b); fedprox: lr =\n  0.01 (a), 1.0 (b)." in printed
     )
@@ -208,9 +208,7 @@ def test_final_runs_that_were_deleted_are_named(runs):
     final = read(runs)[0].final
     shutil.rmtree(runs / final[0])
     (sentence,) = compare_runs(runs).left_out
-    assert (
-        sentence == f"1 final run of tuned.json missing, because it diverged, was not made or was deleted: {final[0]}"
-    )
+    assert sentence == f"1 final run of tuned.json missing, because it was not made or was deleted: {final[0]}"
     for entry in read(runs):
         for name in entry.final:
             shutil.rmtree(runs / name, ignore_errors=True)
@@ -220,10 +218,10 @@ def test_final_runs_that_were_deleted_are_named(runs):
 
 def test_a_method_whose_candidates_all_diverged_is_named(tmp_path, capsys):
     one = GRID.partition("[[dataset]]")[0] + '[[method]]\nalgorithm = "fedavg"\n'
-    tuned_by_command(tmp_path, "lr = [1e30, 1e31]", one)
+    tuned_by_command(tmp_path, "lr = [1e30, 1e31]", one, status=1)
     printed = capsys.readouterr().out
-    assert "skipped, all candidates diverged" in printed
-    assert "Selected on validation samples: fedavg: none, all diverged." in printed
+    assert "skipped, runs of all candidates failed" in printed
+    assert "Selected on validation samples: fedavg: none, all failed." in printed
     (entry,) = read(tmp_path / "runs")
     assert (entry.settings, entry.final) == (None, ())
     assert len(entry.candidates) == 2
@@ -232,7 +230,7 @@ def test_a_method_whose_candidates_all_diverged_is_named(tmp_path, capsys):
 
 def test_values_of_several_settings_are_listed_by_scenario():
     both = [Selected("a", "fedavg", {"lr": "1", "clip": "2"}, (), ()), Selected("b", "fedavg", None, (), ())]
-    assert words(both) == "fedavg: lr = 1, clip = 2 (a), none, all diverged (b)"
+    assert words(both) == "fedavg: lr = 1, clip = 2 (a), none, all failed (b)"
     assert words([*both[:1], both[0]._replace(scenario="b")]) == "fedavg: lr = 1, clip = 2"
     assert words([Selected("a", "/x/mine.py:ditto", {"lr": "1"}, (), ())]) == "mine.py:ditto: lr = 1"
     assert words([Selected("a", "fedavg", {}, (), ())]) == "nothing"

@@ -16,6 +16,7 @@ from fedstat import store
 from fedstat.fl import loop
 from fedstat.study import run_table
 from fedstat.study import search as searches
+from fedstat.study.outcomes import FailedRunsError
 from fedstat.study.search import Range, check_range
 from fedstat.study.tuning import check, tune
 
@@ -137,7 +138,7 @@ def test_a_trial_that_diverges_is_told_as_failed_and_not_selected(tmp_path, monk
         optuna.trial.TrialState.FAIL if is_missing else None for is_missing in missing
     ]
     assert step.settings[0].lr <= 0.1
-    with pytest.raises(FloatingPointError):
+    with pytest.raises(FailedRunsError):
         search(START, tmp_path, {"lr": {"low": 0.2, "high": 1.0}}, budget=2)
 
 

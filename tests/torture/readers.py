@@ -24,8 +24,9 @@ from fedstat import _cli, data, store
 from fedstat.data import arrays
 from fedstat.decompose.__main__ import _require_table
 from fedstat.fl import algorithms
+from fedstat.fl.logs import Source, open_log
 from fedstat.reporting.document import MARK, require_ours
-from fedstat.study import Settings, federation, grid, outcomes
+from fedstat.study import Settings, federation, grid, outcomes, selection
 
 Read = Callable[[], object]
 Made = tuple[Path, Read]
@@ -122,6 +123,19 @@ def failure(at: Path) -> Made:
     file = (path := at / "run.zarr").with_suffix(outcomes.FAILED)
     outcomes.record_failure(path, outcomes.failure_of(ValueError("no such thing"), Settings()))
     return file, lambda: outcomes.recorded_failure(path)
+
+
+@reader("selected settings of a tuned folder", "nothing", "a link to nothing")
+def tuned(at: Path) -> Made:
+    selection.write(at, [selection.Selected("a", "fedavg", {"lr": "0.1"}, ("run.zarr",), ())])
+    return at / selection.FILE, lambda: selection.read(at)
+
+
+@reader("log of a run, .csv", "nothing", "a link to nothing")
+def log(at: Path) -> Made:
+    source = Source(at / "run.zarr", "0", {}, ["accuracy"], 1)
+    open_log("csv", source).close(failed=False)
+    return at / "run.csv", lambda: open_log("csv", source).close(failed=False)
 
 
 @reader("training images, JPEG", "nothing")

@@ -56,6 +56,7 @@ ELSEWHERE = {
     "store.journal:open_checked": "the draft of what is written",
     "store.journal:sync": "a file that was written",
     "store.journal:compute_crc": "a file that was found regular",
+    "fl.logs.csv_log:CsvLog.__init__": "a file that was written",
     "store.origin:code": "code",
     "store.origin:_digest_package": "code",
     "store.files:open_groups": "by a store that asks the guard",
