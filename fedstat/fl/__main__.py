@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,8 @@ from fedstat.results.tables import count
 from fedstat.study import experiment, federation, grid, report, run_metrics
 from fedstat.study.collect import list_seeds
 from fedstat.study.compare import compare_runs
-from fedstat.study.run_settings import Settings, named
+from fedstat.study.run_settings import Settings, named, require_free_names
 from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, with_selected
-
-_RESERVED = (
-    *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "data_dir", "device",
-    "client_chunk", "threads", "memory_budget", "dask", "out", "resume", "quiet", "help",
-)  # fmt: skip
-"""Names of the command's options; a user's algorithm sets its settings of these names by --options."""
-
 
 def parser(more: Iterable[str] = ()) -> _cli.Parser:
     """Return the command-line parser, with the settings of all algorithms and of the users' algorithms in ``more``."""
@@ -87,7 +81,7 @@ def flags(more: Iterable[str] = ()) -> dict[str, tuple[str, bool]]:
     is_many = {}
     for algorithm in (*named(), *more):
         for name, declared in algorithms.settings_of(algorithm).items():
-            if declared.of_method and name not in _RESERVED:
+            if declared.of_method:
                 text = declared.help + (f" (default {declared.default})" if declared.default is not None else "")
                 by_text = algorithms_by_text.setdefault(name, {})
                 by_text.setdefault(text, []).append(custom.short(algorithm))
@@ -111,19 +105,26 @@ def read_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
-    own_algorithms = _find_own_algorithms(sys.argv[1:] if argv is None else argv)
+    try:
+        own_algorithms = _find_own_algorithms(sys.argv[1:] if argv is None else argv)
+    except ValueError as error:  # before its options, which the parser does not know
+        return _cli.run(parser(), partial(_refuse, error), [])
     return _cli.run(parser(own_algorithms), _work, argv, hint=_resume_hint)
 
 
+def _refuse(error: ValueError, _: argparse.Namespace) -> None:
+    raise error
+
+
 def _find_own_algorithms(argv: Sequence[str]) -> list[str]:
-    """Return the user's algorithm in the arguments, whose settings become options; [] if there is none or it fails."""
+    """Return the user's algorithm in the arguments, whose settings become options; [] if there is none."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     early.add_argument("--algorithm", nargs="?")
     name = early.parse_known_args(argv)[0].algorithm
-    try:
-        return [name] if custom.is_in_file(name) and algorithms.settings_of(name) else []
-    except ValueError:  # Settings raises it again, as an error of the command
+    if not custom.is_in_file(name):
         return []
+    require_free_names(name)
+    return [name]
 
 
 def _work(args: argparse.Namespace) -> None:

@@ -41,6 +41,10 @@ FL = """
 --net-options hidden=1e400 | hidden must be an integer >= 1, but got inf
 --net-options hidden=true | hidden must be an integer >= 1, but got True
 --net-options depth=3 | an option of mlp must be one of
+--net-options outputs=3 | an option of mlp must be one of
+--net-options name=x | an option of mlp must be one of
+--net-options width=2 | net_options must not hold width, which is a setting of the run
+--net-options vocabulary=9 | net_options must not hold vocabulary, which comes from the data
 --net-options hidden | net_options must look like NAME=VALUE
 --net-options hidden=1 hidden=2 | once, but got 'hidden' twice
 --net-options hidden=1 hidden=1 | net_options must hold at least one value and none twice
