@@ -204,7 +204,7 @@ def note_left_out(
     reason, hint : str
         What these clients have, and how to keep them.
     """
-    out = np.flatnonzero(~is_retained)
+    out = np.flatnonzero(~is_retained).tolist()
     n, n_samples = len(out), int(size[out].sum())
     text = (
         f"{n} of {len(size)} clients with {reason} {'were' if n > 1 else 'was'} left out, of {n_samples} "

@@ -27,6 +27,7 @@ from fedstat.study.compare import compare_runs
 from fedstat.study.run_settings import Settings, named, require_free_names
 from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, with_selected
 
+
 def parser(more: Iterable[str] = ()) -> _cli.Parser:
     """Return the command-line parser, with the settings of all algorithms and of the users' algorithms in ``more``."""
     cli = _cli.Parser(
@@ -60,6 +61,17 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
         action="store_true",
         help="with --config: repeat runs made by other code, or with another content of the data file",
     )
+    add_compute(cli)
+    _cli.add_output(
+        cli,
+        "store to write, or folder for a grid (default runs/fl-<time>.zarr)",
+        resume="continue the run at --out, if there is one, with its settings or more --rounds; grids always continue",
+    )
+    return cli
+
+
+def add_compute(cli: argparse.ArgumentParser) -> None:
+    """Add the compute options of runs, and ``--dask``, to a command that makes the runs of a grid."""
     compute = _cli.add_compute(cli)
     compute.add_argument(
         "--memory-budget",
@@ -67,12 +79,6 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
         help="memory budget, such as 2GiB: beyond it, client rows are kept on disk, in the store",
     )
     _cli.add_dask(compute, "run of --config")
-    _cli.add_output(
-        cli,
-        "store to write, or folder for a grid (default runs/fl-<time>.zarr)",
-        resume="continue the run at --out, if there is one, with its settings or more --rounds; grids always continue",
-    )
-    return cli
 
 
 def flags(more: Iterable[str] = ()) -> dict[str, tuple[str, bool]]:
@@ -184,7 +190,7 @@ def _run_grid(args: argparse.Namespace) -> None:
     if names := sorted(read_settings(args)):
         option = names[0].replace("_", "-")
         raise ValueError(f"--{option} belongs in {args.config}: a grid takes its settings from the file")
-    args.out = args.out or Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
+    args.out = args.out or grid_folder(args)
     runs = grid.cells(args.config, scale=args.scale, study=args.study)
     if args.tune or args.tuned:
         _tune(args, runs)
@@ -192,6 +198,27 @@ def _run_grid(args: argparse.Namespace) -> None:
     options = _compute_options(args)
     with _cli.executor(args) as executor:
         _make_runs(args, runs, {"progress": not args.quiet, "executor": executor, **options})
+
+
+def grid_folder(args: argparse.Namespace) -> Path:
+    """Return the folder of a grid's runs if the user names none."""
+    return Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
+
+
+def train_final(args: argparse.Namespace, runs: list[Settings]) -> list[Settings | None]:
+    """Train the runs of a grid that are missing, with ``args.tuned`` after tuning; skip runs that diverge.
+
+    Returns
+    -------
+    list of Settings or None
+        Each run with its tuned values; None if all candidates of its algorithm diverged.
+    """
+    if args.tuned:
+        return _tune(args, runs)
+    options = _compute_options(args)
+    with _cli.executor(args) as executor:
+        _make_final_runs(args, runs, {"progress": not args.quiet, "executor": executor, **options})
+    return [*runs]
 
 
 def _train_runs(
@@ -224,7 +251,8 @@ def _make_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str
         print(f"\nNo comparison: {error}")
 
 
-def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
+def _tune(args: argparse.Namespace, runs: list[Settings]) -> list[Settings | None]:
+    """Tune, print the steps, and make the final runs with ``args.tuned``; return as :func:`train_final`."""
     candidates, seeds, together = grid.tuning(args.config, scale=args.scale)
     tunable = tunable_runs(runs, candidates)
     groups = tuning_groups(tunable, together=together)
@@ -258,18 +286,19 @@ def _tune(args: argparse.Namespace, runs: list[Settings]) -> None:
                 f"its SE; {score.name}: mean {score.long_name} in the round chosen on validation samples"
             )
         if args.tuned:
-            _make_tuned_runs(args, with_selected(runs, selected, candidates), options)
+            _make_final_runs(args, with_selected(runs, selected, candidates), options)
+    return [next(iter(with_selected([run], selected, candidates)), None) for run in runs]
 
 
-def _make_tuned_runs(args: argparse.Namespace, tuned: list[Settings], options: dict[str, Any]) -> None:
-    """Run the tuned settings; report and skip runs that diverge."""
+def _make_final_runs(args: argparse.Namespace, runs: list[Settings], options: dict[str, Any]) -> None:
+    """Make the runs with the final settings; report and skip runs that diverge."""
     n_new = 0
     try:
-        for _, _, is_new in _train_runs(args, tuned, options):
+        for _, _, is_new in _train_runs(args, runs, options):
             n_new += is_new
     except FloatingPointError as error:
         print(f"Skipped, diverged:\n{error}")
-    print(f"{count(len(tuned), 'run')} with the tuned settings in {args.out}, {n_new} new")
+    print(f"{count(len(runs), 'run')}{' with the tuned settings' if args.tuned else ''} in {args.out}, {n_new} new")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,223 @@
+"""Rank algorithms over data sets: ``python -m fedstat leaderboard --config own.toml --add own.py:mine``."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from fedstat import _cli, store
+from fedstat._utils import check
+from fedstat._utils.settings import read_toml
+from fedstat.fl import __main__ as training
+from fedstat.fl import custom
+from fedstat.study import collect, federation, grid, leaderboard, leaderboard_tables
+from fedstat.study.federation import Federation
+from fedstat.study.leaderboard_tables import REFERENCES, Board
+from fedstat.study.printed_tables import require_writable
+from fedstat.study.run_metrics import score_in
+from fedstat.study.run_settings import Settings
+from fedstat.study.tuning import takes_of
+
+_TABLES = ("ranks", "settings", "pairs")
+
+_EXAMPLE = """
+a small own.toml:
+  clients = 10
+  rounds = 10
+  validation_fraction = 0.2   # selects learning rates, and the round of each run
+  seeds = [0, 1, 2]
+  [tune]
+  lr = [0.03, 0.1, 0.3]
+  [[dataset]]
+  partition = "dirichlet:0.1"
+  [[dataset]]
+  partition = "iid"
+  [[method]]
+  sweep = { algorithm = ["fedavg", "fedavg+", "ditto"] }
+"""
+
+
+def parser() -> _cli.Parser:
+    """Return the parser of the command."""
+    cli = _cli.Parser(
+        prog="python -m fedstat leaderboard",
+        usage="%(prog)s --config FILE.toml [--add FILE.py:NAME] [other options, listed by --help]",
+        description="Train the runs of a grid that are missing, all algorithms tuned alike, and print\ntheir ranks over "
+        "data sets, accuracies, costs and paired differences.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EXAMPLE.strip("\n"),
+    )
+    data = cli.add_argument_group("data")
+    add = data.add_argument
+    add("--config", type=Path, metavar="FILE.toml", help="file of a grid: data sets, methods, seeds, [tune]")
+    add("--scale", metavar="NAME", help="use the settings in its table [scale.NAME]")
+    add("--study", metavar="NAME", help="take only the runs of this study")
+    _cli.add_data_dir(data)
+    add = cli.add_argument_group("method").add_argument
+    add("--add", action="append", default=[], metavar="FILE.py:NAME", help="algorithm to add; repeat it for several")
+    add(
+        "--reference",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"method to compare with (default {' and '.join(REFERENCES)}, else the grid's first); repeat it",
+    )
+    add("--repeat", action="store_true", help="repeat runs made by other code, or with another content of a data file")
+    training.add_compute(cli)
+    output = _cli.add_output(
+        cli,
+        "folder of the runs (default runs/FILE or runs/FILE-SCALE)",
+        metavar="FOLDER",
+        plot="mean ranks with critical differences",
+    )
+    endings = ", ".join(f"NAME-{name}.csv and .md" for name in _TABLES)
+    output.add_argument("--tables", type=Path, metavar="NAME", help=f"write {endings}")
+    return cli
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
+    return _cli.run(parser(), _work, argv, hint=_resume_hint)
+
+
+def _resume_hint(args: argparse.Namespace) -> str:
+    return f"Finished runs are in {args.out}: repeat the command to continue." if args.out else "Nothing is written."
+
+
+def _work(args: argparse.Namespace) -> None:
+    if args.config is None:
+        raise ValueError(
+            "--config is missing, the file of a grid: its data sets, methods and seeds. --help shows a small one."
+        )
+    for name in _TABLES if args.tables is not None else ():
+        require_writable(Path(f"{args.tables}-{name}"), "--tables")
+    args.out = args.out or training.grid_folder(args)
+    runs = grid.cells(args.config, scale=args.scale, study=args.study, add=args.add)
+    names = name_methods(runs)
+    _require_comparable(runs, args, names)
+    references = _choose_references(args.reference, runs, names)
+    tuning = grid.tuning(args.config, scale=args.scale) if read_toml(args.config).get("tune") else None
+    args.tuned = tuning is not None and bool(tuning.candidates)
+    final = training.train_final(args, runs)
+    finished, missing = _gather(args.out, runs, final, names)
+    scores, courses = leaderboard.measure(finished)
+    board = Board(finished, scores, courses, references, _describe_tuning(tuning, runs, names), missing)
+    tables = leaderboard_tables.tables(board)
+    for name, table in tables.items() if args.tables is not None else ():
+        table.write(Path(f"{args.tables}-{name}"))
+    print("\n" + "\n\n\n".join(table.text() for table in tables.values()))
+    if args.plot is not None:
+        _draw(board, args.plot)
+
+
+def _describe_tuning(tuning: grid.Tuning | None, runs: Sequence[Settings], names: Sequence[str]) -> str:
+    tuned = set() if tuning is None else set(tuning.candidates)
+    untuned = [name for run, name in zip(runs, names, strict=True) if tuned - {*takes_of(run.algorithm)}]
+    return leaderboard_tables.describe_tuning(tuning, list(dict.fromkeys(untuned)))
+
+
+def name_methods(runs: Sequence[Settings]) -> list[str]:
+    """Name the method of every run as :func:`fedstat.study.grid.variants` does, a user's by its title, if it has one.
+
+    Runs of one method and seed in a scenario are told apart by the settings in which they differ.
+    """
+    titles = _read_titles(runs)
+    names = [
+        titles[run.algorithm] + name.removeprefix(run.algorithm).removeprefix(custom.short(run.algorithm))
+        if run.algorithm in titles
+        else name
+        for run, name in zip(runs, grid.variants(runs), strict=True)
+    ]
+    cells = Counter((run.name, run.seed, name) for run, name in zip(runs, names, strict=True))
+    repeated = {name for (_, _, name), n in cells.items() if n > 1}
+    for name in repeated:
+        settings = [asdict(run) for run, other in zip(runs, names, strict=True) if other == name]
+        differ = [key for key in settings[0] if key not in _OF_CELL and len({str(one[key]) for one in settings}) > 1]
+        for i, run in enumerate(runs):
+            if names[i] == name:
+                names[i] = ", ".join([name, *(f"{key}={getattr(run, key)}" for key in differ)])
+    return names
+
+
+_OF_CELL = (*Federation._fields, "scenario", "net")
+"""Settings by which scenarios and seeds differ, not methods."""
+
+
+def _read_titles(runs: Sequence[Settings]) -> dict[str, str]:
+    """Return the titles of users' algorithms that have one which no other method of the runs or the package has."""
+    by_algorithm = {run.algorithm: run for run in runs}
+    titles = {
+        name: run.make_algorithm().about.title if custom.is_in_file(name) else collect.title_of(name)
+        for name, run in by_algorithm.items()
+    }
+    return {
+        name: title
+        for name, title in titles.items()
+        if custom.is_in_file(name)
+        and title
+        and [*titles.values()].count(title) == 1
+        and collect.about(title).title == title
+        and title not in collect.METHODS.values()
+    }
+
+
+def _require_comparable(runs: Sequence[Settings], args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raise ValueError, before any training, if the runs cannot stand in the tables or the figure."""
+    collect.same_scale(list(map(asdict, runs)), [run.name for run in runs], differ=collect.OF_METHOD)
+    for run in runs:
+        if not run.validation_fraction and not federation.has_validation(run):
+            raise ValueError(
+                f"{args.config} must set validation_fraction, because validation samples select the round of each run, "
+                f"but {run.name} has no such samples. Set validation_fraction = 0.2, for example."
+            )
+    n, k = len({run.name for run in runs}), len(set(names))
+    if args.plot is not None and (n < 2 or k < 3):
+        raise ValueError(
+            f"--plot draws mean ranks of at least 3 methods over 2 scenarios, but {args.config} has {k} and {n}. "
+            "Add methods or data sets, or remove --plot."
+        )
+
+
+def _choose_references(references: Sequence[str], runs: Sequence[Settings], names: Sequence[str]) -> list[str]:
+    """Return the names, in the tables, of the methods to compare with."""
+    by_text = dict(zip(grid.variants(runs), names, strict=True)) | {name: name for name in names}
+    if references:
+        short = [custom.short(reference) for reference in references]
+        return list(dict.fromkeys(by_text[check.choice("--reference", name, by_text)] for name in short))
+    return [name for name in REFERENCES if name in names] or [names[0]]
+
+
+def _gather(
+    folder: Path, runs: Sequence[Settings], final: Sequence[Settings | None], names: Sequence[str]
+) -> tuple[collect.Grid, list[str]]:
+    """Return the finished runs, and a text on each run that is not finished."""
+    names_by_path, missing = {}, []
+    for run, settings, name in zip(runs, final, names, strict=True):
+        path = None if settings is None else folder / f"{grid.name_of(settings)}.zarr"
+        if path is not None and path.exists() and "ended" in store.attributes(path):
+            names_by_path[str(path)] = name
+        else:
+            reason = "all candidates diverged" if path is None else "diverged or stopped"
+            missing.append(f"{collect.title_of(name)}, {run.name}, seed {run.seed} ({reason})")
+    if not names_by_path:
+        raise ValueError(f"no run is finished in {folder}: {check.few(missing)}. Use smaller learning rates.")
+    finished = collect.collect(names_by_path, differ=collect.OF_METHOD)
+    return finished._replace(table=finished.table.assign(method=finished.table["path"].map(names_by_path))), missing
+
+
+def _draw(board: Board, path: Path) -> None:
+    """Draw mean ranks with critical differences."""
+    import matplotlib.pyplot as plt
+
+    from fedstat import plot
+    from fedstat.plot._figure import caption
+
+    wide, _, _ = leaderboard.ranked(board.scores)
+    plot.critical_difference(wide, value=score_in(board.scores).title)
+    figure = plt.gcf()
+    caption(figure, "large: mean rank; small: rank in each scenario", *board.origin)
+    _cli.save_figure(figure, path, dpi=110)
+    plt.close(figure)
