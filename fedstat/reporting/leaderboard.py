@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,9 +14,8 @@ from fedstat._utils.settings import read_toml
 from fedstat.fl import __main__ as training
 from fedstat.fl import custom
 from fedstat.study import collect, federation, grid, leaderboard, leaderboard_tables
-from fedstat.study.federation import Federation
 from fedstat.study.leaderboard_tables import REFERENCES, Board
-from fedstat.study.printed_tables import require_writable
+from fedstat.study.printed_tables import Table, require_writable
 from fedstat.study.run_metrics import score_in
 from fedstat.study.run_settings import Settings
 from fedstat.study.tuning import takes_of
@@ -45,8 +44,8 @@ def parser() -> _cli.Parser:
     cli = _cli.Parser(
         prog="python -m fedstat leaderboard",
         usage="%(prog)s --config FILE.toml [--add FILE.py:NAME] [other options, listed by --help]",
-        description="Train the runs of a grid that are missing, all algorithms tuned alike, and print\ntheir ranks over "
-        "data sets, accuracies, costs and paired differences.",
+        description="Train the runs of a grid that are missing, all algorithms tuned alike, and print\n"
+        "their ranks over data sets, accuracies, costs and paired differences.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_EXAMPLE.strip("\n"),
     )
@@ -87,7 +86,7 @@ def _resume_hint(args: argparse.Namespace) -> str:
     return f"Finished runs are in {args.out}: repeat the command to continue." if args.out else "Nothing is written."
 
 
-def _work(args: argparse.Namespace) -> None:
+def _work(args: argparse.Namespace) -> int:
     if args.config is None:
         raise ValueError(
             "--config is missing, the file of a grid: its data sets, methods and seeds. --help shows a small one."
@@ -101,16 +100,62 @@ def _work(args: argparse.Namespace) -> None:
     references = _choose_references(args.reference, runs, names)
     tuning = grid.tuning(args.config, scale=args.scale) if read_toml(args.config).get("tune") else None
     args.tuned = tuning is not None and bool(tuning.candidates)
-    final = training.train_final(args, runs)
-    finished, missing = _gather(args.out, runs, final, names)
+    final, failures = _train(args, runs)
+    finished, missing = _gather(args.out, final, names, failures)
     scores, courses = leaderboard.measure(finished)
     board = Board(finished, scores, courses, references, _describe_tuning(tuning, runs, names), missing)
     tables = leaderboard_tables.tables(board)
     for name, table in tables.items() if args.tables is not None else ():
         table.write(Path(f"{args.tables}-{name}"))
-    print("\n" + "\n\n\n".join(table.text() for table in tables.values()))
+    print("\n" + "\n\n\n".join(_without_repetition(tables.values())))
     if args.plot is not None:
         _draw(board, args.plot)
+    return 1 if failures else 0
+
+
+def _train(
+    args: argparse.Namespace, runs: Sequence[Settings]
+) -> tuple[dict[Settings, Settings | None], dict[str, str]]:
+    """Train the missing runs, those of users' algorithms last, so that a failure in one leaves the others.
+
+    Returns
+    -------
+    dict from Settings to Settings or None
+        Tuned values by run; None if the algorithm failed, or all its candidates diverged.
+    dict of str
+        Failures by algorithm, in words.
+    """
+    own = [name for name in dict.fromkeys(run.algorithm for run in runs) if custom.is_in_file(name)]
+    final: dict[Settings, Settings | None] = dict.fromkeys(runs)
+    failures: dict[str, str] = {}
+    if published := [run for run in runs if run.algorithm not in own]:
+        final.update(zip(published, training.train_final(args, published), strict=True))
+    for name in own:
+        selected = [run for run in runs if run.algorithm == name]
+        try:
+            final.update(zip(selected, training.train_final(args, selected), strict=True))
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # code of the user
+            failures[name] = f"{type(error).__name__}{_find_line(error, name)}: {error}"
+            check.warn(f"{custom.short(name)} failed. {failures[name]}")
+    return final, failures
+
+
+def _find_line(error: BaseException, name: str) -> str:
+    """Return the last line of a user's file that an error comes from, in words; "" if it comes from elsewhere."""
+    errors = filter(None, (error, error.__cause__))
+    frames = [frame for one in errors for frame in traceback.extract_tb(one.__traceback__)]
+    lines = [frame.lineno for frame in frames if frame.filename == name.rpartition(":")[0]]
+    return f" in line {lines[-1]}" if lines else ""
+
+
+def _without_repetition(tables: Iterable[Table]) -> Iterator[str]:
+    """Yield the texts of tables, each note with the first table that has it."""
+    notes: set[str] = set()
+    for table in tables:
+        yield table._replace(notes=tuple(note for note in table.notes if note not in notes)).text()
+        notes |= {*table.notes}
 
 
 def _describe_tuning(tuning: grid.Tuning | None, runs: Sequence[Settings], names: Sequence[str]) -> str:
@@ -131,19 +176,16 @@ def name_methods(runs: Sequence[Settings]) -> list[str]:
         else name
         for run, name in zip(runs, grid.variants(runs), strict=True)
     ]
-    cells = Counter((run.name, run.seed, name) for run, name in zip(runs, names, strict=True))
-    repeated = {name for (_, _, name), n in cells.items() if n > 1}
-    for name in repeated:
-        settings = [asdict(run) for run, other in zip(runs, names, strict=True) if other == name]
-        differ = [key for key in settings[0] if key not in _OF_CELL and len({str(one[key]) for one in settings}) > 1]
-        for i, run in enumerate(runs):
-            if names[i] == name:
-                names[i] = ", ".join([name, *(f"{key}={getattr(run, key)}" for key in differ)])
-    return names
-
-
-_OF_CELL = (*Federation._fields, "scenario", "net")
-"""Settings by which scenarios and seeds differ, not methods."""
+    cells: dict[tuple[str, int, str], list[Settings]] = {}
+    for run, name in zip(runs, names, strict=True):
+        cells.setdefault((run.name, run.seed, name), []).append(run)
+    differing: dict[str, list[str]] = {name: [] for name in names}
+    for (_, _, name), alike in cells.items():
+        differing[name] += [key for key in vars(alike[0]) if len({getattr(run, key) for run in alike}) > 1]
+    return [
+        ", ".join([name, *(f"{key}={getattr(run, key)}" for key in dict.fromkeys(differing[name]))])
+        for run, name in zip(runs, names, strict=True)
+    ]
 
 
 def _read_titles(runs: Sequence[Settings]) -> dict[str, str]:
@@ -191,19 +233,22 @@ def _choose_references(references: Sequence[str], runs: Sequence[Settings], name
 
 
 def _gather(
-    folder: Path, runs: Sequence[Settings], final: Sequence[Settings | None], names: Sequence[str]
+    folder: Path, final: Mapping[Settings, Settings | None], names: Sequence[str], failures: Mapping[str, str]
 ) -> tuple[collect.Grid, list[str]]:
     """Return the finished runs, and a text on each run that is not finished."""
-    names_by_path, missing = {}, []
-    for run, settings, name in zip(runs, final, names, strict=True):
+    names_by_path: dict[str, str] = {}
+    seeds: dict[str, list[int]] = {}
+    for (run, settings), name in zip(final.items(), names, strict=True):
         path = None if settings is None else folder / f"{grid.name_of(settings)}.zarr"
         if path is not None and path.exists() and "ended" in store.attributes(path):
             names_by_path[str(path)] = name
         else:
-            reason = "all candidates diverged" if path is None else "diverged or stopped"
-            missing.append(f"{collect.title_of(name)}, {run.name}, seed {run.seed} ({reason})")
+            otherwise = "all candidates diverged" if path is None else "diverged"
+            reason = "failed" if run.algorithm in failures else otherwise
+            seeds.setdefault(f"{collect.title_of(name)} {reason} in {run.name}", []).append(run.seed)
+    missing = [f"{text}, {collect.list_seeds(numbers)}" for text, numbers in seeds.items()]
     if not names_by_path:
-        raise ValueError(f"no run is finished in {folder}: {check.few(missing)}. Use smaller learning rates.")
+        raise ValueError(f"no run of {folder} is finished: {'; '.join(missing)}. Lines above say why.")
     finished = collect.collect(names_by_path, differ=collect.OF_METHOD)
     return finished._replace(table=finished.table.assign(method=finished.table["path"].map(names_by_path))), missing
 
@@ -218,6 +263,7 @@ def _draw(board: Board, path: Path) -> None:
     wide, _, _ = leaderboard.ranked(board.scores)
     plot.critical_difference(wide, value=score_in(board.scores).title)
     figure = plt.gcf()
-    caption(figure, "large: mean rank; small: rank in each scenario", *board.origin)
+    bar = "a bar on the right spans methods without evidence of a difference (Nemenyi, all pairs at 95%)"
+    caption(figure, f"large: mean rank; small: rank in each scenario; {bar}", *board.origin)
     _cli.save_figure(figure, path, dpi=110)
     plt.close(figure)

@@ -69,7 +69,8 @@ def cells(
       to the grid file.
     """
     path = Path(path)
-    content = _read_file(path, add)
+    content = _read_file(path)
+    _add_methods(content, [custom.within(name, ".") for name in add], path)
     scales, datasets = table(content, "scale", path), tables(content, "dataset", path)
     of_scale = {} if scale is None else table(scales, check.choice("scale", scale, list(scales)), f"{path}, [scale]")
     common = {k: v for k, v in content.items() if k not in ("scale", "tune", "dataset", "method")} | of_scale
@@ -100,8 +101,8 @@ def cells(
     return runs
 
 
-def _read_file(path: Path, add: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a grid file, add algorithms, check its keys, and resolve paths of algorithms, networks and data."""
+def _read_file(path: Path) -> dict[str, Any]:
+    """Read a grid file, check its keys, and resolve paths of algorithms, networks and data."""
     content = read_toml(path)
     if "method" in content and not all(tables(content, "method", path)):
         raise ValueError(
@@ -111,8 +112,6 @@ def _read_file(path: Path, add: Sequence[str] = ()) -> dict[str, Any]:
     all_tables = [*_list_tables(content, path)]
     for _, _, part in all_tables:
         _resolve_paths(part, path.parent)
-    if add:
-        all_tables += _add_methods(content, [custom.within(name, ".") for name in add], path)
     methods = run_settings.names([name for _, _, part in all_tables for name in _as_list(part.get("algorithm"))])
     scales = table(content, "scale", path)
     for place, kind, part in all_tables:
@@ -143,19 +142,17 @@ def _list_tables(content: dict[str, Any], path: Path) -> Iterator[tuple[str, str
                     yield f"{place}, sweep", "method.sweep", part["sweep"]
 
 
-def _add_methods(content: dict[str, Any], algorithms: list[str], path: Path) -> list[tuple[str, str, dict[str, Any]]]:
-    """Add [[method]] tables of algorithms that the file lacks, in place; return them as :func:`_list_tables` does."""
-    methods = tables(content, "method", path)
+def _add_methods(content: dict[str, Any], algorithms: Sequence[str], path: Path) -> None:
+    """Add a [[method]] to the content, in place, for every algorithm that it lacks; data sets do not exclude them."""
     common, present = content.get("algorithm", Settings.algorithm), []
-    for method in methods:
+    for method in tables(content, "method", path) if algorithms else ():
         swept = table(method, "sweep", f"{path}, [[method]]")
         present += _as_list(swept.get("algorithm", method.get("algorithm", common)))
-    added: list[dict[str, Any]] = [{"algorithm": name} for name in dict.fromkeys(algorithms) if name not in present]
-    content["method"] = [*methods, *added]
+    if new := [{"algorithm": name} for name in dict.fromkeys(algorithms) if name not in present]:
+        content["method"] = [*tables(content, "method", path), *new]
     for dataset in tables(content, "dataset", path):
         if isinstance(dataset.get("methods"), list):
             dataset["methods"] = list(dict.fromkeys([*dataset["methods"], *algorithms]))
-    return [("--add", "method", method) for method in added]
 
 
 def _as_list(values: Any) -> list[Any]:

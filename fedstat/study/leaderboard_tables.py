@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedstat._utils.check import few
 from fedstat._utils.lazy import pd
 from fedstat.fl.losses import Score
 from fedstat.results.tables import count, megabytes, number, p_value, plus_minus
@@ -58,7 +57,7 @@ class Board(NamedTuple):
     def origin(self) -> list[str]:
         """Scale, seeds, commits, and missing runs; what averages ten rounds is not shown in these tables."""
         notes = [note for note in collect.caption(self.runs, 10_000) if not note.startswith("fewer than")]
-        return [*notes, *([f"missing runs: {few(self.missing, 10)}"] if self.missing else [])]
+        return [*notes, *([f"missing runs: {'; '.join(self.missing)}"] if self.missing else [])]
 
 
 def describe_tuning(tuning: Tuning | None, untuned: Sequence[str] = ()) -> str:

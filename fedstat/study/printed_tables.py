@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedstat import _cli
 from fedstat._utils.guard import replace_file
@@ -34,9 +34,9 @@ class Table(NamedTuple):
     notes: tuple[str, ...]
 
     def text(self) -> str:
-        """Return the table as text for a terminal."""
+        """Return the table as text for a terminal; columns that do not fit stand below, after the first column."""
         parts = [self.title]
-        parts += [f"{heading}\n{aligned(block)}" for heading, block in self.blocks.items()]
+        parts += [f"{heading}\n{_aligned(block)}" for heading, block in self.blocks.items()]
         notes = [textwrap.fill(note, TERMINAL, subsequent_indent="  ") for note in self.notes]
         return "\n\n".join([*parts, "\n".join(notes)])
 
@@ -53,6 +53,17 @@ class Table(NamedTuple):
         parts = [f"## {self.title}"]
         parts += [f"### {heading}\n\n{exports.markdown(block.astype(str))}" for heading, block in self.blocks.items()]
         return "\n\n".join([*parts, "\n".join(f"- {note}" for note in self.notes)]) + "\n"
+
+
+def _aligned(block: pd.DataFrame) -> str:
+    """Align a block, in several parts if it is wider than a terminal."""
+    first, *others = block.columns
+    parts: list[list[Any]] = [[first]]
+    for name in others:
+        longer = [*parts[-1], name]
+        is_wide = max(map(len, aligned(block[longer]).splitlines())) > TERMINAL
+        parts = [*parts, [first, name]] if is_wide and len(longer) > 2 else [*parts[:-1], longer]
+    return "\n\n".join(aligned(block[names]) for names in parts)
 
 
 def require_writable(name: Path, option: str = "--out") -> None:
