@@ -153,7 +153,8 @@ def _resume_hint(args: argparse.Namespace) -> str:
     return _cli.resume_hint(args)
 
 
-def _compute_options(args: argparse.Namespace) -> dict[str, Any]:
+def compute_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the checked options of :func:`add_compute`, and the folder of the data."""
     if args.memory_budget is not None:
         in_bytes("--memory-budget", args.memory_budget)
     return {"data_dir": args.data_dir, "memory_budget": args.memory_budget} | _cli.compute(args)
@@ -163,7 +164,7 @@ def _run_single(args: argparse.Namespace) -> None:
     for option in ("scale", "study", "tune", "tuned", "repeat", "dask"):
         if getattr(args, option) not in (None, False):
             raise ValueError(f"--{option} needs --config, the file of a grid. Add --config, or remove --{option}.")
-    options = _compute_options(args)
+    options = compute_options(args)
     _cli.fill_out(args, "fl")
     args.out = ranks.same(args.out)  # the default names the time, which differs between ranks
     _cli.require_available(args, COMMAND)
@@ -195,7 +196,7 @@ def _run_grid(args: argparse.Namespace) -> None:
     if args.tune or args.tuned:
         _tune(args, runs)
         return
-    options = _compute_options(args)
+    options = compute_options(args)
     with _cli.executor(args) as executor:
         _make_runs(args, runs, {"progress": not args.quiet, "executor": executor, **options})
 
@@ -215,7 +216,7 @@ def train_final(args: argparse.Namespace, runs: list[Settings]) -> list[Settings
     """
     if args.tuned:
         return _tune(args, runs)
-    options = _compute_options(args)
+    options = compute_options(args)
     with _cli.executor(args) as executor:
         _make_final_runs(args, runs, {"progress": not args.quiet, "executor": executor, **options})
     return [*runs]
@@ -257,7 +258,7 @@ def _tune(args: argparse.Namespace, runs: list[Settings]) -> list[Settings | Non
     tunable = tunable_runs(runs, candidates)
     groups = tuning_groups(tunable, together=together)
     seeds = seeds or list(dict.fromkeys(run.seed for run in tunable))
-    compute = _compute_options(args)
+    compute = compute_options(args)
     selected: dict[tuple[str, str], Settings | None] = {}
     scores = []
     with _cli.executor(args) as executor:

@@ -13,6 +13,7 @@ from fedstat._utils import check
 from fedstat._utils.settings import read_toml
 from fedstat.fl import __main__ as training
 from fedstat.fl import custom
+from fedstat.fl.job import device_named
 from fedstat.study import collect, federation, grid, leaderboard, leaderboard_tables
 from fedstat.study.leaderboard_tables import REFERENCES, Board
 from fedstat.study.printed_tables import Table, require_writable
@@ -93,6 +94,8 @@ def _work(args: argparse.Namespace) -> int:
         )
     for name in _TABLES if args.tables is not None else ():
         require_writable(Path(f"{args.tables}-{name}"), "--tables")
+    training.compute_options(args)
+    device_named(args.device)
     args.out = args.out or training.grid_folder(args)
     runs = grid.cells(args.config, scale=args.scale, study=args.study, add=args.add)
     names = name_methods(runs)

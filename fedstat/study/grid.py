@@ -70,7 +70,8 @@ def cells(
     """
     path = Path(path)
     content = _read_file(path)
-    _add_methods(content, [custom.within(name, ".") for name in add], path)
+    if add:
+        _add_methods(content, [custom.within(name, ".") for name in add], path)
     scales, datasets = table(content, "scale", path), tables(content, "dataset", path)
     of_scale = {} if scale is None else table(scales, check.choice("scale", scale, list(scales)), f"{path}, [scale]")
     common = {k: v for k, v in content.items() if k not in ("scale", "tune", "dataset", "method")} | of_scale
@@ -144,15 +145,15 @@ def _list_tables(content: dict[str, Any], path: Path) -> Iterator[tuple[str, str
 
 def _add_methods(content: dict[str, Any], algorithms: Sequence[str], path: Path) -> None:
     """Add a [[method]] to the content, in place, for every algorithm that it lacks; data sets do not exclude them."""
-    common, present = content.get("algorithm", Settings.algorithm), []
-    for method in tables(content, "method", path) if algorithms else ():
+    methods, common, present = tables(content, "method", path), content.get("algorithm", Settings.algorithm), []
+    for method in methods:
         swept = table(method, "sweep", f"{path}, [[method]]")
         present += _as_list(swept.get("algorithm", method.get("algorithm", common)))
-    if new := [{"algorithm": name} for name in dict.fromkeys(algorithms) if name not in present]:
-        content["method"] = [*tables(content, "method", path), *new]
+    added = dict.fromkeys(algorithms)
+    content["method"] = [*methods, *({"algorithm": name} for name in added if name not in present)]
     for dataset in tables(content, "dataset", path):
-        if isinstance(dataset.get("methods"), list):
-            dataset["methods"] = list(dict.fromkeys([*dataset["methods"], *algorithms]))
+        if isinstance(listed := dataset.get("methods"), list):
+            dataset["methods"] = [*listed, *(name for name in added if name not in listed)]
 
 
 def _as_list(values: Any) -> list[Any]:

@@ -215,7 +215,9 @@ def test_clients_that_are_left_out_are_named_by_the_command_the_run_and_its_repo
     sizes = [1, 2, 3, 1, 2, 3, 4, 12, 15]  # seven of nine, 16 samples, have fewer than ten
     rows = [f"{i % 7},{i % 2},{name}" for name, n in zip(names, sizes, strict=True) for i in range(n)]
     (tmp_path / "own.csv").write_text("\n".join(["a,y,client", *rows]))
-    said = "7 of 9 clients with fewer than 10 samples were left out, of 16 samples in all: h0, h1, h2, h3, h4 and 2 more"
+    said = (
+        "7 of 9 clients with fewer than 10 samples were left out, of 16 samples in all: h0, h1, h2, h3, h4 and 2 more"
+    )
     line = ["--data", "own.csv", "--partition", "natural", "--algorithm", "fedavg", "--rounds", 1, "--out", "run.zarr"]
     assert command(*line) == 0
     shown = capsys.readouterr()

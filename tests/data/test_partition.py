@@ -116,7 +116,9 @@ def test_natural_keeps_names_and_drops_small_clients():
     fed = partition.natural(data, by="role", min_samples=2)
     assert fed.client.attrs["names"] == ["A", "B", "C"]
     assert "left_out" not in fed.attrs
-    with pytest.warns(UserWarning, match=r"^2 of 3 clients with fewer than 3 samples were left out, of 4 samples in all"):
+    with pytest.warns(
+        UserWarning, match=r"^2 of 3 clients with fewer than 3 samples were left out, of 4 samples in all"
+    ):
         fed = partition.natural(data, by="role", min_samples=3)
     assert fed.attrs["left_out"].endswith("4 samples in all: A, B")
     assert (fed.client.attrs["names"], fed.sizes["sample"], set(fed.client.values)) == (["C"], 6, {0})

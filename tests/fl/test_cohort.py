@@ -42,7 +42,9 @@ def test_a_number_of_clients_far_from_the_rate_is_said_once(tmp_path, capsys):
     assert len(told) == 1
     assert np.isfinite(done["metrics/train_loss"]).sum("client").values.tolist() == [1, 1]
     grid = tmp_path / "grid.toml"
-    grid.write_text('clients = 3\nparticipation = 0.2\nmax_samples = 20\nrounds = 1\nseeds = [0, 1]\nalgorithm = "fedavg"\n')
+    grid.write_text(
+        'clients = 3\nparticipation = 0.2\nmax_samples = 20\nrounds = 1\nseeds = [0, 1]\nalgorithm = "fedavg"\n'
+    )
     assert command("--config", grid, "--out", tmp_path / "runs") == 0
     assert capsys.readouterr().err.count(says) == 1
     with pytest.raises(ValueError, match=r"participation=0.1 selects none of 3 clients"):
@@ -53,7 +55,7 @@ def test_a_number_of_clients_far_from_the_rate_is_said_once(tmp_path, capsys):
     (0.1, 20, ""), (0.1, 90, ""), (0.25, 18, ""), (0.5, 5, ""), (1.0, 3, ""), ((0.3, 0.9), 6, ""),
     (0.1, 8, "selects 1 of 8 clients per round (0.12 instead of 0.1)"),
     (0.5, 3, "selects 2 of 3 clients per round (0.67 instead of 0.5)"),
-    ((0.2, 0.5), 3, "selects 1 of 3 clients per round (0.33 instead of 0.2) and 2 of 3 clients per round (0.67 instead"),
+    ((0.2, 0.5), 3, "selects 1 of 3 clients per round (0.33 instead of 0.2) and 2 of 3 clients per round (0.67"),
     ((0.5, 0.9), 3, "selects 2 of 3 clients per round (0.67 instead of 0.5)."),
 ])  # fmt: skip
 def test_ends_of_a_rate_that_are_far_from_the_numbers_of_clients(participation, clients, says):
