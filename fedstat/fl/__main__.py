@@ -112,10 +112,10 @@ def read_settings(args: argparse.Namespace) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
     try:
-        own_algorithms = _find_own_algorithms(sys.argv[1:] if argv is None else argv)
+        users_algorithms = _find_own_algorithms(sys.argv[1:] if argv is None else argv)
     except ValueError as error:  # before its options, which the parser does not know
         return _cli.run(parser(), partial(_refuse, error), [])
-    return _cli.run(parser(own_algorithms), _work, argv, hint=_resume_hint)
+    return _cli.run(parser(users_algorithms), _work, argv, hint=_resume_hint)
 
 
 def _refuse(error: ValueError, _: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from fedstat.study.leaderboard_tables import REFERENCES, Board
 from fedstat.study.printed_tables import Table, require_writable
 from fedstat.study.run_metrics import score_in
 from fedstat.study.run_settings import Settings
-from fedstat.study.tuning import takes_of
+from fedstat.study.tuning import takes_of, tunable_runs
 
 _TABLES = ("ranks", "settings", "pairs")
 
@@ -102,8 +102,10 @@ def _work(args: argparse.Namespace) -> int:
     _require_comparable(runs, args, names)
     references = _choose_references(args.reference, runs, names)
     tuning = grid.tuning(args.config, scale=args.scale) if read_toml(args.config).get("tune") else None
-    args.tuned = tuning is not None and bool(tuning.candidates)
-    final, failures = _train(args, runs)
+    candidates = {} if tuning is None else tuning.candidates
+    if candidates:
+        tunable_runs(runs, candidates)
+    final, failures = _train(args, runs, candidates)
     finished, missing = _gather(args.out, final, names, failures)
     scores, courses = leaderboard.measure(finished)
     board = Board(finished, scores, courses, references, _describe_tuning(tuning, runs, names), missing)
@@ -117,9 +119,11 @@ def _work(args: argparse.Namespace) -> int:
 
 
 def _train(
-    args: argparse.Namespace, runs: Sequence[Settings]
+    args: argparse.Namespace, runs: Sequence[Settings], candidates: Collection[str]
 ) -> tuple[dict[Settings, Settings | None], dict[str, str]]:
-    """Train the missing runs, those of users' algorithms last, so that a failure in one leaves the others.
+    """Train the missing runs; if that fails, each user's algorithm after the others, so that they are not lost.
+
+    ``candidates`` are the settings to tune, of algorithms that take them all.
 
     Returns
     -------
@@ -128,18 +132,29 @@ def _train(
     dict of str
         Failures by algorithm, in words.
     """
-    own = [name for name in dict.fromkeys(run.algorithm for run in runs) if custom.is_in_file(name)]
     final: dict[Settings, Settings | None] = dict.fromkeys(runs)
     failures: dict[str, str] = {}
-    if published := [run for run in runs if run.algorithm not in own]:
-        final.update(zip(published, training.train_final(args, published), strict=True))
-    for name in own:
-        selected = [run for run in runs if run.algorithm == name]
+
+    def train(selected: list[Settings]) -> None:
+        tuned = any({*candidates} <= {*takes_of(run.algorithm)} for run in selected) and bool(candidates)
+        options = argparse.Namespace(**vars(args) | {"tuned": tuned})
+        final.update(zip(selected, training.train_final(options, selected), strict=True))
+
+    of_users = [name for name in dict.fromkeys(run.algorithm for run in runs) if custom.is_in_file(name)]
+    try:
+        train(list(runs))
+        return final, failures
+    except Exception as error:
+        if not of_users or isinstance(error, OSError | MemoryError):
+            raise
+    if published := [run for run in runs if run.algorithm not in of_users]:
+        train(published)
+    for name in of_users:
         try:
-            final.update(zip(selected, training.train_final(args, selected), strict=True))
+            train([run for run in runs if run.algorithm == name])
         except (OSError, MemoryError):
             raise
-        except Exception as error:  # code of the user
+        except Exception as error:
             failures[name] = f"{type(error).__name__}{_find_line(error, name)}: {error}"
             check.warn(f"{custom.short(name)} failed. {failures[name]}")
     return final, failures
@@ -148,7 +163,7 @@ def _train(
 def _find_line(error: BaseException, name: str) -> str:
     """Return the last line of a user's file that an error comes from, in words; "" if it comes from elsewhere."""
     errors = filter(None, (error, error.__cause__))
-    frames = [frame for one in errors for frame in traceback.extract_tb(one.__traceback__)]
+    frames = [frame for cause in errors for frame in traceback.extract_tb(cause.__traceback__)]
     lines = [frame.lineno for frame in frames if frame.filename == name.rpartition(":")[0]]
     return f" in line {lines[-1]}" if lines else ""
 

@@ -72,10 +72,10 @@ def describe_tuning(tuning: Tuning | None, untuned: Sequence[str] = ()) -> str:
         for name, values in tuning.candidates.items()
     )
     seeds = collect.list_seeds(tuning.seeds) if tuning.seeds else "all seeds"
-    each = "for all settings together" if tuning.together else "for each setting"
+    scope = "for all settings together" if tuning.together else "for each setting"
     but = f" but {', '.join(map(title_of, untuned))}, which lack the setting," if untuned else ""
     return (
-        f"every method{but} is tuned {each} on validation samples of {seeds}: {candidates}; other settings are those "
+        f"every method{but} is tuned {scope} on validation samples of {seeds}: {candidates}; other settings are those "
         "of the grid's file, else of the method's paper"
     )
 
@@ -124,7 +124,7 @@ def _conclude(test: Friedman | None, wide: pd.DataFrame) -> list[str]:
     n, k = wide.shape
     if test is None or math.isnan(test.statistic):
         needs = "it needs 2 settings and 3 methods, and ranks that differ"
-        return [f"no test of ranks: {needs}, but there are {count(n, 'setting')} and {count(k, 'ranked method')}"]
+        return [f"no test of ranks: {needs}, but the grid has {count(n, 'setting')} and {count(k, 'ranked method')}"]
     apart = critical_difference(k, n)
     reach = float(test.mean_ranks.max() - test.mean_ranks.min())
     how = "all permutations" if test.exact else "random permutations"

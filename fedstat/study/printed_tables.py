@@ -57,13 +57,13 @@ class Table(NamedTuple):
 
 def _aligned(block: pd.DataFrame) -> str:
     """Align a block, in several parts if it is wider than a terminal."""
-    first, *others = block.columns
-    parts: list[list[Any]] = [[first]]
-    for name in others:
+    names = list(block.columns)
+    parts: list[list[Any]] = [names[:1]]
+    for name in names[1:]:
         longer = [*parts[-1], name]
         is_wide = max(map(len, aligned(block[longer]).splitlines())) > TERMINAL
-        parts = [*parts, [first, name]] if is_wide and len(longer) > 2 else [*parts[:-1], longer]
-    return "\n\n".join(aligned(block[names]) for names in parts)
+        parts = [*parts, [names[0], name]] if is_wide and len(longer) > 2 else [*parts[:-1], longer]
+    return "\n\n".join(aligned(block[part]) for part in parts)
 
 
 def require_writable(name: Path, option: str = "--out") -> None:

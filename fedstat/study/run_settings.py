@@ -156,8 +156,8 @@ def require_free_names(algorithm: str) -> None:
         "an option of python -m fedstat.fl": OF_COMMAND,
     }
     for name in algorithms.settings_of(algorithm):
-        for kind, taken in kinds.items():
-            if name in taken:
+        for kind, reserved in kinds.items():
+            if name in reserved:
                 function = re.match(r"\w+", algorithm.rpartition(":")[2])
                 raise ValueError(
                     f"{custom.short(algorithm)} has a setting {name}, which is {kind}. Rename it, for example "

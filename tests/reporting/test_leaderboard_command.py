@@ -136,8 +136,10 @@ def best_on_validation(path):
 def test_a_grid_of_one_seed_and_one_data_set_without_tuning_says_what_is_missing(capsys):
     run("--config", "alone.toml", "--add", "own.py:titled", "--out", "single")
     said = " ".join(capsys.readouterr().out.split())
-    assert "2 runs in single, 2 new" in said
-    assert "no test of ranks: it needs 2 settings and 3 methods, and ranks that differ, but there are 1 setting" in said
+    assert "3 runs in single, 3 new" in said
+    assert (
+        "no test of ranks: it needs 2 settings and 3 methods, and ranks that differ, but the grid has 1 setting" in said
+    )
     assert "no setting was tuned: every method has the settings of the grid's file" in said
     assert "Add a table [tune]" in said
     assert "one seed, so no standard error" in said
@@ -175,6 +177,22 @@ def test_methods_of_which_all_candidates_diverge_are_named(folder, capsys):
     run("--config", "alone.toml", "--out", "single")
     said = " ".join(capsys.readouterr().out.split())
     assert "missing runs: FedProx all candidates diverged in digits, dirichlet:0.1, seed 0" in said
+
+
+def test_methods_that_do_not_take_the_tuned_setting_stand_beside_those_that_do(folder, capsys):
+    sweep = 'algorithm = ["fedavg", "fedprox"]'
+    text = COMMON + f"[tune]\nmu = [0.1, 1.0]\ntogether = true\n[[method]]\nsweep = {{ {sweep} }}\n"
+    (folder / "alone.toml").write_text(text)
+    run("--config", "alone.toml", "--add", "own.py:biases", "--add", "own.py:broken", "--out", "single", status=1)
+    shown = capsys.readouterr()
+    assert "own.py:broken failed. RuntimeError in line 21: no mask today" in shown.err
+    said = " ".join(shown.out.split())
+    assert "every method but FedAvg, own.py:biases, own.py:broken, which lack the setting, is tuned for all" in said
+    assert "mu, the best of 2 (0.1, 1)" in said
+    (folder / "alone.toml").write_text(text.replace("mu = [0.1, 1.0]", "kappa = [0.5, 0.9]"))
+    with pytest.raises(SystemExit, match="2"):
+        run("--config", "alone.toml", "--out", "none")
+    assert "no method of the grid takes kappa" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("change", "options", "says"), [
