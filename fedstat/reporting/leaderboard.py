@@ -14,6 +14,7 @@ from fedstat._utils.settings import read_toml
 from fedstat.fl import __main__ as training
 from fedstat.fl import custom
 from fedstat.fl.job import device_named
+from fedstat.results.base import TERMINAL
 from fedstat.study import collect, federation, grid, leaderboard, leaderboard_tables
 from fedstat.study.leaderboard_tables import REFERENCES, Board
 from fedstat.study.printed_tables import Table, require_writable
@@ -172,7 +173,7 @@ def _without_repetition(tables: Iterable[Table]) -> Iterator[str]:
     """Yield the texts of tables, each note with the first table that has it."""
     notes: set[str] = set()
     for table in tables:
-        yield table._replace(notes=tuple(note for note in table.notes if note not in notes)).text()
+        yield table._replace(notes=tuple(note for note in table.notes if note not in notes)).text(TERMINAL)
         notes |= {*table.notes}
 
 

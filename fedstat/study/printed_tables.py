@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,10 +34,10 @@ class Table(NamedTuple):
     blocks: Mapping[str, pd.DataFrame]
     notes: tuple[str, ...]
 
-    def text(self) -> str:
-        """Return the table as text for a terminal; columns that do not fit stand below, after the first column."""
+    def text(self, width: float = math.inf) -> str:
+        """Return the table as text for a terminal; columns beyond the width stand below, after the first column."""
         parts = [self.title]
-        parts += [f"{heading}\n{_aligned(block)}" for heading, block in self.blocks.items()]
+        parts += [f"{heading}\n{_aligned(block, width)}" for heading, block in self.blocks.items()]
         notes = [textwrap.fill(note, TERMINAL, subsequent_indent="  ") for note in self.notes]
         return "\n\n".join([*parts, "\n".join(notes)])
 
@@ -55,13 +56,13 @@ class Table(NamedTuple):
         return "\n\n".join([*parts, "\n".join(f"- {note}" for note in self.notes)]) + "\n"
 
 
-def _aligned(block: pd.DataFrame) -> str:
-    """Align a block, in several parts if it is wider than a terminal."""
+def _aligned(block: pd.DataFrame, width: float) -> str:
+    """Align a block, in several parts if it is wider than ``width``."""
     names = list(block.columns)
     parts: list[list[Any]] = [names[:1]]
     for name in names[1:]:
         longer = [*parts[-1], name]
-        is_wide = max(map(len, aligned(block[longer]).splitlines())) > TERMINAL
+        is_wide = max(map(len, aligned(block[longer]).splitlines())) > width
         parts = [*parts, [names[0], name]] if is_wide and len(longer) > 2 else [*parts[:-1], longer]
     return "\n\n".join(aligned(block[part]) for part in parts)
 
