@@ -45,7 +45,7 @@ def parser() -> _cli.Parser:
     """Return the parser of the command."""
     cli = _cli.Parser(
         prog="python -m fedstat leaderboard",
-        usage="%(prog)s --config FILE.toml [--add FILE.py:NAME] [other options, listed by --help]",
+        usage="%(prog)s --config FILE.toml [--add FILE.py:NAME] [options]",
         description="Train the runs of a grid that are missing, all algorithms tuned alike, and print\n"
         "their ranks over data sets, accuracies, costs and paired differences.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
