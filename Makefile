@@ -125,9 +125,10 @@ personal: runs/personal-$(SCALE)  ## the study of personalisation (simulations/p
 	$(BIN)/python analysis/personal.py --runs $< --out runs/tables-$(SCALE)/personal $(if $(NOISE),--noise '$(NOISE)')
 	$(BIN)/python paper_figs/personal.py --runs $<
 
-leaderboard: runs/all-$(SCALE)  ## all methods side by side, tuned alike: tables and figures, on real data from DATA_DIR at SCALE=quick, cpu or paper
-	$(BIN)/python analysis/leaderboard.py --runs $< --out runs/tables-$(SCALE)/leaderboard
-	$(BIN)/python paper_figs/leaderboard.py --runs $< --out runs/tables-$(SCALE)/leaderboard
+# A process for each core, of one thread each.
+leaderboard: $(READY)  ## all methods side by side, tuned alike: tables and figures, on real data from DATA_DIR at SCALE=quick, cpu or paper
+	$(NEEDS_DATA)$(BIN)/python -m fedstat leaderboard --config simulations/all.toml --scale $(SCALE) --study $(SCALE) --dask --data-dir '$(DATA_DIR)' --out runs/all-$(SCALE) --tables runs/tables-$(SCALE)/leaderboard
+	$(BIN)/python paper_figs/leaderboard.py --runs runs/all-$(SCALE) --out runs/tables-$(SCALE)/leaderboard
 
 figures-real: runs/fedfac-$(SCALE) runs/split-$(SCALE)  ## Figs. 8 to 10 alone
 	$(BIN)/python paper_figs/fig08.py --runs runs/fedfac-$(SCALE)
@@ -136,9 +137,7 @@ figures-real: runs/fedfac-$(SCALE) runs/split-$(SCALE)  ## Figs. 8 to 10 alone
 
 # Grids: what is there is not run again.
 runs/tune-$(SCALE): GRID_OPTIONS = --tune
-# A process for each core, of one thread each.
-runs/all-$(SCALE): GRID_OPTIONS = --tuned --study $(SCALE) --jobs $(shell getconf _NPROCESSORS_ONLN)
-GRIDS = fedfac tune split personal all factorized_fl feddecomp fedcp
+GRIDS = fedfac tune split personal factorized_fl feddecomp fedcp
 $(GRIDS:%=runs/%-$(SCALE)): runs/%-$(SCALE): $(READY) FORCE
 	$(NEEDS_DATA)$(BIN)/python -m fedstat.fl --config simulations/$*.toml --scale $(SCALE) --data-dir '$(DATA_DIR)' --out $@ $(GRID_OPTIONS)
 

@@ -1,66 +1,11 @@
-"""Tables that an analysis prints, and writes as CSV and Markdown."""
+"""Tables of an analysis that may lack some of them."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-from fedstat import _cli
-from fedstat._utils.guard import replace_file
-from fedstat._utils.lazy import pd
-from fedstat.results import exports
-from fedstat.results.base import TERMINAL, aligned
-
-
-class Table(NamedTuple):
-    """Table of runs.
-
-    Attributes
-    ----------
-    title : str
-    values : DataFrame
-        All numbers, one row per line of the table.
-    blocks : mapping from heading to DataFrame of str
-        What the text and Markdown show.
-    notes : tuple of str
-        What the columns mean, what was not run, where the numbers come from.
-    """
-
-    title: str
-    values: pd.DataFrame
-    blocks: Mapping[str, pd.DataFrame]
-    notes: tuple[str, ...]
-
-    def text(self) -> str:
-        """Return the table as text for a terminal."""
-        parts = [self.title]
-        parts += [f"{heading}\n{aligned(block)}" for heading, block in self.blocks.items()]
-        notes = [textwrap.fill(note, TERMINAL, subsequent_indent="  ") for note in self.notes]
-        return "\n\n".join([*parts, "\n".join(notes)])
-
-    def write(self, name: Path) -> None:
-        """Write all numbers to ``name.csv``, and the table to ``name.md``."""
-        require_writable(name)
-        name.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(Path(f"{name}.csv")) as csv, replace_file(Path(f"{name}.md")) as markdown:
-            self.values.to_csv(csv, index=False, float_format="%.6g")
-            markdown.write_text(self.markdown(), encoding="utf-8")
-
-    def markdown(self) -> str:
-        """Return the table as Markdown."""
-        parts = [f"## {self.title}"]
-        parts += [f"### {heading}\n\n{exports.markdown(block.astype(str))}" for heading, block in self.blocks.items()]
-        return "\n\n".join([*parts, "\n".join(f"- {note}" for note in self.notes)]) + "\n"
-
-
-def require_writable(name: Path) -> None:
-    """Raise ValueError, before any work, if the table's files cannot be written; their folder need not exist."""
-    for file in (Path(f"{name}.csv"), Path(f"{name}.md")):
-        if not file.parent.exists():
-            file = next(parent for parent in file.absolute().parents if parent.parent.exists())
-        _cli.require_file("--out", file)
+from fedstat.study.printed_tables import Table
 
 
 def make(builds: Mapping[str, Callable[[], Table]], out: str | Path | None = None) -> str:

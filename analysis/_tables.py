@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from _output import Table, make, require_writable
-from _within_seeds import OVERALL, SE, TOGETHER, add_overall, compare_settings, difference_notes, table_line
+from _output import make
 
 from fedstat import _cli
 from fedstat._utils.lazy import pd
@@ -28,6 +27,16 @@ from fedstat.stats.ranking import LEAST_PAIRS
 from fedstat.study import collect, run_table
 from fedstat.study.collect import METHODS, Grid, ordered, origin, scenarios, title_of
 from fedstat.study.grid import of_study
+from fedstat.study.printed_tables import Table, require_writable
+from fedstat.study.within_seeds import (
+    OVERALL,
+    SE,
+    TOGETHER,
+    add_overall,
+    compare_settings,
+    difference_notes,
+    table_line,
+)
 
 
 class Reference(NamedTuple):

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from _claims import claim, rank_correlation
-from _output import Table, require_writable
 
 from fedstat import _cli
 from fedstat.results.tables import interval, number, p_value, plus_minus
 from fedstat.stats import resampling
 from fedstat.study import collect, leaderboard
 from fedstat.study.leaderboard import Planned, planned
+from fedstat.study.printed_tables import Table, require_writable
 
 FILE = Path(__file__).resolve().parents[1] / "simulations" / "personal.toml"
 MARGIN, FLOOR, HALF = 0.005, 0.003, 0.5

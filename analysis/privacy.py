@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from _output import Table, make, require_writable
+from _output import make
 
 from fedstat import _cli, attack, open_run
 from fedstat.results.tables import interval, number
@@ -23,6 +23,7 @@ from fedstat.stats import resampling
 from fedstat.stats.split import adjusted_rand, prop_unchanged
 from fedstat.study import collect, experiment
 from fedstat.study.collect import Grid, ordered, title_of
+from fedstat.study.printed_tables import Table, require_writable
 from fedstat.study.run_settings import OF_AGGREGATOR
 from fedstat.study.run_table import span
 

@@ -38,6 +38,9 @@ COMMANDS = {
     ),
     "data": Command("fedstat.data.__main__", "list and download published data sets", "prepare data"),
     "fl": Command("fedstat.fl.__main__", "federated training on real data: one run or a grid of runs", "train"),
+    "leaderboard": Command(
+        "fedstat.reporting.leaderboard", "algorithms side by side, with your own, all tuned alike", "train"
+    ),
     "sim": Command("fedstat.sim.__main__", "simulation study on model (8): accuracy of splitting rules", "study"),
     "recovery": Command(
         "fedstat.sim.recovery.__main__", "recovery of the true split of model (8), as a function of κ", "study"

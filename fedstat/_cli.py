@@ -105,7 +105,7 @@ def run(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", UserWarning)
-            warnings.showwarning = _show
+            warnings.showwarning = _show_once()
             try:
                 cli.parse_args(argv, args)
                 require_figure("--plot", getattr(args, "plot", None))
@@ -321,8 +321,16 @@ def _one_line(message: str) -> str:
     return " ".join(line.strip() for line in message.splitlines() if line.strip())
 
 
-def _show(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {_one_line(str(message))}", file=sys.stderr)
+def _show_once() -> Callable[..., None]:
+    """Return a function that prints each warning once, however many runs of a grid raise it."""
+    texts: set[str] = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        if (text := _one_line(str(message))) not in texts:
+            texts.add(text)
+            print(f"warning: {text}", file=sys.stderr)
+
+    return show
 
 
 def _discard_output() -> None:

@@ -48,11 +48,12 @@ def compute_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def add_choices(add: Any) -> None:
-    """Add the options on outdated and failed runs."""
-    add("--repeat", action="store_true", help="repeat outdated runs: finished by other code, or with other data")
-    add("--accept", action="store_true", help="compare outdated runs as they are, and record this")
-    add("--retry", action="store_true", help="try failed runs again, also with the same code and files")
+def add_choices(add: Any, prefix: str = "") -> None:
+    """Add the options on outdated and failed runs; ``prefix`` begins their help texts."""
+    outdated = f"{prefix}repeat outdated runs: finished by other code, or with another content of a data file"
+    add("--repeat", action="store_true", help=outdated)
+    add("--accept", action="store_true", help=f"{prefix}compare outdated runs as they are, and record this")
+    add("--retry", action="store_true", help=f"{prefix}try failed runs again, also with the same code and files")
 
 
 def folder(args: argparse.Namespace) -> Path:
@@ -80,14 +81,33 @@ def _train(args: argparse.Namespace, runs: Sequence[Settings], options: Mapping[
         return
 
 
-def make_runs(args: argparse.Namespace, runs: Sequence[Settings]) -> int:
-    """Make the runs of a grid, print what became of them and their comparison, and return the exit status."""
+class Made(NamedTuple):
+    """Grid whose runs were made.
+
+    Attributes
+    ----------
+    runs : list of Settings or None
+        Each run of the grid, with its tuned values; None if runs of all its candidates failed.
+    outcomes : list of Outcome
+        Of the final runs; [] if only candidates were made.
+    status : int
+        Exit status.
+    """
+
+    runs: Sequence[Settings | None]
+    outcomes: list[Outcome]
+    status: int
+
+
+def make_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bool = True) -> Made:
+    """Make the runs of a grid, print what became of them and, if ``compare`` is True, their comparison."""
     options = compute_options(args)
     with _cli.executor(args) as executor:
         finished = [*_train(args, runs, {"progress": not args.quiet, "executor": executor, **options})]
     print("\n".join(outcomes.summarize(finished, args.out)))
-    _print_comparison(args, finished)
-    return int(any(outcome.failure for outcome in finished))
+    if compare:
+        _print_comparison(args, finished)
+    return Made(runs, finished, int(any(outcome.failure for outcome in finished)))
 
 
 def _print_comparison(args: argparse.Namespace, finished: Sequence[Outcome]) -> None:
@@ -98,26 +118,8 @@ def _print_comparison(args: argparse.Namespace, finished: Sequence[Outcome]) -> 
         print(f"\nNo comparison: {error}")
 
 
-class Tuned(NamedTuple):
-    """Tuned grid.
-
-    Attributes
-    ----------
-    runs : list of Settings or None
-        Each run of the grid with its tuned values; None if runs of all its candidates failed.
-    outcomes : list of Outcome
-        Of the final runs; [] without ``args.tuned``.
-    status : int
-        Exit status.
-    """
-
-    runs: list[Settings | None]
-    outcomes: list[Outcome]
-    status: int
-
-
-def tune_runs(args: argparse.Namespace, runs: Sequence[Settings]) -> Tuned:
-    """Tune the runs of a grid and print the steps; with ``args.tuned``, make the final runs, and print them."""
+def tune_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bool = True) -> Made:
+    """Tune the runs of a grid and print the steps; with ``args.tuned``, make the final runs as :func:`make_runs`."""
     tuning = grid.tuning(args.config, scale=args.scale)
     tunable = tunable_runs(runs, tuning.candidates, **tuning.procedure)
     groups = tuning_groups(tunable, together=tuning.together)
@@ -159,9 +161,10 @@ def tune_runs(args: argparse.Namespace, runs: Sequence[Settings]) -> Tuned:
             final = [*_train(args, tuned, options)]
             print("\n".join(["", "With the tuned settings:", *outcomes.summarize(final, args.out)]))
             print(wrapped(f"Selected on validation samples: {selection.words(entries)}."))
-            _print_comparison(args, final)
+            if compare:
+                _print_comparison(args, final)
     status |= any(outcome.failure for outcome in final)
-    return Tuned([next(iter(with_selected([run], selected, tuning.candidates)), None) for run in runs], final, status)
+    return Made([next(iter(with_selected([run], selected, tuning.candidates)), None) for run in runs], final, status)
 
 
 def _first_runs(initial: list[Settings], tuning: grid.Tuning, seeds: list[int]) -> list[Settings]:

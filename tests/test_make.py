@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+from fedstat.reporting.leaderboard import name_methods, parser
+from fedstat.study import grid
+from fedstat.study.leaderboard_tables import REFERENCES
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +31,16 @@ def test_commands_of_make_write_bytecode_also_where_the_environment_forbids_it(t
     )
     assert [path.name.partition(".")[0] for path in tmp_path.glob("__pycache__/*.pyc")] == ["imported"]
     assert "--no-compile" not in (ROOT / "Makefile").read_text()
+
+
+def test_the_leaderboard_is_the_command_on_the_grid_of_all_methods(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    printed = make("--dry-run", "leaderboard", "SCALE=quick", "DATA_DIR=data")
+    (line,) = (line for line in printed.splitlines() if " leaderboard --config " in line)
+    arguments = parser().parse_args(shlex.split(line)[4:])
+    monkeypatch.chdir(ROOT)
+    names = name_methods(grid.cells(arguments.config, scale=arguments.scale, study=arguments.study))
+    assert set(REFERENCES) < set(names)
+    assert (arguments.dask, str(arguments.tables)) == ("", "runs/tables-quick/leaderboard")
 
 
 def test_studies_that_make_stores_are_continued_if_an_earlier_make_was_interrupted() -> None:

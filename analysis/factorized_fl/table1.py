@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-from _output import Table
 from _tables import Asked, accuracy
 
 from fedstat.results.tables import number
 from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.grid import of_study
+from fedstat.study.printed_tables import Table
 
 FILE = Path(__file__).parents[2] / "simulations" / "factorized_fl.toml"
 TITLE = "Factorized-FL Table 1"

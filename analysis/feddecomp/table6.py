@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from _output import Table
 from _tables import Asked
-from _within_seeds import SE
 
 from fedstat import fl
 from fedstat.fl import algorithms, nets
@@ -23,7 +21,9 @@ from fedstat.store import open_run
 from fedstat.study import experiment, federation, run_table
 from fedstat.study.collect import Grid
 from fedstat.study.grid import of_study
+from fedstat.study.printed_tables import Table
 from fedstat.study.run_settings import Settings
+from fedstat.study.within_seeds import SE
 
 FILE = Path(__file__).parents[2] / "simulations" / "feddecomp.toml"
 SAME = ("rounds", "local_epochs", "optimizer", "lr", "seed", "evaluate_every")

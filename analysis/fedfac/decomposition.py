@@ -13,7 +13,6 @@ from typing import Any
 
 import checks
 import pandas as pd
-from _output import Table, require_writable
 from checks import KAPPA, TAU
 from threadpoolctl import threadpool_limits
 
@@ -24,6 +23,7 @@ from fedstat.results.tables import number, plus_minus
 from fedstat.store import open_run
 from fedstat.study import collect, run_table
 from fedstat.study.collect import METHODS, Grid, caption
+from fedstat.study.printed_tables import Table, require_writable
 from fedstat.study.run_table import WINDOW
 
 ANALYSED = ("local", "fedfac-static", "fedfac-dynamic")

@@ -7,7 +7,6 @@ from pathlib import Path
 import _tables as study
 import pandas as pd
 from _mixed import mixed
-from _output import Table
 from _tables import Asked
 
 from fedstat._utils.settings import read_toml
@@ -15,6 +14,7 @@ from fedstat.results.tables import interval, p_value
 from fedstat.study import collect, run_table
 from fedstat.study import grid as grids
 from fedstat.study.collect import Grid, ordered, origin, scenarios, title_of
+from fedstat.study.printed_tables import Table
 
 NAME = "simulations/fedfac.toml"
 FILE = Path(__file__).parents[2] / NAME

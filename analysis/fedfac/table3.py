@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pandas as pd
-from _output import Table
 from _tables import Asked
-from _within_seeds import SE, compare_settings, difference_notes, table_line
 
 from fedstat.results.tables import number
 from fedstat.store import open_run
 from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid
+from fedstat.study.printed_tables import Table
+from fedstat.study.within_seeds import SE, compare_settings, difference_notes, table_line
 
 
 def unseen_clients(grid: Grid, asked: Asked) -> Table:

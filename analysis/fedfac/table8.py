@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
-from _output import Table
 from _tables import Asked
-from _within_seeds import OVERALL, SE, TOGETHER, add_overall, compare_settings, difference_notes, table_line
 
 from fedstat.labelled import compare
 from fedstat.results.ranks import difference
@@ -14,6 +12,16 @@ from fedstat.store import open_run
 from fedstat.study import collect, run_table
 from fedstat.study.collect import Grid
 from fedstat.study.compare import against_zero
+from fedstat.study.printed_tables import Table
+from fedstat.study.within_seeds import (
+    OVERALL,
+    SE,
+    TOGETHER,
+    add_overall,
+    compare_settings,
+    difference_notes,
+    table_line,
+)
 
 
 def ablation(grid: Grid, asked: Asked) -> Table:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-from _output import Table
 from _tables import Asked, Reference
-from _within_seeds import SE, TOGETHER
 
 from fedstat.labelled import compare
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, plus_minus
 from fedstat.study import collect, run_table
 from fedstat.study.collect import METHODS, Grid, scenarios
+from fedstat.study.printed_tables import Table
+from fedstat.study.within_seeds import SE, TOGETHER
 
 STAGES = {"table4": ("layers", "Λ"), "table5": ("tau", "τ"), "table6": ("kappa", "κ")}
 """What each table of §5.3 varies, in the order of tuning."""

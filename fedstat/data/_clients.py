@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,9 @@ from fedstat.data.targets import strata
 
 # Fractions such as 1 - 0.9 are below 0.1 by rounding; this is less than a sample of any data set.
 _ROUNDING = 1e-9
+
+LEFT_OUT = "left_out"
+"""Attribute of a data set, and of its runs: text on the clients that were left out; absent if there are none."""
 
 
 @check.named_options()
@@ -48,7 +52,8 @@ def train_test(
         With ``in_order``, the number of samples left out before validation and before test. With windows of 80
         characters, 79 keeps later windows from overlapping earlier windows.
     short : {"error", "drop"}
-        Raise an error if a client has too few samples for one of each, or leave the client out.
+        Raise an error if a client has too few samples for one of each, or leave the client out, which
+        ``attrs["left_out"]`` names.
     stratify : bool
         Give the test samples of a client the class proportions (in regression, the proportions of the deciles of all
         targets) of the client, rounded to whole samples; and the validation samples those of its other samples. The
@@ -66,6 +71,11 @@ def train_test(
     ValueError
         If the fractions leave no training samples, ``gap`` is set without ``in_order``, ``stratify`` is set with it,
         or a client is too small.
+
+    Warns
+    -----
+    UserWarning
+        If clients are left out.
 
     Examples
     --------
@@ -165,9 +175,43 @@ def _assign_split(
             'clients (min_samples in the partition), other fractions, or leave them out: train_test(..., short="drop").'
         )
     is_retained = (split != "") & is_complete[code]
+    clients = np.unique(fed.client)
     if not is_retained.all():
         fed, split = fed.isel(sample=np.flatnonzero(is_retained)), split[is_retained]
-    return fed.assign_coords(split=("sample", split))
+    fed = fed.assign_coords(split=("sample", split))
+    if is_complete.all():
+        return fed
+    all_names = fed.client.attrs.get("names")
+    names = [c if all_names is None else all_names[c] for c in clients]
+    return note_left_out(fed, names, size, is_complete, "too few samples for every subset")
+
+
+def note_left_out(
+    data: xr.Dataset, names: Sequence[Any], size: np.ndarray, is_retained: np.ndarray, reason: str, hint: str = ""
+) -> xr.Dataset:
+    """Warn that clients were left out, and add this to ``attrs["left_out"]``.
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        Without the samples of these clients.
+    names : sequence (client,)
+        Labels of all clients.
+    size : int array (client,)
+        Their numbers of samples.
+    is_retained : bool array (client,)
+        False for clients that were left out.
+    reason, hint : str
+        What these clients have, and how to keep them.
+    """
+    out = np.flatnonzero(~is_retained).tolist()
+    n, n_samples = len(out), int(size[out].sum())
+    text = (
+        f"{n} of {len(size)} clients with {reason} {'were' if n > 1 else 'was'} left out, of {n_samples} "
+        f"sample{'s' * (n_samples != 1)} in all: {few((names[i] for i in out), 5)}"
+    )
+    check.warn(f"{text}.{hint}")
+    return data.assign_attrs({LEFT_OUT: "; ".join([*filter(None, [data.attrs.get(LEFT_OUT)]), text])})
 
 
 @check.named_options()

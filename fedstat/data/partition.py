@@ -19,7 +19,15 @@ from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import xr
 from fedstat._utils.streams import generator
-from fedstat.data._clients import hold_out, label_table, limit, number_labels, permute_labels, train_test
+from fedstat.data._clients import (
+    hold_out,
+    label_table,
+    limit,
+    note_left_out,
+    number_labels,
+    permute_labels,
+    train_test,
+)
 from fedstat.data._dealing import apportion, deal, deal_like, draw_equal, top_up
 from fedstat.data.targets import strata
 
@@ -81,7 +89,7 @@ def natural(data: xr.Dataset, *, by: str = "user", min_samples: int = 1) -> xr.D
     by : str
         Coordinate that identifies the clients.
     min_samples : int
-        Least number of samples; smaller clients are left out.
+        Least number of samples; smaller clients are left out, and named in ``attrs["left_out"]``.
 
     Returns
     -------
@@ -92,6 +100,11 @@ def natural(data: xr.Dataset, *, by: str = "user", min_samples: int = 1) -> xr.D
     ------
     ValueError
         If there is no coordinate ``by``, it lacks a value for a sample, or no client is large enough.
+
+    Warns
+    -----
+    UserWarning
+        If clients are left out.
 
     Examples
     --------
@@ -116,7 +129,11 @@ def natural(data: xr.Dataset, *, by: str = "user", min_samples: int = 1) -> xr.D
     number = np.where(is_large, np.cumsum(is_large) - 1, -1)
     fed = add_clients(data, number[code], f"natural(by={by!r}, min_samples={min_samples})")
     fed.client.attrs["names"] = names
-    return fed
+    if is_large.all():
+        return fed
+    reason = f"fewer than {min_samples} samples"
+    every_name = [all_names[key] if all_names else key for key in keys]
+    return note_left_out(fed, every_name, size, is_large, reason, " Set a smaller min_samples to keep them.")
 
 
 @check.named_options()

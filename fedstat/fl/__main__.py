@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,7 @@ from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, logs, ranks
 from fedstat.fl.training import COMMAND
 from fedstat.study import experiment, federation, grid, outcomes, report
-from fedstat.study.run_settings import Settings, named
-
-_RESERVED = (
-    *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "accept", "retry",
-    "dry_run", "seconds", "data_dir", "device", "client_chunk", "threads", "memory_budget", "jobs", "dask", "out",
-    "resume", "quiet", "log", "help",
-)  # fmt: skip
-"""Names of the command's options; a user's algorithm sets its settings of these names by --options."""
+from fedstat.study.run_settings import Settings, named, require_free_names
 
 
 def parser(more: Iterable[str] = ()) -> _cli.Parser:
@@ -57,19 +51,13 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
         help="with --config: as --tune, then make the runs of the grid with the tuned values and compare them",
     )
     add(
-        "--repeat",
-        action="store_true",
-        help="with --config: repeat outdated runs: finished by other code, or with another content of the data file",
-    )
-    add(
         "--dry-run",
         action="store_true",
         help="with --config: train nothing; count the runs to make, and estimate their time, memory and disk from a "
         "short trial of each kind",
     )
     add("--seconds", type=float, metavar="S", help="with --dry-run: longest time of a trial (default 30)")
-    add("--accept", action="store_true", help="with --config: compare outdated runs as they are, and record this")
-    add("--retry", action="store_true", help="with --config: try failed runs again, also with the same code and files")
+    _grids.add_choices(add, "with --config: ")
     _grids.add_compute(cli)
     _cli.add_output(
         cli,
@@ -93,7 +81,7 @@ def flags(more: Iterable[str] = ()) -> dict[str, tuple[str, bool]]:
     is_many = {}
     for algorithm in (*named(), *more):
         for name, declared in algorithms.settings_of(algorithm).items():
-            if declared.of_method and name not in _RESERVED:
+            if declared.of_method:
                 text = declared.help + (f" (default {declared.default})" if declared.default is not None else "")
                 by_text = algorithms_by_text.setdefault(name, {})
                 by_text.setdefault(text, []).append(custom.short(algorithm))
@@ -117,19 +105,26 @@ def read_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
-    own_algorithms = _find_own_algorithms(sys.argv[1:] if argv is None else argv)
-    return _cli.run(parser(own_algorithms), _work, argv, hint=_resume_hint)
+    try:
+        users_algorithms = _find_own_algorithms(sys.argv[1:] if argv is None else argv)
+    except ValueError as error:  # before its options, which the parser does not know
+        return _cli.run(parser(), partial(_refuse, error), [])
+    return _cli.run(parser(users_algorithms), _work, argv, hint=_resume_hint)
+
+
+def _refuse(error: ValueError, _: argparse.Namespace) -> None:
+    raise error
 
 
 def _find_own_algorithms(argv: Sequence[str]) -> list[str]:
-    """Return the user's algorithm in the arguments, whose settings become options; [] if there is none or it fails."""
+    """Return the user's algorithm in the arguments, whose settings become options; [] if there is none."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     early.add_argument("--algorithm", nargs="?")
     name = early.parse_known_args(argv)[0].algorithm
-    try:
-        return [name] if custom.is_in_file(name) and algorithms.settings_of(name) else []
-    except ValueError:  # Settings raises it again, as an error of the command
+    if not custom.is_in_file(name):
         return []
+    require_free_names(name)
+    return [name]
 
 
 def _work(args: argparse.Namespace) -> int | None:
@@ -206,7 +201,7 @@ def _run_grid(args: argparse.Namespace) -> int | None:
         return _grids.estimate_costs(args, runs)
     if args.tune or args.tuned:
         return _grids.tune_runs(args, runs).status
-    return _grids.make_runs(args, runs)
+    return _grids.make_runs(args, runs).status
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _INDIVIDUAL_DRAWS = 5000  # clients up to which each has a random stream, which takes 20 microseconds
+_FAR = 0.2
 
 
 def selected_clients(job: Job, number: int) -> np.ndarray:
@@ -31,7 +32,7 @@ def selected_clients(job: Job, number: int) -> np.ndarray:
     share one random stream, so that clients that are not selected take no time.
     """
     everyone, rate = job.everyone or job.clients, _participation_rate(job, number)
-    poisson, k = job.sampling == "poisson", round(rate * everyone)
+    poisson, k = job.sampling == "poisson", _number_selected(rate, everyone)
     if rate == 1 or (k == everyone and not poisson):
         return np.arange(everyone)
     if everyone > _INDIVIDUAL_DRAWS:
@@ -43,8 +44,7 @@ def selected_clients(job: Job, number: int) -> np.ndarray:
 
 def expected(job: Job) -> float:
     """Return the mean number of clients selected in a round, over all processes."""
-    ends = job.participation if isinstance(job.participation, tuple) else (job.participation,)
-    return float(np.mean(ends)) * (job.everyone or job.clients)
+    return float(np.mean(_ends(job.participation))) * (job.everyone or job.clients)
 
 
 def checked(participation: Any) -> Participation:
@@ -62,7 +62,29 @@ def fewest(participation: Participation, clients: int, sampling: Sampling = "fix
     """Return the least number of clients selected in a round."""
     if sampling == "poisson" and participation != 1:
         return 0
-    return round((participation if isinstance(participation, float | int) else participation[0]) * clients)
+    return _number_selected(_ends(participation)[0], clients)
+
+
+def far_from_rate(participation: Participation, clients: int) -> dict[float, int]:
+    """Return the ends of the participation rate of which fixed sampling selects a number of clients far from them.
+
+    Far is more than a fifth of the rate.
+
+    Examples
+    --------
+    >>> far_from_rate(0.2, 3), far_from_rate(0.25, 18), far_from_rate((0.1, 0.5), 8)
+    ({0.2: 1}, {}, {0.1: 1})
+    """
+    numbers = {rate: _number_selected(rate, clients) for rate in _ends(participation)}
+    return {rate: k for rate, k in numbers.items() if abs(k - rate * clients) > _FAR * rate * clients}
+
+
+def _number_selected(rate: float, clients: int) -> int:
+    return round(rate * clients)
+
+
+def _ends(participation: Participation) -> tuple[float, ...]:
+    return participation if isinstance(participation, tuple) else (participation,)
 
 
 def _participation_rate(job: Job, number: int) -> float:

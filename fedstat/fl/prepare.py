@@ -18,7 +18,7 @@ from fedstat.fl import batches, checks, chunks, evaluate, losses, naming, nets, 
 from fedstat.fl.aggregate import Aggregator, median, trimmed_mean, uniform, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
-from fedstat.fl.cohort import checked, expected, fewest
+from fedstat.fl.cohort import checked, expected, far_from_rate, fewest
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig, device_named
 from fedstat.fl.losses import Loss
@@ -290,6 +290,11 @@ def _validate_training(training: TrainConfig, clients: int) -> TrainConfig:
     check.choice("sampling", training.sampling, ("fixed", "poisson"))
     if training.sampling == "fixed" and fewest(rate, clients) < 1:
         raise ValueError(f"participation={rate} selects none of {clients} clients. Use at least {1 / clients:.2g}.")
+    if training.sampling == "fixed" and (numbers := far_from_rate(rate, clients)):
+        selected = " and ".join(
+            f"{k} of {clients} clients per round ({k / clients:.2g} instead of {end:g})" for end, k in numbers.items()
+        )
+        check.warn(f"participation={rate} selects {selected}. Set such a rate, or change the number of clients.")
     check.integer("local_epochs", training.local_epochs)
     if training.batch_size is not None:
         check.integer("batch_size", training.batch_size)

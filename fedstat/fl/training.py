@@ -16,6 +16,7 @@ from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
 from fedstat._utils.loops import on_interrupt, progress_bar
+from fedstat.data._clients import LEFT_OUT
 from fedstat.data.targets import Task
 from fedstat.fl import (
     batches,
@@ -224,7 +225,7 @@ def train(
     config |= naming.noted(job.client_labels, measured.classes)
     if job.loss.task == "regression":
         config |= {"task": job.loss.task, "loss": loss or "squared"}
-    attrs = _attributes(job, net, algorithm, config, about or {})
+    attrs = _attributes(job, net, algorithm, config, about or {}, data)
     probes = _probes(job, measurements)
     groups = record.run_layout(job, rounds, weights)
     groups |= {"clients": clients}
@@ -324,7 +325,12 @@ def _config(
 
 
 def _attributes(
-    job: Job, net: Net, algorithm: Algorithm, config: Mapping[str, Any], about: Mapping[str, Any]
+    job: Job,
+    net: Net,
+    algorithm: Algorithm,
+    config: Mapping[str, Any],
+    about: Mapping[str, Any],
+    data: xr.Dataset,
 ) -> dict[str, Any]:
     """Return the root attributes of a run's store; ``about`` holds the user's values, ``config`` the final ones."""
     title, components = f"{algorithm.name}, {count(config['rounds'], 'round')}", (algorithm, job.aggregator)
@@ -332,6 +338,8 @@ def _attributes(
     attrs |= {"about": store.to_json(about)}
     if n_equal := batches.count_equal(job.train, job.test):
         attrs[stored.EQUAL_SAMPLES] = n_equal
+    if LEFT_OUT in data.attrs:
+        attrs[LEFT_OUT] = str(data.attrs[LEFT_OUT])
     return attrs | ({stored.PIECES: store.to_json(net.pieces)} if net.pieces else {})
 
 

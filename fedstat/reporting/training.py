@@ -12,6 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from statsmodels.stats.proportion import proportion_confint
 
+from fedstat.data._clients import LEFT_OUT
 from fedstat.fl import custom
 from fedstat.fl.losses import Score
 from fedstat.fl.stored import profile
@@ -60,7 +61,7 @@ def of_run(stored: Stored, done: int) -> list[Caution]:
     if stored.tree is None or not done:
         return cautions
     run = stored.tree.isel(round=slice(done), missing_dims="ignore")
-    return [*cautions, *_of_metrics(run), *_of_split(run), *_of_scale(run)]
+    return [*cautions, *_of_clients(run), *_of_metrics(run), *_of_split(run), *_of_scale(run)]
 
 
 def one_seed(stored: Stored) -> Caution:
@@ -70,6 +71,11 @@ def one_seed(stored: Stored) -> Caution:
         f"a single run, of seed {shown(stored.config.get('seed'))}, has no interval over seeds. Intervals in this "
         "report are over clients or test samples",
     )
+
+
+def _of_clients(run: xr.DataTree) -> Iterator[Caution]:
+    if LEFT_OUT in run.attrs:
+        yield Caution("Clients left out", shown(run.attrs[LEFT_OUT]))
 
 
 def _of_metrics(run: xr.DataTree) -> Iterator[Caution]:

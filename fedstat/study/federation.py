@@ -130,7 +130,7 @@ def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int |
     """Make the network that the settings name; raise ValueError if it does not fit the samples."""
     if custom.is_in_file(settings.net):
         options = own_options(settings, vocabulary)
-        return own.make(settings.net, sample, outputs, tokens=vocabulary is not None, seed=settings.seed, **options)
+        return own.make(settings.net, sample, outputs, options, tokens=vocabulary is not None, seed=settings.seed)
     text = vocabulary is not None
     if nets.takes_text(settings.net) != text:
         suitable = [name for name in nets.NETS if nets.takes_text(name) == text]
@@ -143,7 +143,7 @@ def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int |
             f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
             f"{'texts' if text else 'features' if is_table else 'images'}. Choose {', '.join(suitable)}.{hint}"
         )
-    options = {"width": settings.width} | network_options("net_options", settings.net_options)
+    options = {"width": settings.width} | _read_net_options(settings)
     if settings.norm is not None:
         options["norm"] = settings.norm
     if text:
@@ -156,7 +156,7 @@ def own_options(settings: Any, vocabulary: int | None) -> dict[str, Any]:
 
     It gets ``width``, ``norm`` and, for texts, ``vocabulary`` if it has arguments of these names.
     """
-    options = network_options("net_options", settings.net_options)
+    options = _read_net_options(settings)
     takes = own.options(settings.net)
     common: dict[str, Any] = {"width": (settings.width, 1.0), "norm": (settings.norm, None)}
     for name, (value, default) in common.items():
@@ -168,6 +168,17 @@ def own_options(settings: Any, vocabulary: int | None) -> dict[str, Any]:
     if vocabulary is not None and "vocabulary" in takes:
         options["vocabulary"] = vocabulary
     own.require_options(settings.net, options)
+    return options
+
+
+def _read_net_options(settings: Any) -> dict[str, Any]:
+    """Return the further arguments of the network; ValueError for one that is set elsewhere."""
+    options = network_options("net_options", settings.net_options)
+    for name in ("width", "norm"):
+        if name in options:
+            raise ValueError(f"net_options must not hold {name}, which is a setting of the run. Set {name} itself.")
+    if "vocabulary" in options:
+        raise ValueError("net_options must not hold vocabulary, which comes from the data. Remove it.")
     return options
 
 

@@ -28,7 +28,9 @@ from fedstat.study.outcomes import FailedRunsError, Failure, Outcome
 from fedstat.study.run_settings import Settings
 
 
-def cells(path: str | Path, *, scale: str | None = None, study: str | None = None) -> list[Settings]:
+def cells(
+    path: str | Path, *, scale: str | None = None, study: str | None = None, add: Sequence[str] = ()
+) -> list[Settings]:
     """Read a grid file and return the settings of all runs.
 
     Parameters
@@ -39,6 +41,8 @@ def cells(path: str | Path, *, scale: str | None = None, study: str | None = Non
         NAME of a ``[scale.NAME]`` table.
     study : str, optional
         Study to select; None selects all runs.
+    add : sequence of str
+        Algorithms to add to those of the file, for all data sets, such as "own.py:mine".
 
     Returns
     -------
@@ -68,6 +72,8 @@ def cells(path: str | Path, *, scale: str | None = None, study: str | None = Non
     """
     path = Path(path)
     content = _read_file(path)
+    if add:
+        _add_methods(content, [custom.within(name, ".") for name in add], path)
     scales, datasets = table(content, "scale", path), tables(content, "dataset", path)
     of_scale = {} if scale is None else table(scales, check.choice("scale", scale, list(scales)), f"{path}, [scale]")
     common = {k: v for k, v in content.items() if k not in ("scale", "tune", "dataset", "method")} | of_scale
@@ -137,6 +143,19 @@ def _list_tables(content: dict[str, Any], path: Path) -> Iterator[tuple[str, str
                 yield place, kind, part
                 if kind == "method" and isinstance(part.get("sweep"), dict):
                     yield f"{place}, sweep", "method.sweep", part["sweep"]
+
+
+def _add_methods(content: dict[str, Any], algorithms: Sequence[str], path: Path) -> None:
+    """Add a [[method]] to the content, in place, for every algorithm that it lacks; data sets do not exclude them."""
+    methods, common, present = tables(content, "method", path), content.get("algorithm", Settings.algorithm), []
+    for method in methods:
+        swept = table(method, "sweep", f"{path}, [[method]]")
+        present += _as_list(swept.get("algorithm", method.get("algorithm", common)))
+    added = dict.fromkeys(algorithms)
+    content["method"] = [*methods, *({"algorithm": name} for name in added if name not in present)]
+    for dataset in tables(content, "dataset", path):
+        if isinstance(listed := dataset.get("methods"), list):
+            dataset["methods"] = [*listed, *(name for name in added if name not in listed)]
 
 
 def _as_list(values: Any) -> list[Any]:

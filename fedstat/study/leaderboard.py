@@ -309,7 +309,7 @@ def ranked(scores: pd.DataFrame) -> tuple[pd.DataFrame, Friedman | None, list[st
     Returns
     -------
     DataFrame (scenario, method)
-        Mean score of each method that has a run in every setting.
+        Mean score of each method that has a run in every setting, to six digits.
     Friedman or None
         Friedman test with settings as blocks. Seeds are not blocks, because all seeds of a setting use its data. None
         with fewer than 2 settings or 3 methods.
@@ -320,6 +320,7 @@ def ranked(scores: pd.DataFrame) -> tuple[pd.DataFrame, Friedman | None, list[st
     wide = scores.groupby(["scenario", "method"], sort=False)[score.name].mean().unstack("method")
     absent = [str(name) for name in wide.columns[wide.isna().any()]]
     wide = wide[[name for name in ordered(wide.columns) if name not in absent]]
+    wide = wide.map(lambda mean: float(f"{mean:.6g}"))  # runs store float32, whose rounding would break ties
     is_testable = wide.shape[0] > 1 and wide.shape[1] > 2
     values = -wide.to_numpy() if score.is_error else wide.to_numpy()
     return wide, friedman(values) if is_testable else None, absent

@@ -18,6 +18,7 @@ import numpy as np
 from fedstat import store
 from fedstat._utils import guard
 from fedstat._utils.lazy import pd, xr
+from fedstat.data._clients import LEFT_OUT
 from fedstat.fl import split_halves
 from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.losses import Score
@@ -314,6 +315,7 @@ def _sizes(run: xr.DataTree, row: Mapping[str, Any]) -> list[str]:
         f"{title_of(row['method'])}{f' on {scenario}' if scenario else ''}: {sizes}",
         f"Per client: {samples} samples; {_participation(config)}",
         *([f"Caution: {caution}"] if (caution := _equal_samples(run)) else []),
+        *([f"Caution: {run.attrs[LEFT_OUT]}"] if LEFT_OUT in run.attrs else []),
         *_aggregation(config, metrics, unprotected="trained" in run.children),
     ]
 

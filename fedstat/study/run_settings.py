@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -138,6 +139,33 @@ def _heading(tables: tuple[str, ...]) -> str:
 def default_name(data: str, partition: str) -> str:
     """Return the name of a scenario without a name of its own."""
     return f"{custom.short(data)}, {partition}"
+
+
+OF_COMMAND = (
+    "config", "scale", "study", "tune", "tuned", "dry_run", "seconds", "repeat", "accept", "retry", "data_dir",
+    "device", "client_chunk", "threads", "memory_budget", "jobs", "dask", "out", "resume", "quiet", "log", "help",
+)  # fmt: skip
+"""Names of the options of ``python -m fedstat.fl`` that are no settings of a run."""
+
+
+def require_free_names(algorithm: str) -> None:
+    """Raise ValueError if an algorithm has a setting with the name of a setting of runs, a key or an option.
+
+    Its value would go to the run, without a word to the algorithm.
+    """
+    kinds = {
+        "a setting of the run": [field.name for field in fields(Settings)],
+        "a key of grid files": [key.name for key in STRUCTURE],
+        "an option of python -m fedstat.fl": OF_COMMAND,
+    }
+    for name in algorithms.settings_of(algorithm):
+        for kind, reserved in kinds.items():
+            if name in reserved:
+                function = re.match(r"\w+", algorithm.rpartition(":")[2])
+                raise ValueError(
+                    f"{custom.short(algorithm)} has a setting {name}, which is {kind}. Rename it, for example "
+                    f"{function[0] if function else 'own'}_{name}."
+                )
 
 
 OF_PRIVACY = ("clip", "noise_multiplier", "delta", "clip_moments", "noise_multiplier_moments")
@@ -402,6 +430,7 @@ class Settings:
         object.__setattr__(self, "metrics", tuple(name for name in (*METRICS, *ERRORS) if name in self.metrics))
         for name in ("data", "algorithm", "net"):
             object.__setattr__(self, name, custom.within(getattr(self, name), "."))
+        require_free_names(self.algorithm)
         object.__setattr__(self, "options", _canonical(self.algorithm, self.options))
         federation.source_of(self.data)
         kind, _ = federation.partition_of(self.partition)

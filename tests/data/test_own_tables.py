@@ -10,9 +10,10 @@ import pytest
 import xarray as xr
 from fl_runs import command
 
-from fedstat import data, fl, store
+from fedstat import data, fl, reporting, store
 from fedstat.data import partition
 from fedstat.fl import algorithms, custom, nets
+from fedstat.study import Settings, experiment
 
 RNG = np.random.default_rng(0)
 N = 60
@@ -206,6 +207,30 @@ def test_a_table_trains_by_the_command_and_in_python(tmp_path, monkeypatch):
     fed = partition.natural(data.from_table(FRAME, **ROLES))
     found = fl.train(fed, nets.mlp([5, 4, 2]), algorithms.fedavg(), rounds=1, out=tmp_path / "python.zarr")
     assert np.isfinite(found["metrics/loss"]).all()
+
+
+def test_clients_that_are_left_out_are_named_by_the_command_the_run_and_its_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = [f"h{i}" for i in range(9)]
+    sizes = [1, 2, 3, 1, 2, 3, 4, 12, 15]  # seven of nine, 16 samples, have fewer than ten
+    rows = [f"{i % 7},{i % 2},{name}" for name, n in zip(names, sizes, strict=True) for i in range(n)]
+    (tmp_path / "own.csv").write_text("\n".join(["a,y,client", *rows]))
+    said = (
+        "7 of 9 clients with fewer than 10 samples were left out, of 16 samples in all: h0, h1, h2, h3, h4 and 2 more"
+    )
+    line = ["--data", "own.csv", "--partition", "natural", "--algorithm", "fedavg", "--rounds", 1, "--out", "run.zarr"]
+    assert command(*line) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count(said) == 1
+    assert f"warning: {said}. Set a smaller min_samples to keep them." in shown.err
+    assert f"Caution: {said}" in " ".join(shown.out.split())
+    run = store.open_run("run.zarr")
+    assert (run.attrs["left_out"], run["metrics"]["client"].values.tolist()) == (said, ["h7", "h8"])
+    reporting.report("run.zarr", out="run.html")
+    assert said in " ".join((tmp_path / "run.html").read_text().split())
+    with pytest.warns(UserWarning, match="h4 and 2 more"):
+        fed, unseen = experiment.federated(Settings.of(data="own.csv", partition="natural", unseen_fraction=0.5))
+    assert fed.attrs["left_out"] == unseen.attrs["left_out"] == said
 
 
 def test_names_of_tables_are_paths():

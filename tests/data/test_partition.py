@@ -115,7 +115,12 @@ def test_natural_keeps_names_and_drops_small_clients():
     data = labels(6, 4).assign_coords(role=("sample", [0, 2, 2, 1, 2, 2, 0, 2, 2, 1], {"names": ["A", "B", "C"]}))
     fed = partition.natural(data, by="role", min_samples=2)
     assert fed.client.attrs["names"] == ["A", "B", "C"]
-    fed = partition.natural(data, by="role", min_samples=3)
+    assert "left_out" not in fed.attrs
+    with pytest.warns(
+        UserWarning, match=r"^2 of 3 clients with fewer than 3 samples were left out, of 4 samples in all"
+    ):
+        fed = partition.natural(data, by="role", min_samples=3)
+    assert fed.attrs["left_out"].endswith("4 samples in all: A, B")
     assert (fed.client.attrs["names"], fed.sizes["sample"], set(fed.client.values)) == (["C"], 6, {0})
 
 
@@ -134,10 +139,15 @@ def test_domains_divide_the_classes_and_number_the_labels_anew():
 
 def test_time_split_leaves_a_gap_and_drops_short_clients():
     data = labels(20, 4).assign_coords(user=("sample", [0] * 20 + [1] * 4))
-    fed = partition.train_test(partition.natural(data), test=0.4, in_order=True, gap=3, short="drop")
+    says = "^1 of 2 clients with too few samples for every subset was left out, of 4 samples in all: 1.$"
+    with pytest.warns(UserWarning, match=says):
+        fed = partition.train_test(partition.natural(data), test=0.4, in_order=True, gap=3, short="drop")
     assert fed.x[fed.split == "train"].values.tolist() == list(range(12))
     assert fed.x[fed.split == "test"].values.tolist() == [15, 16, 17, 18, 19]
-    three = partition.train_test(partition.natural(data), test=0.3, validation=0.3, in_order=True, gap=2, short="drop")
+    with pytest.warns(UserWarning, match=says):
+        three = partition.train_test(
+            partition.natural(data), test=0.3, validation=0.3, in_order=True, gap=2, short="drop"
+        )
     found = {s: three.x[three.split == s].values.tolist() for s in ("train", "validation", "test")}
     assert found == {"train": list(range(8)), "validation": [10, 11, 12, 13], "test": [16, 17, 18, 19]}
 

@@ -16,11 +16,12 @@ import pytest
 import fedstat
 from fedstat import _cli
 from fedstat.fl import __main__ as cli
+from fedstat.reporting import leaderboard
 from fedstat.study import grid, run_settings, tuning
 
 ROOT = Path(__file__).parents[2]
 README, GRID, TUTORIAL = ROOT / "README.md", ROOT / "docs/howto/own-grid.md", ROOT / "docs/tutorial.md"
-STUDY = ROOT / "docs/howto/own-study.md"
+STUDY, LEADERBOARD = ROOT / "docs/howto/own-study.md", ROOT / "docs/howto/leaderboard.md"
 OWN = ("[!fg]*.md", "howto/*.md", "background/*.md")  # not the findings, and not the gallery, which runs for minutes
 PAGES = [README, ROOT / "CONTRIBUTING.md", *(page for glob in OWN for page in sorted((ROOT / "docs").glob(glob)))]
 BLOCK = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -183,6 +184,15 @@ def test_the_tuned_grids_of_the_page_say_what_the_page_says(tmp_path, capsys):
     assert found.procedure == {"search": "optuna", "budget": 20}
     tunable = tuning.tunable_runs(grid.cells(path), found.candidates, **found.procedure)
     assert {run.algorithm for run in tunable} == {"fedfac-dynamic"}
+
+
+def test_the_small_grid_of_the_leaderboard_is_that_of_its_help_and_one(tmp_path):
+    (text,) = blocks(LEADERBOARD, "toml")
+    assert re.sub("^", "  ", text.strip(), flags=re.MULTILINE) in leaderboard.parser().format_help()
+    path = tmp_path / "own.toml"
+    path.write_text(text, encoding="utf-8")
+    assert len(grid.cells(path)) == 3 * 2 * 3  # seeds × data sets × methods
+    assert grid.tuning(path).candidates == {"lr": [0.03, 0.1, 0.3]}
 
 
 def test_every_setting_of_a_grid_is_on_its_page_with_its_default():

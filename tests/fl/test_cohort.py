@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 import trainer
 from algorithm_jobs import SAMPLES, SIZES, dataset, job
+from fl_runs import command
 from plain_seams import LR
 from toy_methods import HALF, MEASURES, soft, toy
 
@@ -29,6 +33,35 @@ def test_a_share_of_clients_that_is_drawn_in_every_round():
     assert numbers == [round(share * j.clients) for share in shares]
     assert set(numbers) == {2, 3, 4, 5}
     assert fewest((0.3, 0.9), 6) == 2
+
+
+def test_a_number_of_clients_far_from_the_rate_is_said_once(tmp_path, capsys):
+    says = "participation=0.2 selects 1 of 3 clients per round (0.33 instead of 0.2). Set such a rate, or"
+    with pytest.warns(UserWarning, match=re.escape(says)) as told:
+        done = train(dataset([6, 6, 6]), nets.mlp(SIZES), toy(), rounds=2, participation=0.2)
+    assert len(told) == 1
+    assert np.isfinite(done["metrics/train_loss"]).sum("client").values.tolist() == [1, 1]
+    grid = tmp_path / "grid.toml"
+    grid.write_text(
+        'clients = 3\nparticipation = 0.2\nmax_samples = 20\nrounds = 1\nseeds = [0, 1]\nalgorithm = "fedavg"\n'
+    )
+    assert command("--config", grid, "--out", tmp_path / "runs") == 0
+    assert capsys.readouterr().err.count(says) == 1
+    with pytest.raises(ValueError, match=r"participation=0.1 selects none of 3 clients"):
+        train(dataset([6, 6, 6]), nets.mlp(SIZES), toy(), rounds=1, participation=0.1)
+
+
+@pytest.mark.parametrize(("participation", "clients", "says"), [
+    (0.1, 20, ""), (0.1, 90, ""), (0.25, 18, ""), (0.5, 5, ""), (1.0, 3, ""), ((0.3, 0.9), 6, ""),
+    (0.1, 8, "selects 1 of 8 clients per round (0.12 instead of 0.1)"),
+    (0.5, 3, "selects 2 of 3 clients per round (0.67 instead of 0.5)"),
+    ((0.2, 0.5), 3, "selects 1 of 3 clients per round (0.33 instead of 0.2) and 2 of 3 clients per round (0.67"),
+    ((0.5, 0.9), 3, "selects 2 of 3 clients per round (0.67 instead of 0.5)."),
+])  # fmt: skip
+def test_ends_of_a_rate_that_are_far_from_the_numbers_of_clients(participation, clients, says):
+    with pytest.warns(UserWarning, match=re.escape(says)) if says else nullcontext():
+        train(dataset([4] * clients), nets.mlp(SIZES), toy(), rounds=1, participation=participation)
+    train(dataset([4] * clients), nets.mlp(SIZES), toy(), rounds=1, participation=participation, sampling="poisson")
 
 
 def test_a_part_of_the_clients_draws_the_numbers_of_the_whole():

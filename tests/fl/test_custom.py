@@ -18,8 +18,9 @@ from toy_methods import HALF, toy
 from fedstat import fl, store, study
 from fedstat._utils import streams
 from fedstat.fl import algorithms, optim
+from fedstat.fl.__main__ import parser
 from fedstat.fl.algorithm import Phase
-from fedstat.study import Settings, grid
+from fedstat.study import Settings, grid, run_settings
 from fedstat.study.run_settings import keys
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -147,6 +148,53 @@ def test_what_is_wrong_with_a_file_is_said(file, name, says):
         Settings.of(algorithm=str(file.parent / name))
     with pytest.raises(ValueError, match=r"mine.py:pulled takes lam, but got 'lm'. Did you mean 'lam'"):
         algorithms.named(f"{file}:pulled", lm=1.0)
+
+
+def with_setting(tmp_path, name):
+    path = tmp_path / "own.py"
+    path.write_text(METHOD.format(default=0.1).replace("lam: Annotated", f"strength=1.0, {name}=0.5, lam: Annotated"))
+    return f"{path}:pulled"
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("lr", "a setting of the run"), ("participation", "a setting of the run"), ("seeds", "a key of grid files"),
+    ("sweep", "a key of grid files"), ("out", "an option of python -m fedstat.fl"),
+])  # fmt: skip
+def test_a_setting_with_the_name_of_the_runs_is_refused_when_the_algorithm_is_loaded(name, kind, tmp_path, capsys):
+    algorithm = with_setting(tmp_path, name)
+    says = f"own.py:pulled has a setting {name}, which is {kind}. Rename it, for example pulled_{name}."
+    for make in (lambda: Settings.of(algorithm=algorithm), lambda: Settings.of(algorithm=f"{algorithm}+", **{name: 1})):
+        with pytest.raises(ValueError, match=says.replace("own.py:pulled", r"own.py:pulled\+?")):
+            make()
+    with pytest.raises(SystemExit, match="2"):
+        command("--algorithm", algorithm, f"--{name}", 0.3, "--strength", 2, *SMALL)
+    assert says in capsys.readouterr().err
+    path = tmp_path / "grid.toml"
+    path.write_text('[[method]]\nalgorithm = "own.py:pulled"\n')
+    with pytest.raises(ValueError, match=rf"grid.toml, data set 'digits', method 'own.py:pulled': {says}"):
+        grid.cells(path)
+
+
+def test_a_setting_may_have_the_name_of_an_argument_of_the_package(tmp_path):
+    run = Settings.of(algorithm=with_setting(tmp_path, "name"), name=0.25)
+    assert run.given == {"name": 0.25}
+    assert run.make_algorithm().name == "pulled"
+
+
+def test_the_names_that_are_taken_are_those_of_the_command_and_no_algorithm_of_the_package_has_one():
+    options = {action.dest for action in parser()._actions}
+    assert options - set(run_settings.names()) == set(run_settings.OF_COMMAND)
+    for name in [*algorithms.ALGORITHMS, *(f"fedbn{suffix}" for suffix in algorithms.WRAPPERS)]:
+        run_settings.require_free_names(name)
+
+
+def test_an_option_of_a_file_that_fails_does_not_hide_the_failure(file, capsys):
+    file.write_text("def pulled(:")
+    with pytest.raises(SystemExit, match="2"):
+        command("--algorithm", f"{file}:pulled", "--lam", 0.3)
+    said = capsys.readouterr().err
+    assert "mine.py cannot be run: SyntaxError" in said
+    assert "unrecognized" not in said
 
 
 GRID = """

@@ -39,6 +39,9 @@ def of_tokens(sample, outputs, *, vocabulary):
 def needs(sample, outputs, depth):
     return nets.mlp([64, *[8] * depth, outputs])
 
+def seeded(sample, outputs, *, seed, name, tokens=False):
+    return nets.mlp([64, seed, outputs])
+
 def number(sample, outputs):
     return 3
 
@@ -79,6 +82,11 @@ def test_a_network_of_a_file_trains_as_the_network_itself(file):
     same(named, built)
 
 
+def test_options_may_have_the_names_of_arguments_of_the_package(file):
+    run = experiment.run(settings(file, "seeded", net_options=["seed=5", "name=mine", "tokens=true"]))
+    assert json.loads(run.attrs["config"])["shapes"]["fc1.weight"] == [5, 64]
+
+
 def drawn(seed, hidden=8):
     """The parameters that torch draws for the module of ``small``, in the run's stream."""
     with torch.random.fork_rng(devices=[]):
@@ -94,7 +102,7 @@ def test_the_module_of_a_file_is_drawn_from_the_stream_of_the_runs_seed(file, se
     run = experiment.run(settings(file, seed=seed, rounds=1))
     assert torch.equal(torch.random.get_rng_state(), before)
     first, second = drawn(seed)
-    net = own.make(f"{file}:small", (1, 8, 8), 10, tokens=False, seed=seed)
+    net = own.make(f"{file}:small", (1, 8, 8), 10, {}, tokens=False, seed=seed)
     expected = {"fc1.weight": first.weight, "fc1.bias": first.bias, "fc2.weight": second.weight}
     for name, p in expected.items():
         torch.testing.assert_close(net.init(streams.generator(seed, "start"))[name], p, rtol=0, atol=0)
@@ -103,7 +111,7 @@ def test_the_module_of_a_file_is_drawn_from_the_stream_of_the_runs_seed(file, se
 
 
 def test_the_example_of_the_page_is_its_network_in_plain_torch():
-    net = own.make(f"{EXAMPLES / 'small_cnn.py'}:small_cnn", (3, 9, 9), 10, tokens=False, seed=2, channels=2)
+    net = own.make(f"{EXAMPLES / 'small_cnn.py'}:small_cnn", (3, 9, 9), 10, {"channels": 2}, tokens=False, seed=2)
     p = net.init(streams.generator(2, "start"))
     x = torch.randn(1, 4, 3, 9, 9, generator=torch.Generator().manual_seed(0))
     hidden = nn.functional.conv2d(x[0], p["conv1.weight"], p["conv1.bias"], padding=1).relu()
@@ -122,7 +130,7 @@ def test_runs_of_one_seed_are_equal_resumed_too_and_runs_of_two_seeds_differ(fil
 
 
 def test_a_module_of_tokens_gets_tokens_and_the_size_of_the_vocabulary(file):
-    net = own.make(f"{file}:of_tokens", (5,), 3, tokens=True, seed=0, vocabulary=11)
+    net = own.make(f"{file}:of_tokens", (5,), 3, {"vocabulary": 11}, tokens=True, seed=0)
     assert net.shapes == {"embedding1.weight": (4, 11), "fc1.weight": (3, 20), "fc1.bias": (3,)}
     expected = nn.functional.one_hot(torch.tensor([[1, 10, 0, 2, 2]]), 11).float() @ torch.ones(11, 4)
     params = {name: torch.ones(1, *shape) for name, shape in net.shapes.items()}
@@ -151,6 +159,7 @@ def test_what_is_wrong_with_a_file_is_said(file, name, says):
 
 @pytest.mark.parametrize(("options", "says"), [
     ({"net_options": ["hiden=3"]}, "own.py:small takes hidden, but got 'hiden'. Did you mean 'hidden'?"),
+    ({"name": "perceptron", "net_options": ["width=2"]}, "net_options must not hold width, which is a setting of"),
     ({"net_options": ["hidden"]}, "net_options must look like NAME=VALUE, but got 'hidden'"),
     ({"width": 2.0}, "width has no effect on own.py:small, which has no argument width, but got 2.0. Remove it."),
     ({"norm": "batch"}, "norm has no effect on own.py:small, which has no argument norm, but got 'batch'"),

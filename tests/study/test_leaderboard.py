@@ -100,3 +100,16 @@ def test_methods_that_lack_a_setting_are_not_ranked():
     assert dict(zip(wide.columns, test.mean_ranks, strict=True)) == {"local": 1, "ditto": 2, "fedavg": 3}
     assert absent == ["fedcp"]
     assert leaderboard.ranked(found[found["scenario"] == "x"])[1] is None
+
+
+def test_means_that_differ_by_the_rounding_of_float32_alone_are_ties():
+    by_seed = {"a": (0.5, 19 / 30), "b": (16 / 30, 0.6), "c": (0.1, 0.2)}  # a and b have equal means
+    rows = [
+        {"scenario": scenario, "method": method, "seed": seed, "accuracy": float(np.float32(score))}
+        for scenario in "xy"
+        for method, scores in by_seed.items()
+        for seed, score in enumerate(scores)
+    ]
+    wide, test, _ = leaderboard.ranked(pd.DataFrame(rows))
+    assert wide["a"].tolist() == wide["b"].tolist()
+    assert test.mean_ranks.tolist() == [1.5, 1.5, 3.0]

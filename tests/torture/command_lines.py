@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from typing import NamedTuple
 
-from training_lines import ATTACK, FIGURES, FL, GRIDS, TABLES
+from training_lines import ATTACK, FIGURES, FL, GRIDS, LEADERBOARD, TABLES
 from wrong_files import GRID_TOML, SCALE_TOML, SIM_TOML, TOML, TUNE_TOML
 
 
@@ -312,6 +312,7 @@ LINES = [
             "report sim.zarr sim.zarr --out new.html | the run sim.zarr is named twice\n"
             "report fl.zarr . --out new.html | the run fl.zarr is named twice\n"
             "report sim.zarr others/sim.zarr --out new.html | is named twice, as sim.zarr and as others/sim.zarr"),
+    *(line._replace(argv=["leaderboard", *line.argv]) for line in _lines("fedstat", LEADERBOARD + PLOT)),
     *_lines("fedstat.sim", SIM + OUT + PLOT + USAGE + RESUMED + COMPUTE),
     *_config("fedstat.sim", "--config", SIM_TOML),
     *_lines("fedstat.sim.recovery", RECOVERY + OUT + PLOT + USAGE),

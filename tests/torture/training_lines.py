@@ -41,6 +41,10 @@ FL = """
 --net-options hidden=1e400 | hidden must be an integer >= 1, but got inf
 --net-options hidden=true | hidden must be an integer >= 1, but got True
 --net-options depth=3 | an option of mlp must be one of
+--net-options outputs=3 | an option of mlp must be one of
+--net-options name=x | an option of mlp must be one of
+--net-options width=2 | net_options must not hold width, which is a setting of the run
+--net-options vocabulary=9 | net_options must not hold vocabulary, which comes from the data
 --net-options hidden | net_options must look like NAME=VALUE
 --net-options hidden=1 hidden=2 | once, but got 'hidden' twice
 --net-options hidden=1 hidden=1 | net_options must hold at least one value and none twice
@@ -125,6 +129,30 @@ FL = """
 --out fl.zarr --resume --rounds 2 | Runs can only be extended
 --out sim.zarr --resume | was made by fedstat.sim, not by fedstat.fl
 --out motivation.zarr --resume | was made by fedstat.motivation, not by fedstat.fl
+"""
+LEADERBOARD = """
+ | --config is missing, the file of a grid
+--config nowhere.toml | nowhere.toml cannot be read
+--config broken.toml | broken.toml cannot be read
+--config pipe.toml | pipe.toml is not a regular file but a pipe or a device
+--config empty.toml | empty.toml must set validation_fraction
+--config empty.toml --scale quick | scale must be one of
+--config empty.toml --study quick | study must be one of
+--config board.toml --add | expected one argument
+--config board.toml --add fedprx | Did you mean 'fedprox'
+--config board.toml --add own.py:mine | the file of algorithm
+--config board.toml --add pipe.py:mine | pipe.py is not a regular file but a pipe or a device
+--config board.toml --reference fedprox | --reference must be one of 'fedavg', but got 'fedprox'
+--config board.toml --tables file.txt/t | --tables
+--config board.toml --plot x.png | --plot draws mean ranks of at least 3 methods over 2 scenarios
+--config board.toml --out file.txt | file.txt must be a folder of runs
+--config board.toml --out fl.zarr | fl.zarr must be a folder of runs
+--config board.toml --memory-budget much | --memory-budget
+--config board.toml --threads 0 | threads must be an integer >= 1
+--config board.toml --client-chunk 0 | client_chunk must be an integer >= 1
+--config board.toml --device gpu | device must be a name like
+--config board.toml --no-such | unrecognized arguments
+--config board.toml --tuned | unrecognized arguments: --tuned
 """
 TABLES = """
 --runs nowhere | there is no run at nowhere

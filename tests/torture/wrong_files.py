@@ -11,6 +11,7 @@ TOML: dict[str, str | bytes] = {
     "broken.toml": "p = [0.5",
     "twice.toml": "p = 0.5\np = 0.4",
     "empty.toml": "",
+    "board.toml": "clients = 4\nmax_samples = 20\nrounds = 1\nvalidation_fraction = 0.2\nalgorithm = 'fedavg'\n",
     "sim.toml": "clients = 4\n[tiny]\nrounds = 1\n",
 }
 

@@ -226,7 +226,7 @@ def about(name: str) -> About:
     return row._replace(title=row.title or name)
 
 
-def named(name: str, **settings: Any) -> Algorithm:
+def named(name: str, /, **settings: Any) -> Algorithm:
     """Construct an algorithm by its name.
 
     Parameters

@@ -115,7 +115,7 @@ NETS: dict[str, Callable[..., Net]] = {
 """Networks by the names that command lines and grids use."""
 
 
-def named(name: str, sample: Sequence[int], outputs: int, **options: Any) -> Net:
+def named(name: str, sample: Sequence[int], outputs: int, /, **options: Any) -> Net:
     """Construct a network by its name, for samples of a given shape.
 
     Parameters

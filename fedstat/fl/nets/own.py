@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,7 +59,9 @@ def require_options(name: str, settings: Collection[str]) -> None:
             raise ValueError(f"{custom.short(name)} needs {option}, but got none.{hint}")
 
 
-def make(name: str, sample: Sequence[int], outputs: int, *, tokens: bool, seed: int, **settings: Any) -> Net:
+def make(
+    name: str, sample: Sequence[int], outputs: int, settings: Mapping[str, Any], *, tokens: bool, seed: int
+) -> Net:
     """Call the function of a user's file, and convert its module to a network.
 
     Parameters
@@ -70,13 +72,13 @@ def make(name: str, sample: Sequence[int], outputs: int, *, tokens: bool, seed: 
         Shape of one sample.
     outputs : int
         Number of outputs that the data need. For two classes, the network may also have one output.
+    settings : mapping from str to object
+        Arguments of the function, see :func:`options`.
     tokens : bool
         True if samples are token numbers.
     seed : int
         Seed of the run. The function draws from torch's generator, which is seeded by a stream of its own and has its
         present state afterwards.
-    **settings
-        Arguments of the function, see :func:`options`.
 
     Raises
     ------

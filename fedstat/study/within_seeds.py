@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from fedstat._utils.lazy import pd
 from fedstat.labelled import compare
 from fedstat.results.ranks import difference
 from fedstat.results.tables import p_value, plus_minus
