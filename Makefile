@@ -127,7 +127,7 @@ personal: runs/personal-$(SCALE)  ## the study of personalisation (simulations/p
 
 # A process for each core, of one thread each.
 leaderboard: $(READY)  ## all methods side by side, tuned alike: tables and figures, on real data from DATA_DIR at SCALE=quick, cpu or paper
-	$(NEEDS_DATA)$(BIN)/python -m fedstat leaderboard --config simulations/all.toml --scale $(SCALE) --study $(SCALE) --dask --data-dir '$(DATA_DIR)' --out runs/all-$(SCALE) --tables runs/tables-$(SCALE)/leaderboard
+	$(NEEDS_DATA)$(BIN)/python -m fedstat leaderboard --config simulations/all.toml --scale $(SCALE) --study $(SCALE) --jobs $(shell getconf _NPROCESSORS_ONLN) --data-dir '$(DATA_DIR)' --out runs/all-$(SCALE) --tables runs/tables-$(SCALE)/leaderboard
 	$(BIN)/python paper_figs/leaderboard.py --runs runs/all-$(SCALE) --out runs/tables-$(SCALE)/leaderboard
 
 figures-real: runs/fedfac-$(SCALE) runs/split-$(SCALE)  ## Figs. 8 to 10 alone

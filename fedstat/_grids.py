@@ -13,7 +13,7 @@ from fedstat import _cli, store
 from fedstat._utils import check
 from fedstat._utils.check import in_bytes
 from fedstat._utils.loops import say
-from fedstat.fl import logs
+from fedstat.fl import custom, logs
 from fedstat.results.base import wrapped
 from fedstat.study import estimate, experiment, grid, outcomes, report, run_metrics, selection
 from fedstat.study.candidates import shown
@@ -135,16 +135,16 @@ def tune_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bo
         if executor is not None and "search" not in tuning.procedure:
             deque(_train(args, first_runs(groups.values(), tuning.candidates, seeds), options), maxlen=0)
         for (scenario, algorithm), initial in groups.items():
-            keys = [(run.name, run.algorithm) for run in initial]
+            keys, method = [(run.name, run.algorithm) for run in initial], f"{scenario}, {custom.short(algorithm)}"
             steps: list[Step] = []
             how = {**tuning.procedure, **_choices(args), **options}
             try:
                 for step in tune(initial, tuning.candidates, args.out, seeds=seeds, **how):
-                    print(f"{scenario}, {algorithm}: {step.name}, {list_seeds(seeds)}\n{step.summary()}\n", flush=True)
+                    print(f"{method}: {step.name}, {list_seeds(seeds)}\n{step.summary()}\n", flush=True)
                     steps.append(step)
                     scores.append(run_metrics.score_in(step.table))
             except FailedRunsError as error:
-                print(f"{scenario}, {algorithm}: skipped, runs of all candidates failed\n{error}\n", flush=True)
+                print(f"{method}: skipped, runs of all candidates failed\n{error}\n", flush=True)
                 status = 1
             selected |= zip(keys, steps[-1].settings if steps else [None] * len(keys), strict=True)
             tried = [run for step in steps for run in step.runs] or _first_runs(initial, tuning, seeds)

@@ -40,7 +40,7 @@ def test_the_leaderboard_is_the_command_on_the_grid_of_all_methods(monkeypatch) 
     monkeypatch.chdir(ROOT)
     names = name_methods(grid.cells(arguments.config, scale=arguments.scale, study=arguments.study))
     assert set(REFERENCES) < set(names)
-    assert (arguments.dask, str(arguments.tables)) == ("", "runs/tables-quick/leaderboard")
+    assert (arguments.jobs, str(arguments.tables)) == (os.cpu_count(), "runs/tables-quick/leaderboard")
 
 
 def test_studies_that_make_stores_are_continued_if_an_earlier_make_was_interrupted() -> None:
