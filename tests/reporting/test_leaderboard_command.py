@@ -167,7 +167,8 @@ def test_runs_that_fail_or_diverge_are_named_and_the_others_are_compared(folder,
     with pytest.raises(SystemExit, match="2"):
         run("--config", "alone.toml", "--out", "none")
     assert (
-        "no run of the grid can be compared: own.py:broken failed in digits, dirichlet:0.1, seed 0" in capsys.readouterr().err
+        "no run of the grid can be compared: own.py:broken failed in digits, dirichlet:0.1, seed 0"
+        in capsys.readouterr().err
     )
 
 
