@@ -81,7 +81,7 @@ def _train(args: argparse.Namespace, runs: Sequence[Settings], options: Mapping[
         return
 
 
-class Made(NamedTuple):
+class GridOutcome(NamedTuple):
     """Grid whose runs were made.
 
     Attributes
@@ -99,7 +99,7 @@ class Made(NamedTuple):
     status: int
 
 
-def make_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bool = True) -> Made:
+def make_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bool = True) -> GridOutcome:
     """Make the runs of a grid, print what became of them and, if ``compare`` is True, their comparison."""
     options = compute_options(args)
     with _cli.executor(args) as executor:
@@ -107,7 +107,7 @@ def make_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bo
     print("\n".join(outcomes.summarize(finished, args.out)))
     if compare:
         _print_comparison(args, finished)
-    return Made(runs, finished, int(any(outcome.failure for outcome in finished)))
+    return GridOutcome(runs, finished, int(any(outcome.failure for outcome in finished)))
 
 
 def _print_comparison(args: argparse.Namespace, finished: Sequence[Outcome]) -> None:
@@ -118,7 +118,7 @@ def _print_comparison(args: argparse.Namespace, finished: Sequence[Outcome]) -> 
         print(f"\nNo comparison: {error}")
 
 
-def tune_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bool = True) -> Made:
+def tune_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bool = True) -> GridOutcome:
     """Tune the runs of a grid and print the steps; with ``args.tuned``, make the final runs as :func:`make_runs`."""
     tuning = grid.tuning(args.config, scale=args.scale)
     tunable = tunable_runs(runs, tuning.candidates, **tuning.procedure)
@@ -164,7 +164,9 @@ def tune_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bo
             if compare:
                 _print_comparison(args, final)
     status |= any(outcome.failure for outcome in final)
-    return Made([next(iter(with_selected([run], selected, tuning.candidates)), None) for run in runs], final, status)
+    return GridOutcome(
+        [next(iter(with_selected([run], selected, tuning.candidates)), None) for run in runs], final, status
+    )
 
 
 def _first_runs(initial: list[Settings], tuning: grid.Tuning, seeds: list[int]) -> list[Settings]:

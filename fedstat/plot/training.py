@@ -40,7 +40,7 @@ from fedstat.results.leakage import LeakageResult
 from fedstat.stats import split as splitting
 from fedstat.store import results
 from fedstat.study import collect, run_metrics, run_table
-from fedstat.study.compare import RunsResult
+from fedstat.study.runs_result import RunsResult
 
 HIGHLIGHT = "fedfac-dynamic"
 _SHOWN = 5  # most seeds whose lines are drawn

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedstat import _cli, _grids
-from fedstat._grids import Made
+from fedstat._grids import GridOutcome
 from fedstat._utils import check
 from fedstat._utils.settings import read_toml
 from fedstat.fl import custom
@@ -103,8 +103,8 @@ def _work(args: argparse.Namespace) -> int:
     references = _choose_references(args.reference, runs, names)
     tuning = grid.tuning(args.config, scale=args.scale) if read_toml(args.config).get("tune") else None
     args.tuned = tuning is not None
-    made = (_grids.make_runs if tuning is None else _grids.tune_runs)(args, runs, compare=False)
-    finished, missing = _gather(made, runs, names)
+    trained = (_grids.make_runs if tuning is None else _grids.tune_runs)(args, runs, compare=False)
+    finished, missing = _gather(trained, runs, names)
     scores, courses = leaderboard.measure(finished)
     board = Board(finished, scores, courses, references, _describe_tuning(tuning, runs, names), missing)
     tables = leaderboard_tables.tables(board)
@@ -113,7 +113,7 @@ def _work(args: argparse.Namespace) -> int:
     print("\n" + "\n\n\n".join(_without_repetition(tables.values())))
     if args.plot is not None:
         _draw(board, args.plot)
-    return made.status
+    return trained.status
 
 
 def _without_repetition(tables: Iterable[Table]) -> Iterator[str]:
@@ -198,12 +198,12 @@ def _choose_references(references: Sequence[str], runs: Sequence[Settings], name
     return [name for name in REFERENCES if name in names] or [names[0]]
 
 
-def _gather(made: Made, runs: Sequence[Settings], names: Sequence[str]) -> tuple[collect.Grid, list[str]]:
+def _gather(trained: GridOutcome, runs: Sequence[Settings], names: Sequence[str]) -> tuple[collect.Grid, list[str]]:
     """Return the finished runs, and a text on each run that is not compared."""
-    outcomes = {outcome.settings: outcome for outcome in made.outcomes}
+    outcomes = {outcome.settings: outcome for outcome in trained.outcomes}
     names_by_path: dict[str, str] = {}
     seeds: dict[str, list[int]] = {}
-    for run, settings, name in zip(runs, made.runs, names, strict=True):
+    for run, settings, name in zip(runs, trained.runs, names, strict=True):
         outcome = None if settings is None else outcomes[settings]
         if outcome is not None and outcome.is_compared:
             names_by_path[str(outcome.path)] = name

@@ -45,7 +45,7 @@ MODULES = {
     "fedstat.stats.pooling": ("Pooled",),
     "fedstat.stats.variance_components": ("Components",),
     "fedstat.ntk.results": ("ConvergenceResult", "ExtremeEigenvalues", "GeneralizationResult"),
-    "fedstat.study.compare": ("RunsResult",),
+    "fedstat.study.runs_result": ("RunsResult",),
 }  # fmt: skip
 """Classes that are stored, by module. Names in files are looked up here, and nowhere else."""
 _MODULE_OF = {name: module for module, names in MODULES.items() for name in names}

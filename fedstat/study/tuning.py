@@ -163,8 +163,8 @@ def _select(name: str, tried: list[tuple[Settings, ...]], seeds: Sequence[int], 
     n_first, paths, to_run = len(tried), dict[Settings, Path](), runs_of(tried, seeds)
     first = [x for candidate in tried if (x := numeric.number(name, candidate[0])) is not None]
     while True:
-        made, error = completed(run_all(to_run))
-        paths |= made
+        new_paths, error = completed(run_all(to_run))
+        paths |= new_paths
         rows = rows_of(tried, seeds, paths)
         if error is not None and rows.empty:
             raise error
