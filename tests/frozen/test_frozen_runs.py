@@ -70,7 +70,7 @@ def test_what_runs_are_named_for_happens_in_them(recorded):
 def test_a_run_passes_every_setting(name):
     run = RUNS[name]
     assert {*SETTINGS[run.algorithm], *run.settings} == {*algorithms.settings_of(run.algorithm)}
-    given = {*OPTIONS, *run.options, "data", "net", "algorithm", "out", "resume", "progress"}
+    given = {*OPTIONS, *run.options, "data", "net", "algorithm", "out", "resume", "progress", "on_round_end", "log"}
     assert given == {*inspect.signature(train).parameters}
 
 
