@@ -22,6 +22,7 @@ from fedstat import store
 from fedstat._utils import check, guard
 from fedstat._utils.guard import draft_of, replace_file
 from fedstat._utils.lazy import xr
+from fedstat._utils.loops import ONE_THREAD
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
 """Exit statuses of programs that SIGINT or SIGPIPE ends."""
@@ -419,8 +420,7 @@ def _processes(distributed: Any, number: int | None) -> Iterator[Any]:
     # Three defaults of Dask are off: its memory limit, which ends workers although the machine has free memory; its
     # MALLOC_TRIM_THRESHOLD_, which returns every freed block to the system and costs training a third more CPU time;
     # and its profiler, as there is no dashboard.
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), 1)
-    settings = {"distributed.nanny.pre-spawn-environ": threads, "distributed.worker.profile.enabled": False}
+    settings = {"distributed.nanny.pre-spawn-environ": ONE_THREAD, "distributed.worker.profile.enabled": False}
     try:
         with (
             dask.config.set(settings),

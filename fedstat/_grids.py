@@ -19,7 +19,7 @@ from fedstat.study import estimate, experiment, grid, outcomes, report, run_metr
 from fedstat.study.candidates import shown
 from fedstat.study.collect import list_seeds
 from fedstat.study.compare import compare_runs
-from fedstat.study.outcomes import FailedRunsError, Outcome
+from fedstat.study.outcomes import FailedRunsError, Outcome, OutdatedRunError
 from fedstat.study.run_settings import Settings
 from fedstat.study.step import Step
 from fedstat.study.tuning import first_runs, tunable_runs, tune, tuning_groups, with_selected
@@ -91,12 +91,15 @@ class GridOutcome(NamedTuple):
     outcomes : list of Outcome
         Of the final runs; [] if only candidates were made.
     status : int
-        Exit status.
+        Exit status: 1 if a run is not compared.
+    at_edge : list of str
+        Methods, and scenarios in brackets, whose selected value lies at an edge of its candidates.
     """
 
     runs: Sequence[Settings | None]
     outcomes: list[Outcome]
     status: int
+    at_edge: Sequence[str] = ()
 
 
 def make_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bool = True) -> GridOutcome:
@@ -104,10 +107,11 @@ def make_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bo
     options = compute_options(args)
     with _cli.executor(args) as executor:
         finished = [*_train(args, runs, {"progress": not args.quiet, "executor": executor, **options})]
+    finished = grid.rejudged(finished)
     print("\n".join(outcomes.summarize(finished, args.out)))
     if compare:
         _print_comparison(args, finished)
-    return GridOutcome(runs, finished, int(any(outcome.failure for outcome in finished)))
+    return GridOutcome(runs, finished, int(not all(outcome.is_compared for outcome in finished)))
 
 
 def _print_comparison(args: argparse.Namespace, finished: Sequence[Outcome]) -> None:
@@ -129,7 +133,7 @@ def tune_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bo
         selection.read(args.out)  # a damaged file is an error before any run
     selected: dict[tuple[str, str], Settings | None] = {}
     candidates: dict[tuple[str, str], list[Settings]] = {}
-    scores, status, final = [], 0, list[Outcome]()
+    scores, at_edge, status, final = [], list[str](), 0, list[Outcome]()
     with _cli.executor(args) as executor:
         options = {"progress": not args.quiet, "executor": executor, **compute}
         if executor is not None and "search" not in tuning.procedure:
@@ -143,9 +147,13 @@ def tune_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bo
                     print(f"{method}: {step.name}, {list_seeds(seeds)}\n{step.summary()}\n", flush=True)
                     steps.append(step)
                     scores.append(run_metrics.score_in(step.table))
+                    at_edge += [f"{custom.short(algorithm)} ({scenario})"] * bool(step.edge)
             except FailedRunsError as error:
                 print(f"{method}: skipped, runs of all candidates failed\n{error}\n", flush=True)
                 status = 1
+            except OutdatedRunError as error:
+                print(wrapped(f"{method}: skipped. {error}") + "\n", flush=True)
+                status, steps = 1, []
             selected |= zip(keys, steps[-1].settings if steps else [None] * len(keys), strict=True)
             tried = [run for step in steps for run in step.runs] or _first_runs(initial, tuning, seeds)
             candidates |= {key: [run for run in tried if (run.name, run.algorithm) == key] for key in keys}
@@ -158,15 +166,14 @@ def tune_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bo
             tuned = with_selected(runs, selected, tuning.candidates)
             entries = _list_selected(runs, tuned, selected, candidates, list(tuning.candidates))
             selection.write(args.out, entries)
-            final = [*_train(args, tuned, options)]
+            final = grid.rejudged([*_train(args, tuned, options)])
             print("\n".join(["", "With the tuned settings:", *outcomes.summarize(final, args.out)]))
             print(wrapped(f"Selected on validation samples: {selection.words(entries)}."))
             if compare:
                 _print_comparison(args, final)
-    status |= any(outcome.failure for outcome in final)
-    return GridOutcome(
-        [next(iter(with_selected([run], selected, tuning.candidates)), None) for run in runs], final, status
-    )
+    status |= not all(outcome.is_compared for outcome in final)
+    tuned_runs = [next(iter(with_selected([run], selected, tuning.candidates)), None) for run in runs]
+    return GridOutcome(tuned_runs, final, status, at_edge)
 
 
 def _first_runs(initial: list[Settings], tuning: grid.Tuning, seeds: list[int]) -> list[Settings]:

@@ -139,6 +139,11 @@ def reason(error: BaseException) -> str:
     return lines[0][:300].removesuffix(".")
 
 
+def printable(text: str) -> str:
+    """Replace control characters and half pairs of UTF-16, which texts of others may hold."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 @contextmanager
 def written(path: Path) -> Iterator[None]:
     """Name the file in an OSError that names none, as the error of a full disk."""

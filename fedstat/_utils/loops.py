@@ -34,6 +34,8 @@ Result = TypeVar("Result")
 _PLACES = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 _LIBRARIES = ("<frozen ", str(Path(__file__).parents[1]), *_PLACES)
 """Prefixes of the names of files of libraries and this package."""
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""Environment of a process that works beside others, whose libraries would each take all cores."""
 # Submitted items at a time: enough for a cluster, and few enough for matrices of as many clients in memory.
 _AHEAD = 64
 

@@ -106,7 +106,12 @@ def _work(args: argparse.Namespace) -> int:
     trained = (_grids.make_runs if tuning is None else _grids.tune_runs)(args, runs, compare=False)
     finished, missing = _gather(trained, runs, names)
     scores, courses = leaderboard.measure(finished)
-    board = Board(finished, scores, courses, references, _describe_tuning(tuning, runs, names), missing)
+    how_tuned = _describe_tuning(tuning, runs, names)
+    if trained.at_edge:
+        how_tuned += (
+            f". Larger or smaller values than the candidates may suit these better: {', '.join(trained.at_edge)}"
+        )
+    board = Board(finished, scores, courses, references, how_tuned, missing)
     tables = leaderboard_tables.tables(board)
     for name, table in tables.items() if args.tables is not None else ():
         table.write(Path(f"{args.tables}-{name}"))

@@ -132,7 +132,7 @@ def compare_runs(
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     tuned: list[selection.Final] = []
-    finished, missing, accepted = _read(runs, measure, tuned)
+    finished, missing, outdated = _read(runs, measure, tuned)
     _require_same_data(finished)
     names = _label_runs(finished)
     if not isinstance(runs, Mapping) or isinstance(runs, xr.DataTree):
@@ -157,7 +157,7 @@ def compare_runs(
         over = compare(table, reference=reference, value=rule, block=within, sample=sample, level=level)
     configs = {name: next(run.config for run in finished if run.scenario == name) for name in by_scenario}
     notes = [f"{name}: {note}" for name, comparison in by_scenario.items() for note in comparison.notes]
-    notes += [*_undefined(finished, measure), *accepted]
+    notes += _undefined(finished, measure)
     table_fields = {field.name: getattr(over, field.name) for field in fields(over)}
     return RunsResult(
         **table_fields | {"notes": (*notes, *origin(Grid(table, configs=configs)))},
@@ -166,6 +166,7 @@ def compare_runs(
         costs=_costs(table),
         measure=measure,
         missing=tuple(missing),
+        outdated=tuple(outdated),
         selected=tuple(sentence for folder in tuned for sentence in folder.words()),
         left_out=tuple(sentence for folder in tuned for sentence in folder.warnings()),
     )
@@ -220,10 +221,10 @@ class _Run(NamedTuple):
 def _read(
     runs: Runs | Mapping[str, Runs], measure: str | None, tuned: list[selection.Final]
 ) -> tuple[list[_Run], list[str], list[str]]:
-    """Read finished runs; return also texts that name missing runs, and notes on accepted ones; extend ``tuned``."""
+    """Read finished runs; return also texts on missing and on outdated runs; extend ``tuned``."""
     labelled = isinstance(runs, Mapping) and not isinstance(runs, xr.DataTree)
     groups: Iterable[tuple[Any, Any]] = runs.items() if labelled else [(None, runs)]  # type: ignore[union-attr]
-    finished, missing, accepted = [], [], []
+    finished, missing, outdated = [], [], []
     for label, group in groups:
         for number_, source in enumerate(_iterate_runs(group, tuned), 1):
             is_path = isinstance(source, str | Path)
@@ -235,8 +236,8 @@ def _read(
             if "config" in run.attrs and "ended" not in run.attrs:
                 missing.append(f"{where}: unfinished")
                 continue
-            if is_path and (changed := outcomes.accepted_changes(Path(source))):
-                accepted.append(f"{where} was made with another version of {', '.join(changed)}, and accepted as it is")
+            if is_path and (changed := outcomes.changed_files(Path(source))):
+                outdated.append(f"{outcomes.name_of_store(Path(source))} ({', '.join(changed)})")
             try:
                 with store.reading(where):
                     numbers, config = row(run, measure), config_of(run)
@@ -246,7 +247,7 @@ def _read(
             finished.append(_Run(None if label is None else str(label), where, numbers, config, undefined))
     if not finished:
         raise ValueError(f"there is no finished run{f': {caution_of_missing(missing)}' if missing else ''}")
-    return finished, missing, accepted
+    return finished, missing, outdated
 
 
 def _count_undefined(run: xr.DataTree, measure: str) -> int:

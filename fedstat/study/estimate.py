@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 import multiprocessing
+import os
 import shutil
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ import numpy as np
 from fedstat import store
 from fedstat._utils import memory
 from fedstat._utils.lazy import pd
-from fedstat._utils.loops import progress_bar
+from fedstat._utils.loops import ONE_THREAD, progress_bar
 from fedstat.results.base import TERMINAL, aligned
 from fedstat.results.tables import count, megabytes
 from fedstat.study import experiment, outcomes, report
@@ -71,10 +73,10 @@ class Trial(NamedTuple):
 
 
 def kinds(runs: Iterable[Settings]) -> dict[Settings, list[Settings]]:
-    """Group runs that differ in their seed alone, by the settings of the first."""
+    """Group runs that differ in seeds and learning rates alone, by the settings of the first."""
     groups: dict[Settings, list[Settings]] = {}
     for run in runs:
-        groups.setdefault(run.but(seed=0), []).append(run)
+        groups.setdefault(run.but(seed=0, lr=Settings.lr, server_lr=Settings.server_lr), []).append(run)
     return {group[0]: group for group in groups.values()}
 
 
@@ -102,7 +104,8 @@ def measure(
         See :func:`fedstat.study.grid.run_all`.
     """
     tried = [*runs, *runs[: -len(runs) % jobs]]  # the last ones have company, too
-    with ThreadPoolExecutor(jobs) as pool, progress_bar(len(runs), "trial", progress) as bar:
+    environment = _environment(ONE_THREAD if jobs > 1 else {})
+    with environment, ThreadPoolExecutor(jobs) as pool, progress_bar(len(runs), "trial", progress) as bar:
         futures = [pool.submit(_measure_apart, run, seconds, options) for run in tried]
         trials = []
         for future in futures[: len(runs)]:
@@ -111,12 +114,28 @@ def measure(
     return trials
 
 
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment, which processes that start in this context inherit."""
+    earlier = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in earlier.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def _measure_apart(settings: Settings, seconds: float, options: Mapping[str, Any]) -> Trial:
     """Measure in a new process, which is ended when its time is over; return the last that it sent."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     begun = time.perf_counter()
-    process = context.Process(target=_measure_here, args=(settings, seconds, dict(options), sender), daemon=True)
+    arguments = (settings, seconds, dict(options), sender, time.time())
+    process = context.Process(target=_measure_here, args=arguments, daemon=True)
     process.start()
     sender.close()
     trial: Trial | None = None
@@ -136,13 +155,15 @@ def _measure_apart(settings: Settings, seconds: float, options: Mapping[str, Any
     return Trial(settings, failure=outcomes.failure_of(error, settings))
 
 
-def _measure_here(settings: Settings, seconds: float, options: Mapping[str, Any], sender: Connection) -> None:
+def _measure_here(
+    settings: Settings, seconds: float, options: Mapping[str, Any], sender: Connection, begun_at: float
+) -> None:
     """Send a trial from one round and, if there is time, one from several rounds of a second run."""
-    begun = time.perf_counter()
+    begun, imported = time.perf_counter(), time.time() - begun_at
     try:
         with tempfile.TemporaryDirectory() as folder:
             first = _try(settings.but(rounds=1), Path(folder) / "first.zarr", options)
-            sender.send(_trial_of(settings, first, start=0.0))
+            sender.send(_trial_of(settings, first, start=imported))
             remaining = seconds - (time.perf_counter() - begun)
             if remaining < first.total:
                 return
@@ -150,7 +171,7 @@ def _measure_here(settings: Settings, seconds: float, options: Mapping[str, Any]
             every = min(settings.evaluate_every, 2)
             trial = settings.but(rounds=1 + max(n, 0), evaluate_every=every)
             second = _try(trial, Path(folder) / "second.zarr", options)
-            start = max(0.0, first.total - second.total + sum(second.intervals[1:]))
+            start = imported + max(0.0, first.total - second.total + sum(second.intervals[1:]))
             sender.send(_trial_of(settings, second, start=start))
     except Exception as error:
         sender.send(Trial(settings, failure=outcomes.failure_of(error, settings)))

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,18 @@ from fedstat.study.grid_file import Tuning, cells, require_distinct, tuning
 from fedstat.study.outcomes import FailedRunsError, Failure, Outcome
 from fedstat.study.run_settings import Settings
 
-__all__ = ["Tuning", "cells", "name_of", "of_study", "plan", "require_distinct", "run_all", "tuning", "variants"]
+__all__ = [
+    "Tuning",
+    "cells",
+    "name_of",
+    "of_study",
+    "plan",
+    "rejudged",
+    "require_distinct",
+    "run_all",
+    "tuning",
+    "variants",
+]
 
 
 def plan(
@@ -110,8 +122,9 @@ def run_all(
                 outcome = get_outcome()
             except (OSError, CancelledError, BrokenExecutor):
                 raise
-            except Exception as error:  # the workers that ran it were lost
-                outcome = _record(error, task)
+            except Exception as error:
+                lost = ChildProcessError(f"the processes that made it ended, often for lack of memory ({error!s:.200})")
+                outcome = _record(lost, task)
             bar.update()
             if outcome.failure is not None:
                 failures.append(outcome.failure)
@@ -185,8 +198,11 @@ def _judge(choices: _Choices, task: _Task) -> Outcome:
 
 def _judge_failed(choices: _Choices, task: _Task) -> Outcome | None:
     """Return the outcome of a run that failed with the present code and files, and is not tried again."""
-    failure = None if choices.retry else outcomes.recorded_failure(task.path)
-    if failure is None or failure.code != outcomes.code_of(task.settings):
+    failure = None
+    if not choices.retry:
+        with suppress(ValueError):  # a damaged record does not keep the run from being made
+            failure = outcomes.recorded_failure(task.path)
+    if failure is None or not failure.lasting or failure.code != outcomes.code_of(task.settings):
         return None
     return Outcome(*task, failure.state, failure=failure, repeated=False)
 
@@ -201,6 +217,16 @@ def _train(task: _Task, options: Mapping[str, Any]) -> None:
     experiment.run(settings, out=draft if is_replaced else path, resume=True, **options)
     if is_replaced:
         store.replace(draft, path)
+
+
+def rejudged(earlier: Sequence[Outcome]) -> list[Outcome]:
+    """Return outcomes with runs whose files of the user have changed since they were trained as outdated."""
+    return [_rejudge(outcome) if outcome.state in ("made", "finished") else outcome for outcome in earlier]
+
+
+def _rejudge(outcome: Outcome) -> Outcome:
+    changed = outcomes.changed_files(outcome.path)
+    return outcome._replace(state="outdated", changed=changed) if changed else outcome
 
 
 def _stops_all(error: BaseException) -> bool:

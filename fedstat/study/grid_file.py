@@ -209,6 +209,15 @@ def _check_seeds(seeds: Any, path: Path | str) -> list[int]:
 def require_distinct(runs: Sequence[Settings], source: str) -> None:
     """Raise ValueError that names the run if a run occurs twice."""
     duplicates = [run for run, number in Counter(runs).items() if number > 1]
+    names: dict[tuple[Any, ...], Settings] = {}
+    for run in runs:  # the name of a store does not depend on the folder of the user's files
+        first = names.setdefault(tuple(custom.short(x) if isinstance(x, str) else x for x in vars(run).values()), run)
+        if first != run:
+            name = next(key for key in vars(run) if getattr(run, key) != getattr(first, key))
+            raise ValueError(
+                f"{source} has {getattr(first, name)} and {getattr(run, name)}, whose runs would have one name: "
+                f"{custom.short(run.algorithm)}, seed {run.seed}. Rename one of the two files."
+            )
     if duplicates:
         raise ValueError(
             f"{source} has the run {outcomes.describe(duplicates[0])} twice. Remove it, or change one of its settings."

@@ -6,7 +6,9 @@ import json
 import textwrap
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fedstat import store
@@ -22,6 +24,7 @@ State: TypeAlias = Literal["made", "finished", "accepted", "outdated", "failed",
 FAILED, ACCEPTED = ".failed.json", ".accepted.json"
 """Endings of the records of a run, in place of the ending of its store."""
 _LONGEST = 20_000  # characters of a message or a traceback in a record
+_SHOWN = 300  # characters of a message in prints
 
 
 class Failure(NamedTuple):
@@ -42,6 +45,9 @@ class Failure(NamedTuple):
         Digests, see :func:`code_of`.
     diverged : bool
         True if training diverged.
+    lasting : bool
+        True if the run would fail again: it diverged, or the user's code raised the error. False if the disk, memory,
+        the network or a lost process may be the cause.
     """
 
     run: str
@@ -51,6 +57,7 @@ class Failure(NamedTuple):
     time: str
     code: Mapping[str, str]
     diverged: bool = False
+    lasting: bool = False
 
     @property
     def state(self) -> Literal["failed", "diverged"]:
@@ -59,7 +66,8 @@ class Failure(NamedTuple):
 
     def __str__(self) -> str:
         """Return what happened in one line: "failed, ZeroDivisionError: division by zero (own.py, line 7)"."""
-        error = " ".join(self.error.split())
+        error = guard.printable(" ".join(self.error[: 2 * _SHOWN].split()))
+        error = error if len(error) <= _SHOWN else f"{error[:_SHOWN]} …"
         if self.diverged:
             return error.removeprefix(f"{FloatingPointError.__name__}: ")
         return f"failed, {error}{f' ({self.place})' if self.place else ''}"
@@ -106,6 +114,10 @@ class Outcome(NamedTuple):
     def is_compared(self) -> bool:
         """True if the run is finished, and current or accepted."""
         return self.state in ("made", "finished", "accepted")
+
+
+class OutdatedRunError(ValueError):
+    """Error of tuning if a candidate was made by other code or with other data."""
 
 
 class FailedRunsError(RuntimeError):
@@ -162,12 +174,33 @@ def changes(settings: Settings, path: Path) -> tuple[str, ...]:
         current.pop(experiment.DATA_FILE, None)
     names = {
         "fedstat": "fedstat",
-        "algorithm": custom.short(settings.algorithm),
-        experiment.ALGORITHM_FILE: custom.short(settings.algorithm),
-        experiment.NET_FILE: custom.short(settings.net),
+        "algorithm": _file_name(settings.algorithm),
+        experiment.ALGORITHM_FILE: _file_name(settings.algorithm),
+        experiment.NET_FILE: _file_name(settings.net),
         experiment.DATA_FILE: custom.short(settings.data),
     }
     return tuple(dict.fromkeys(name for key, name in names.items() if stored.get(key) != current.get(key)))
+
+
+def _file_name(name: str) -> str:
+    """Return the file of a user's function; other names unchanged."""
+    return custom.short(name).rpartition(":")[0] or name
+
+
+def changed_files(path: Path) -> tuple[str, ...]:
+    """Return the names of the user's files that differ from those of a stored run; missing files do not count.
+
+    No file is executed.
+    """
+    settings, config = experiment.settings_of(path), store.config_of(path)
+    changed = []
+    for name, key in zip(("algorithm", "net", "data"), experiment.FILES, strict=True):
+        if isinstance(stored := config.get(key), dict):
+            with suppress(ValueError, OSError):
+                only = SimpleNamespace(**{"algorithm": "", "net": "", "data": Settings.data} | {name: settings[name]})
+                current = experiment.files(only).get(key, {})
+                changed += [str(stored.get("name"))] * (current.get("sha256") != stored.get("sha256"))
+    return tuple(dict.fromkeys(_file_name(name) for name in changed))
 
 
 def can_continue(settings: Settings, path: Path) -> bool:
@@ -181,12 +214,13 @@ def failure_of(error: BaseException, settings: Settings) -> Failure:
     text = "".join(traceback.format_exception(error))
     return Failure(
         run=describe(settings),
-        error=f"{type(error).__name__}: {error}"[:_LONGEST],
+        error=f"{type(error).__name__}: {error}".removesuffix(": ")[:_LONGEST],
         place=places[-1] if places else "",
         traceback=text[-_LONGEST:],
         time=store.now(),
         code=code_of(settings),
         diverged=isinstance(error, FloatingPointError),
+        lasting=isinstance(error, FloatingPointError) or bool(places and not isinstance(error, OSError | MemoryError)),
     )
 
 
@@ -215,7 +249,8 @@ def recorded_failure(path: Path) -> Failure | None:
     code = content.get("code")
     if not isinstance(code, dict) or not all(isinstance(text, str) for text in (*texts.values(), *code.values())):
         raise ValueError(f"{file} is no record of a failed run: it lacks texts. Remove it.")
-    return Failure(**texts, code=code, diverged=content.get("diverged") is True)  # type: ignore[arg-type]
+    flags = {name: content.get(name) is True for name in ("diverged", "lasting")}
+    return Failure(**texts, code=code, **flags)  # type: ignore[arg-type]
 
 
 def record_acceptance(path: Path, settings: Settings, changed: tuple[str, ...]) -> None:
@@ -225,21 +260,14 @@ def record_acceptance(path: Path, settings: Settings, changed: tuple[str, ...]) 
 
 
 def is_accepted(path: Path, settings: Settings) -> bool:
-    """Return True if an outdated run was accepted with the present code and files."""
-    content = _read(path.with_suffix(ACCEPTED))
+    """Return True if an outdated run was accepted with the present code and files; False if its record is damaged."""
+    content = None
+    with suppress(ValueError):
+        content = _read(path.with_suffix(ACCEPTED))
     return content is not None and (content.get("run"), content.get("code")) == (
         store.attributes(path)["run"],
         code_of(settings),
     )
-
-
-def accepted_changes(path: Path) -> tuple[str, ...]:
-    """Return what an accepted run was made with in another version; empty for other runs. No file is executed."""
-    content = _read(path.with_suffix(ACCEPTED))
-    if content is None or content.get("run") != store.attributes(path).get("run"):
-        return ()
-    changed = content.get("changed")
-    return tuple(map(str, changed)) if isinstance(changed, list) else ()
 
 
 def stores(folder: str | Path) -> list[Path]:
@@ -264,14 +292,21 @@ def stores(folder: str | Path) -> list[Path]:
 def missing(path: Path) -> str:
     """Return which run of a grid is missing at a path, and why; "" if it is finished, or no grid made it."""
     is_started = guard.status(path) is not None
-    if is_started and "ended" in store.attributes(path):
-        return ""
+    is_complete = is_started and "ended" in store.attributes(path)
     if failure := recorded_failure(path):
-        return f"{failure.run}: {'diverged' if failure.diverged else failure}"
+        again = " when it was repeated" if is_complete else ""
+        return f"{failure.run}: {'diverged' if failure.diverged else failure}{again}"
+    if is_complete:
+        return ""
     if not is_started or "config" not in store.attributes(path):
         return ""
+    return f"{name_of_store(path)}: unfinished"
+
+
+def name_of_store(path: Path) -> str:
+    """Return the name of a stored run as :func:`describe`, or of its store if the run has no settings of a grid."""
     settings = experiment.settings_of(path)
-    return f"{_describe(str(settings['scenario']), settings) if 'scenario' in settings else path.name}: unfinished"
+    return _describe(str(settings["scenario"]), settings) if "scenario" in settings else path.name
 
 
 def failed_runs(paths: Iterable[Path]) -> list[str]:
@@ -294,14 +329,14 @@ def summarize(outcomes: Sequence[Outcome], folder: Path, *, new: str = "new") ->
         lines += ["", "Failed or diverged:"]
         lines += [_item(f"{outcome.name}: {outcome.failure}{_AGAIN * (not outcome.repeated)}") for outcome in failed]
         lines.append(wrapped(f"Tracebacks: *{FAILED} in the folder. The command tries failed runs again when their "
-                             "code or files have changed, or with --retry."))  # fmt: skip
+                             "code or files have changed or the cause lay elsewhere, or with --retry."))  # fmt: skip
     for state, meaning in _MEANINGS.items():
         if of_state := [outcome for outcome in outcomes if outcome.state == state]:
             lines += ["", *_list_changed(of_state, len(outcomes)), wrapped(meaning)]
     return lines
 
 
-_AGAIN = "; failed before, not tried again"
+_AGAIN = " (failed before, not tried again)"
 _MEANINGS = {
     "outdated": "They are left out of the comparison: --repeat makes them again, --accept compares them as they are.",
     "accepted": "They are compared as they are, by --accept.",

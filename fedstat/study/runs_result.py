@@ -38,6 +38,8 @@ class RunsResult(ComparisonResult):
         Name of the measure that is compared; other measures replace accuracy in this description.
     missing : tuple of str
         Runs that are not compared, with the reason: failed, diverged or unfinished.
+    outdated : tuple of str
+        Runs that are compared although files of the user have changed since, with the names of these files.
     selected : tuple of str
         Sentences on tuned folders: the selected settings, and the number of candidates that are left out.
     left_out : tuple of str
@@ -49,6 +51,7 @@ class RunsResult(ComparisonResult):
     costs: pd.DataFrame
     measure: str = "accuracy"
     missing: tuple[str, ...] = ()
+    outdated: tuple[str, ...] = ()
     selected: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
@@ -100,6 +103,10 @@ class RunsResult(ComparisonResult):
         seeds = [int(comparison.table["n_values"].max()) for comparison in self.scenarios.values()]
         text = "differences between methods of one seed have no interval, and may be chance"
         few = [Caution("One seed", text)] if max(seeds) == 1 else caution_of_few(min(seeds), "seed")
+        if self.outdated:
+            n = count(len(self.outdated), "run")
+            text = f"{n} made with another version of the files in brackets: {_few(self.outdated, 'outdated')}"
+            cautions.append(Caution("Outdated runs", text))
         return [*cautions, *few, *(Caution("Left out", sentence) for sentence in self.left_out)]
 
     def _caption(self) -> list[str]:
@@ -182,9 +189,14 @@ def caution_of_missing(missing: Sequence[str]) -> str:
     >>> caution_of_missing(["a, fedavg, seed 0: diverged"])
     '1 run is not compared: a, fedavg, seed 0: diverged'
     """
-    named = "; ".join(missing[:_MOST_NAMED])
-    more = f"; and {len(missing) - _MOST_NAMED} more, listed in .missing" if len(missing) > _MOST_NAMED else ""
-    return f"{count(len(missing), 'run')} {'is' if len(missing) == 1 else 'are'} not compared: {named}{more}"
+    return (
+        f"{count(len(missing), 'run')} {'is' if len(missing) == 1 else 'are'} not compared: {_few(missing, 'missing')}"
+    )
+
+
+def _few(texts: Sequence[str], field: str) -> str:
+    more = f"; and {len(texts) - _MOST_NAMED} more, listed in .{field}" if len(texts) > _MOST_NAMED else ""
+    return "; ".join(texts[:_MOST_NAMED]) + more
 
 
 _MOST_NAMED = 5

@@ -116,17 +116,12 @@ def words(selected: Iterable[Selected]) -> str:
         texts = [values.removeprefix(prefix) for values in scenarios]
         places = [f" ({', '.join(names)})" if len(scenarios) > 1 else "" for names in scenarios.values()]
         parts.append(f"{method}: {prefix}{', '.join(map(str.__add__, texts, places))}")
-    return printable("; ".join(parts)) or "nothing"
+    return guard.printable("; ".join(parts)) or "nothing"
 
 
 def _names(stores: Sequence[str]) -> str:
     """List the names of at most ten stores, and the number of others."""
-    return printable(check.few(stores, 10))
-
-
-def printable(text: str) -> str:
-    """Replace control characters, which a file of others may hold."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return guard.printable(check.few(stores, 10))
 
 
 def _listed(settings: Mapping[str, str]) -> str:

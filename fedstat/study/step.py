@@ -11,7 +11,7 @@ from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Caution, wrapped
 from fedstat.study import run_metrics, run_table
 from fedstat.study.candidates import Edge
-from fedstat.study.outcomes import FailedRunsError, Outcome
+from fedstat.study.outcomes import FailedRunsError, Outcome, OutdatedRunError
 from fedstat.study.run_settings import Settings
 
 
@@ -96,14 +96,14 @@ def completed(runs: Iterable[Outcome]) -> tuple[dict[Settings, Path], FailedRuns
 
     Raises
     ------
-    ValueError
+    OutdatedRunError
         If a run is outdated: its score would be that of other code or data.
     """
     paths: dict[Settings, Path] = {}
     try:
         for outcome in runs:
             if outcome.state == "outdated":
-                raise ValueError(
+                raise OutdatedRunError(
                     f"{outcome.name} was made with another version of {', '.join(outcome.changed)}. Repeat outdated "
                     "runs (--repeat, repeat=True), or accept them as they are (--accept, accept=True)."
                 )

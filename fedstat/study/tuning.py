@@ -22,6 +22,7 @@ from fedstat.study import candidates as numeric
 from fedstat.study import experiment, federation, grid, run_table
 from fedstat.study import search as searches
 from fedstat.study.candidates import shown, takes_of, value_of
+from fedstat.study.collect import OF_METHOD
 from fedstat.study.run_settings import Settings
 from fedstat.study.step import Step, completed, near, rows_of, runs_of, table_of
 
@@ -248,8 +249,8 @@ def tunable_runs(runs: Iterable[Settings], candidates: Mapping[str, Any], **proc
     tunable = [run for run in runs if all(name in takes_of(run.algorithm) for name in candidates)]
     if not tunable:
         raise ValueError(
-            f"no method of the grid takes {', '.join(candidates)}. Tune other settings, or add a method that takes "
-            "them, such as fedfac-dynamic."
+            f"no method of the grid takes {', '.join(candidates)} as settings to tune. Settings of algorithms can be "
+            f"tuned, and {', '.join(OF_METHOD)}. Tune others, or add a method that takes them."
         )
     for run in tunable:
         check(run, candidates, **procedure)

@@ -26,9 +26,10 @@ algorithm = "fedprox"
 [[method]]
 algorithm = "fedfac-dynamic"
 """,
-    "convolutions, digits": """
-data = "digits"
+    "convolutions, MNIST": """
+data = "mnist"
 partition = "iid"
+max_samples = 100
 clients = 10
 net = "cnn"
 rounds = 20

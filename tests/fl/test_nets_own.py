@@ -230,9 +230,9 @@ def test_a_grid_takes_a_network_from_a_file_beside_it_and_notices_another_conten
     assert set(found.table["method"]) == {"fedavg", "fedprox"}
     assert leaderboard.planned(collect.collect(folder), path).seeds == (0, 1)
     file.write_text(FILE.format(hidden=9))
-    assert command("--config", path, "--out", folder) == 0
+    assert command("--config", path, "--out", folder) == 1
     said = capsys.readouterr().out
-    assert "Made with another version of own.py:small:\n  all 4 runs\n" in said
+    assert "Made with another version of own.py:\n  all 4 runs\n" in said
     assert "No comparison" in said
     assert command("--config", path, "--out", folder, "--repeat") == 0
     assert "another version" not in capsys.readouterr().out

@@ -316,7 +316,9 @@ def test_the_command_tunes_the_methods_that_take_what_is_tuned(grid_file, tuned,
     grid_file.write_text(GRID.replace('"fedfac-dynamic"\ntau = 0.25', '"fedper"'))
     with pytest.raises(SystemExit):
         command(*how)
-    assert "takes tau, kappa. Tune other settings, or add a method" in capsys.readouterr().err
+    assert (
+        "takes tau, kappa as settings to tune. Settings of algorithms can be tuned, and lr" in capsys.readouterr().err
+    )
 
 
 def test_learning_rates_of_all_methods_are_tuned_over_all_data_sets_together(rates):

@@ -107,7 +107,7 @@ def test_every_run_of_a_grid_ends_as_it_can(tmp_path: Path, executor: Executor |
     assert failure is not None
     assert str(failure) == "failed, ZeroDivisionError: division by zero (failing.py, line 7)"
     assert 'failing.py", line 7, in' in failure.traceback
-    assert found["stale.py:stale"].changed == ("stale.py:stale",)
+    assert found["stale.py:stale"].changed == ("stale.py",)
     half_made = store.open_run(found["fedprox"].path)
     assert half_made.attrs["run"] == store.attributes(found["fedprox"].path)["run"]
     again = run(file, executor)
@@ -130,7 +130,7 @@ def test_the_command_prints_each_failure_and_the_comparison_of_the_others(
     )
     assert second.startswith("[3/5] a, fedper, lr=1e+30, seed 0: training diverged in round 1: ")
     assert f"5 runs in {tmp_path / 'runs'}, 1 new, 1 finished, 1 failed, 1 diverged, 1 outdated\n" in said
-    assert "Made with another version of stale.py:stale:\n  a, stale.py:stale, seed 0\n" in said
+    assert "Made with another version of stale.py:\n  a, stale.py:stale, seed 0\n" in said
     assert "--repeat makes them again, --accept compares them as they are." in " ".join(said.split())
     table = said.partition("Test accuracy")[2]
     assert "fedavg" in table
@@ -190,13 +190,16 @@ def test_outdated_runs_are_made_again_or_accepted_and_this_is_recorded(tmp_path:
     began = store.attributes(path)["run"]
     assert run(file, accept=True)[stale].state == "accepted"
     assert run(file)[stale].state == "accepted", "it is recorded"
-    assert any("stale" in note and "accepted as it is" in note for note in compare_runs(folder).notes)
+    (outdated,) = compare_runs(folder).outdated
+    assert outdated == "a, stale.py:stale, seed 0 (stale.py)"
+    named = "Caution: 1 run made with another version of the files in brackets: a, stale.py:stale, seed 0 (stale.py)"
+    assert named in " ".join(repr(compare_runs(folder)).split())
     write(tmp_path, "stale", "0.4")
     assert run(file)[stale].state == "outdated", "another version was accepted"
     assert run(file, repeat=True)[stale].made
     assert store.attributes(path)["run"] != began
     assert run(file)[stale].state == "finished"
-    assert not any("accepted" in note for note in compare_runs(folder).notes)
+    assert not compare_runs(folder).outdated
     with pytest.raises(ValueError, match="repeat and accept exclude each other"):
         list(grid.run_all(grid.cells(file), folder, repeat=True, accept=True))
 
@@ -290,3 +293,80 @@ def test_a_grid_that_was_killed_goes_on_with_nothing_lost(
         outcome.path.with_suffix(outcomes.FAILED).name if outcome.failure else outcome.path.name
         for outcome in found.values()
     }
+
+
+def test_a_repetition_that_fails_is_not_compared_with_its_old_numbers(tmp_path: Path) -> None:
+    file = prepare(tmp_path)
+    write(tmp_path, "stale", "(1 / 0)")
+    found = run(file, repeat=True)["stale.py:stale"]
+    assert found.state == "failed"
+    compared = compare_runs([found.path, *store.stores(tmp_path / "runs")[:2]])
+    assert "a, stale.py:stale, seed 0: failed, ZeroDivisionError" in compared.missing[0]
+    assert compared.missing[0].endswith("when it was repeated")
+    assert "stale" not in compared.table["method"].tolist()
+    assert run(file)["stale.py:stale"].state == "outdated"
+
+
+def test_a_file_that_changes_while_the_grid_runs_makes_the_earlier_runs_outdated(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    head, _, rest = GRID.partition('[[method]]\nalgorithm = "failing.py:failing"\n')
+    file.write_text(
+        head.replace("[[dataset]]", "seeds = [0, 1]\n[[dataset]]")
+        + rest.partition('[[method]]\nalgorithm = "fedper')[0]
+    )
+    write(tmp_path, "stale", "0.1")
+    found = []
+    for outcome in grid.run_all(grid.cells(file), tmp_path / "runs"):
+        found.append(outcome)
+        write(tmp_path, "stale", "0.2")
+    assert [outcome.state for outcome in found] == ["made", "made"]
+    assert [(outcome.state, outcome.changed) for outcome in grid.rejudged(found)] == [
+        ("outdated", ("stale.py",)), ("made", ())
+    ]  # fmt: skip
+
+
+def test_two_files_of_one_name_are_refused_before_any_run(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for folder in (tmp_path, tmp_path / "sub"):
+        write(folder, "stale", "0.1")
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID.replace('"failing.py:failing"', '"sub/stale.py:stale"'))
+    with pytest.raises(ValueError, match=r"sub/stale.py:stale and .*stale.py:stale, whose runs would have one name"):
+        grid.cells(file)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EIO, "Input/output error")])
+def test_errors_of_the_machine_are_tried_again(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = prepare(tmp_path)
+    (cell,) = (cell for cell in grid.cells(file) if cell.algorithm == "fedprox")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "run", fail)
+        with pytest.raises(FailedRunsError):
+            list(grid.run_all([cell], tmp_path / "runs"))
+    (outcome,) = grid.run_all([cell], tmp_path / "runs")
+    assert outcome.made
+
+
+def test_any_message_is_printed_in_short(tmp_path: Path) -> None:
+    (cell,) = (cell for cell in grid.cells(prepare(tmp_path)) if cell.algorithm == "fedprox")
+    failure = outcomes.failure_of(RuntimeError("x\x1b[2J\udc80\n" * 10**5), cell)
+    outcomes.record_failure(tmp_path / "a.zarr", failure)
+    assert outcomes.recorded_failure(tmp_path / "a.zarr") == failure
+    assert str(failure).isprintable()
+    assert 250 < len(str(failure)) < 350
+
+
+def test_a_damaged_record_keeps_no_run_from_being_made(tmp_path: Path) -> None:
+    file = prepare(tmp_path)
+    run(file)
+    for record in (tmp_path / "runs").glob("*.json"):
+        record.write_text("{")
+    (tmp_path / "runs" / run(file)["stale.py:stale"].path.with_suffix(outcomes.ACCEPTED).name).write_text("")
+    found = run(file)
+    assert {name: outcome.state for name, outcome in found.items()} == STATES | {"fedprox": "finished"}
