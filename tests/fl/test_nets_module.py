@@ -70,7 +70,7 @@ def test_no_module_has_the_convolution_whose_gradient_overruns_its_memory(convol
     (nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten()),
 ])  # fmt: skip
 def test_a_batch_of_one_sample_leaves_a_users_batch_norm_finite(first):
-    net = nets.from_module(nn.Sequential(*first, nn.Linear(3, 2)), (1, 2, 2))
+    net = nets.from_module(nn.Sequential(*first, nn.Linear(3, 2)), (1, 2, 2), start="random")
     params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
     out = net.apply(params, torch.ones(1, 1, 1, 2, 2), torch.ones(1, 1, dtype=torch.bool))
     # One value is its own mean: what is left is the shift, 0 at the start.
