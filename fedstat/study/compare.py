@@ -236,7 +236,7 @@ def _read(
             if "config" in run.attrs and "ended" not in run.attrs:
                 missing.append(f"{where}: unfinished")
                 continue
-            if is_path and (changed := outcomes.changed_files(Path(source))):
+            if is_path and (changed := outcomes.changed_files(run.attrs)):
                 outdated.append(f"{outcomes.name_of_store(Path(source))} ({', '.join(changed)})")
             try:
                 with store.reading(where):

@@ -225,7 +225,7 @@ def rejudged(earlier: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _rejudge(outcome: Outcome) -> Outcome:
-    changed = outcomes.changed_files(outcome.path)
+    changed = outcomes.changed_files(store.attributes(outcome.path)) if experiment.files(outcome.settings) else ()
     return outcome._replace(state="outdated", changed=changed) if changed else outcome
 
 

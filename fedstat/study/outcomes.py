@@ -187,16 +187,18 @@ def _file_name(name: str) -> str:
     return custom.short(name).rpartition(":")[0] or name
 
 
-def changed_files(path: Path) -> tuple[str, ...]:
-    """Return the names of the user's files that differ from those of a stored run; missing files do not count.
+def changed_files(attrs: Mapping[Any, Any]) -> tuple[str, ...]:
+    """Return the names of the user's files that differ from those in a run's attributes; missing files do not count.
 
     No file is executed.
     """
-    settings, config = experiment.settings_of(path), store.config_of(path)
-    changed = []
+    config = guard.parsed("the attribute config", attrs.get("config", "{}").encode(), finite=False)
+    if not isinstance(config, dict) or not any(isinstance(config.get(key), dict) for key in experiment.FILES):
+        return ()
+    settings, changed = experiment.noted(attrs), []
     for name, key in zip(("algorithm", "net", "data"), experiment.FILES, strict=True):
         if isinstance(stored := config.get(key), dict):
-            with suppress(ValueError, OSError):
+            with suppress(ValueError, OSError, KeyError):
                 only = SimpleNamespace(**{"algorithm": "", "net": "", "data": Settings.data} | {name: settings[name]})
                 current = experiment.files(only).get(key, {})
                 changed += [str(stored.get("name"))] * (current.get("sha256") != stored.get("sha256"))
