@@ -62,6 +62,8 @@ def folder(args: argparse.Namespace) -> Path:
 
 
 def _choices(args: argparse.Namespace) -> dict[str, Any]:
+    if args.repeat and args.accept:
+        raise ValueError("--repeat and --accept exclude each other: remove one of them.")
     return {name: getattr(args, name) for name in ("repeat", "accept", "retry")}
 
 
@@ -82,7 +84,7 @@ def _train(args: argparse.Namespace, runs: Sequence[Settings], options: Mapping[
 
 
 class GridOutcome(NamedTuple):
-    """Grid whose runs were made.
+    """Outcome of a grid.
 
     Attributes
     ----------
@@ -107,7 +109,7 @@ def make_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bo
     options = compute_options(args)
     with _cli.executor(args) as executor:
         finished = [*_train(args, runs, {"progress": not args.quiet, "executor": executor, **options})]
-    finished = grid.rejudged(finished)
+    finished = [*map(grid.judge_again, finished)]
     print("\n".join(outcomes.summarize(finished, args.out)))
     if compare:
         _print_comparison(args, finished)
@@ -139,21 +141,22 @@ def tune_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bo
         if executor is not None and "search" not in tuning.procedure:
             deque(_train(args, first_runs(groups.values(), tuning.candidates, seeds), options), maxlen=0)
         for (scenario, algorithm), initial in groups.items():
-            keys, method = [(run.name, run.algorithm) for run in initial], f"{scenario}, {custom.short(algorithm)}"
-            steps: list[Step] = []
+            keys, method = [(run.name, run.algorithm) for run in initial], custom.short(algorithm)
             how = {**tuning.procedure, **_choices(args), **options}
+            steps: list[Step] = []
             try:
                 for step in tune(initial, tuning.candidates, args.out, seeds=seeds, **how):
-                    print(f"{method}: {step.name}, {list_seeds(seeds)}\n{step.summary()}\n", flush=True)
+                    heading = f"{scenario}, {method}: {step.name}, {list_seeds(seeds)}"
+                    print(f"{heading}\n{step.summary()}\n", flush=True)
                     steps.append(step)
-                    scores.append(run_metrics.score_in(step.table))
-                    at_edge += [f"{custom.short(algorithm)} ({scenario})"] * bool(step.edge)
             except FailedRunsError as error:
-                print(f"{method}: skipped, runs of all candidates failed\n{error}\n", flush=True)
+                print(f"{scenario}, {method}: skipped, runs of all candidates failed\n{error}\n", flush=True)
                 status = 1
             except OutdatedRunError as error:
-                print(wrapped(f"{method}: skipped. {error}") + "\n", flush=True)
+                print(wrapped(f"{scenario}, {method}: skipped. {error}") + "\n", flush=True)
                 status, steps = 1, []
+            scores += [run_metrics.score_in(step.table) for step in steps]
+            at_edge += [f"{method} ({scenario})"] * any(step.edge for step in steps)
             selected |= zip(keys, steps[-1].settings if steps else [None] * len(keys), strict=True)
             tried = [run for step in steps for run in step.runs] or _first_runs(initial, tuning, seeds)
             candidates |= {key: [run for run in tried if (run.name, run.algorithm) == key] for key in keys}
@@ -166,7 +169,7 @@ def tune_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bo
             tuned = with_selected(runs, selected, tuning.candidates)
             entries = _list_selected(runs, tuned, selected, candidates, list(tuning.candidates))
             selection.write(args.out, entries)
-            final = grid.rejudged([*_train(args, tuned, options)])
+            final = [grid.judge_again(outcome) for outcome in [*_train(args, tuned, options)]]
             print("\n".join(["", "With the tuned settings:", *outcomes.summarize(final, args.out)]))
             print(wrapped(f"Selected on validation samples: {selection.words(entries)}."))
             if compare:
@@ -177,7 +180,7 @@ def tune_runs(args: argparse.Namespace, runs: Sequence[Settings], *, compare: bo
 
 
 def _first_runs(initial: list[Settings], tuning: grid.Tuning, seeds: list[int]) -> list[Settings]:
-    """Return the first candidates of a method of which all failed; of a search, which draws them, none."""
+    """Return the first candidates of a method; none of a search, which draws them."""
     return [] if "search" in tuning.procedure else first_runs([initial], tuning.candidates, seeds)
 
 
@@ -205,7 +208,7 @@ def _store_name(run: Settings) -> str:
 
 
 def estimate_costs(args: argparse.Namespace, runs: Sequence[Settings]) -> int:
-    """Print the runs to make and what they will cost, and return the exit status; with tuning, of the first step."""
+    """Print the runs to make, with tuning those of all candidates, and what they will cost; return the exit status."""
     if args.dask is not None:
         raise ValueError("--dry-run measures this machine, not the workers of --dask. Use --jobs, or remove --dry-run.")
     seconds = 30.0 if args.seconds is None else check.real("--seconds", args.seconds, low=0, open_low=True)

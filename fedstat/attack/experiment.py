@@ -18,12 +18,12 @@ from fedstat._utils.settings import check_fields, setting
 from fedstat.attack.matching import Observed, Recovered, by_sign, matched, observe, recover
 from fedstat.fl import batches, custom, nets
 from fedstat.fl.chunks import each_chunk
+from fedstat.fl.ending import COMMAND
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import ComputeConfig, Job
 from fedstat.fl.loop import observed_round, start
 from fedstat.fl.prepare import prepare
 from fedstat.fl.state import State
-from fedstat.fl.training import COMMAND
 from fedstat.results.leakage import LeakageResult, psnr
 from fedstat.results.origin import recorded
 from fedstat.study import experiment

@@ -16,7 +16,7 @@ from fedstat._utils.check import distinct
 from fedstat._utils.lazy import xr
 from fedstat._utils.settings import add_arguments, read_arguments
 from fedstat.fl import algorithms, custom, logs, ranks
-from fedstat.fl.training import COMMAND
+from fedstat.fl.ending import COMMAND
 from fedstat.study import experiment, federation, grid, outcomes, report
 from fedstat.study.run_settings import Settings, named, require_free_names
 
@@ -147,20 +147,11 @@ def _resume_hint(args: argparse.Namespace) -> str:
     return _cli.resume_hint(args)
 
 
+_OF_GRIDS = ("scale", "study", "tune", "tuned", "repeat", "accept", "retry", "jobs", "dask", "dry_run", "seconds")
+
+
 def _run_single(args: argparse.Namespace) -> None:
-    for option in (
-        "scale",
-        "study",
-        "tune",
-        "tuned",
-        "repeat",
-        "accept",
-        "retry",
-        "jobs",
-        "dask",
-        "dry_run",
-        "seconds",
-    ):
+    for option in _OF_GRIDS:
         if getattr(args, option) not in (None, False):
             name = f"--{option.replace('_', '-')}"
             raise ValueError(f"{name} needs --config, the file of a grid. Add --config, or remove {name}.")
@@ -191,8 +182,6 @@ def _run_grid(args: argparse.Namespace) -> int | None:
     if names := sorted(read_settings(args)):
         option = names[0].replace("_", "-")
         raise ValueError(f"--{option} belongs in {args.config}: a grid takes its settings from the file")
-    if args.repeat and args.accept:
-        raise ValueError("--repeat and --accept exclude each other: remove one of them.")
     if args.seconds is not None and not args.dry_run:
         raise ValueError("--seconds needs --dry-run, whose trials it limits. Add --dry-run, or remove --seconds.")
     args.out = args.out or _grids.folder(args)

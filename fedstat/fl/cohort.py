@@ -66,9 +66,12 @@ def fewest(participation: Participation, clients: int, sampling: Sampling = "fix
 
 
 def far_from_rate(participation: Participation, clients: int) -> dict[float, int]:
-    """Return the ends of the participation rate of which fixed sampling selects a number of clients far from them.
+    """Return the ends of the participation rate that rounding to whole clients changes by more than a fifth.
 
-    Far is more than a fifth of the rate.
+    Returns
+    -------
+    dict from float to int
+        Number of clients that fixed sampling selects, by rate.
 
     Examples
     --------

@@ -17,8 +17,8 @@ import xarray as xr
 from fedstat import store
 from fedstat._utils.check import named_options
 from fedstat._utils.loops import track
+from fedstat.fl.ending import COMMAND as TRAINING
 from fedstat.fl.metrics import TITLES
-from fedstat.fl.training import COMMAND as TRAINING
 from fedstat.plot import client_boxplot, loss_curves, score_curves
 from fedstat.reporting import document, prose, stored, studies, training
 from fedstat.reporting import stored as stores
@@ -114,7 +114,7 @@ def _table(runs: Sequence[Stored], tuned: Collection[str] = ()) -> pd.DataFrame:
 
 
 def _variant(settings: dict[str, Any], tuned: Collection[str]) -> SimpleNamespace:
-    """Return the algorithm of a run and its options without those that were tuned."""
+    """Return the algorithm of a run and its options that were not tuned."""
     options = tuple(option for option in settings.get("options", ()) if option.partition("=")[0] not in tuned)
     return SimpleNamespace(**settings | {"options": options})
 

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import shutil
 import tempfile
-import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,8 @@ from fedstat import store
 from fedstat._utils import memory
 from fedstat._utils.lazy import pd
 from fedstat._utils.loops import ONE_THREAD, progress_bar
-from fedstat.results.base import TERMINAL, aligned
+from fedstat.fl.ending import count_rounds
+from fedstat.results.base import aligned, wrapped
 from fedstat.results.tables import count, megabytes
 from fedstat.study import experiment, outcomes, report
 from fedstat.study.outcomes import Failure, Outcome
@@ -32,7 +32,7 @@ _MOST_ROUNDS = 12  # of a trial, after its first round
 
 
 class Trial(NamedTuple):
-    """Measurements of a trial of one kind of run: equal settings but the seed.
+    """Measurements of a trial of one kind of run: equal settings but seed and learning rates.
 
     Attributes
     ----------
@@ -256,7 +256,9 @@ def summarize(
     for trial, group in zip(trials, groups.values(), strict=True):
         name = outcomes.describe(trial.settings).rpartition(", seed ")[0]
         if trial.failure is not None or trial.late:
-            failed.append(_item(f"{name}: {trial.failure or 'no round ended in the time of a trial: raise --seconds'}"))
+            failed.append(
+                wrapped(f"  {name}: {trial.failure or 'no round ended in the time of a trial: raise --seconds'}")
+            )
             continue
         durations |= {run: trial.seconds(rounds_left[run]) for run in group}
         table.append({"runs": str(len(group)), "": name, "a run": duration(trial.seconds()),
@@ -276,9 +278,9 @@ def summarize(
     sizes = f"{megabytes(peak)} of memory, {megabytes(disk)} of disk"
     lines += ["", f"{count(len(durations), 'run')}{at_once}: about {duration(total)}, {sizes}"]
     if peak > memory.available():
-        lines.append(_item(f"Caution: this process can take {megabytes(memory.available())} of memory."))
+        lines.append(wrapped(f"  Caution: this process can take {megabytes(memory.available())} of memory."))
     if disk > (free := _free(Path(folder))):
-        lines.append(_item(f"Caution: the disk of {folder} has {megabytes(free)} free."))
+        lines.append(wrapped(f"  Caution: the disk of {folder} has {megabytes(free)} free."))
     return lines
 
 
@@ -287,12 +289,7 @@ def _rounds_left(outcome: Outcome) -> int:
     settings, path = outcome.settings, outcome.path
     if outcome.changed or not path.exists() or not outcomes.can_continue(settings, path):
         return settings.rounds
-    is_done = np.isfinite(store.open_run(path)["metrics/seconds"].to_numpy())
-    return max(settings.rounds - int(is_done.sum()), 0)
-
-
-def _item(text: str) -> str:
-    return textwrap.fill(text, TERMINAL, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    return max(settings.rounds - count_rounds(store.open_run(path)), 0)
 
 
 def _free(folder: Path) -> int:
@@ -324,6 +321,6 @@ def span(seconds: Iterable[float], jobs: int) -> float:
     3.0
     """
     ends = [0.0] * jobs
-    for duration in seconds:
-        heapq.heapreplace(ends, ends[0] + duration)
+    for of_run in seconds:
+        heapq.heapreplace(ends, ends[0] + of_run)
     return max(ends)

@@ -27,10 +27,10 @@ from fedstat.study.run_settings import Settings
 __all__ = [
     "Tuning",
     "cells",
+    "judge_again",
     "name_of",
     "of_study",
     "plan",
-    "rejudged",
     "require_distinct",
     "run_all",
     "tuning",
@@ -75,7 +75,8 @@ def run_all(
     accept : bool
         Accept outdated runs as they are, and record this beside their stores.
     retry : bool
-        Try failed runs again. Without it, only those whose code or files have changed since are tried.
+        Try failed runs again. Without it, only those are tried whose code or files have changed since, or whose cause
+        may lie elsewhere (:attr:`fedstat.study.outcomes.Failure.lasting`).
     progress : bool or None
         Show how many runs are done and, without an executor, the rounds of the present run; see
         :func:`fedstat.fl.train`.
@@ -122,7 +123,7 @@ def run_all(
                 outcome = get_outcome()
             except (OSError, CancelledError, BrokenExecutor):
                 raise
-            except Exception as error:
+            except Exception as error:  # the work catches its own errors
                 lost = ChildProcessError(f"the processes that made it ended, often for lack of memory ({error!s:.200})")
                 outcome = _record(lost, task)
             bar.update()
@@ -149,7 +150,7 @@ class _Task(NamedTuple):
 
 
 class _Choices(NamedTuple):
-    """What to do with outdated and failed runs, see :func:`run_all`."""
+    """Treatment of outdated and failed runs, see :func:`run_all`."""
 
     repeat: bool
     accept: bool
@@ -219,13 +220,11 @@ def _train(task: _Task, options: Mapping[str, Any]) -> None:
         store.replace(draft, path)
 
 
-def rejudged(earlier: Sequence[Outcome]) -> list[Outcome]:
-    """Return outcomes with runs whose files of the user have changed since they were trained as outdated."""
-    return [_rejudge(outcome) if outcome.state in ("made", "finished") else outcome for outcome in earlier]
-
-
-def _rejudge(outcome: Outcome) -> Outcome:
-    changed = outcomes.changed_files(store.attributes(outcome.path)) if experiment.files(outcome.settings) else ()
+def judge_again(outcome: Outcome) -> Outcome:
+    """Return the outcome of a run at the end of its grid: outdated if the user has changed a file since."""
+    if outcome.state not in ("made", "finished") or not experiment.files(outcome.settings):
+        return outcome
+    changed = outcomes.changed_files(store.attributes(outcome.path))
     return outcome._replace(state="outdated", changed=changed) if changed else outcome
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from inspect import Parameter
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -13,9 +14,40 @@ from typing import Any, NamedTuple
 from fedstat._utils import check, guard
 from fedstat._utils.settings import read_toml, table, tables
 from fedstat.fl import custom
-from fedstat.fl.algorithms import settings_of
+from fedstat.fl.algorithms import ALGORITHMS, settings_of
 from fedstat.study import outcomes, run_settings
+from fedstat.study.grid_keys import ANYWHERE, STRUCTURE, Key, require_keys
 from fedstat.study.run_settings import Settings
+
+
+def keys(algorithms_too: Iterable[str] = ()) -> list[Key]:
+    """Return every key of a grid's file: structure, settings of runs, settings of algorithms.
+
+    Parameters
+    ----------
+    algorithms_too : iterable of str
+        Algorithms in users' files, such as "mine.py:ditto", whose settings are keys, too.
+
+    Examples
+    --------
+    >>> next(key for key in keys() if key.name == "mu")[2:]
+    ('μ, strength of the penalty on distance from the global model', 0.01, ('fedprox', 'fedprox+'))
+    """
+    common = [
+        Key(declared.name, ANYWHERE, declared.metadata["help"], declared.default) for declared in fields(Settings)
+    ]
+    takers: dict[tuple[str, str, Any], list[str]] = {}
+    for algorithm in (*ALGORITHMS, *algorithms_too):
+        for name, declared in settings_of(algorithm).items():
+            default = None if declared.default is Parameter.empty else declared.default
+            takers.setdefault((name, declared.help, _as_hashable(default)), []).append(algorithm)
+    by_name = sorted(takers.items(), key=lambda item: item[0][0])
+    special = [Key(name, ANYWHERE, text, default, tuple(methods)) for (name, text, default), methods in by_name]
+    return [*STRUCTURE, *common, *special]
+
+
+def _as_hashable(default: Any) -> Any:
+    return tuple(default) if isinstance(default, list) else default
 
 
 def cells(
@@ -26,7 +58,7 @@ def cells(
     Parameters
     ----------
     path : path
-        A TOML file with the keys of :func:`fedstat.study.run_settings.keys`; see Notes.
+        A TOML file with the keys of :func:`keys`; see Notes.
     scale : str, optional
         NAME of a ``[scale.NAME]`` table.
     study : str, optional
@@ -108,7 +140,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     methods = run_settings.names([name for _, _, part in all_tables for name in _as_list(part.get("algorithm"))])
     scales = table(content, "scale", path)
     for place, kind, part in all_tables:
-        run_settings.require_keys(part, kind, [*methods, *(scales if kind in _SCALED else ())], place)
+        require_keys(part, kind, [*methods, *(scales if kind in _SCALED else ())], place)
     return content
 
 
@@ -117,7 +149,7 @@ _SCALED = ("dataset", "method", "tune")
 
 
 def _list_tables(content: dict[str, Any], path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield place (for messages), kind (:attr:`fedstat.study.run_settings.Key.tables`) and content of all tables."""
+    """Yield place (for messages), kind (:attr:`fedstat.study.grid_keys.Key.tables`) and content of all tables."""
     scales = table(content, "scale", path)
     yield str(path), "", content
     for name in scales:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import textwrap
+import re
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +15,7 @@ from fedstat import store
 from fedstat._utils import guard
 from fedstat._utils.loops import user_frames
 from fedstat.fl import custom
-from fedstat.results.base import TERMINAL, wrapped
+from fedstat.results.base import wrapped
 from fedstat.results.tables import count
 from fedstat.study import experiment
 from fedstat.study.run_settings import Settings
@@ -172,19 +172,7 @@ def changes(settings: Settings, path: Path) -> tuple[str, ...]:
     stored, current = _digests(store.attributes(path)["code"], store.config_of(path)), code_of(settings)
     if experiment.DATA_FILE not in stored:  # the data have no file, or are of an earlier version
         current.pop(experiment.DATA_FILE, None)
-    names = {
-        "fedstat": "fedstat",
-        "algorithm": _file_name(settings.algorithm),
-        experiment.ALGORITHM_FILE: _file_name(settings.algorithm),
-        experiment.NET_FILE: _file_name(settings.net),
-        experiment.DATA_FILE: custom.short(settings.data),
-    }
-    return tuple(dict.fromkeys(name for key, name in names.items() if stored.get(key) != current.get(key)))
-
-
-def _file_name(name: str) -> str:
-    """Return the file of a user's function; other names unchanged."""
-    return custom.short(name).rpartition(":")[0] or name
+    return _differing(stored, current, vars(settings))
 
 
 def changed_files(attrs: Mapping[Any, Any]) -> tuple[str, ...]:
@@ -193,16 +181,25 @@ def changed_files(attrs: Mapping[Any, Any]) -> tuple[str, ...]:
     No file is executed.
     """
     config = guard.parsed("the attribute config", attrs.get("config", "{}").encode(), finite=False)
-    if not isinstance(config, dict) or not any(isinstance(config.get(key), dict) for key in experiment.FILES):
-        return ()
-    settings, changed = experiment.noted(attrs), []
-    for name, key in zip(("algorithm", "net", "data"), experiment.FILES, strict=True):
-        if isinstance(stored := config.get(key), dict):
-            with suppress(ValueError, OSError, KeyError):
-                only = SimpleNamespace(**{"algorithm": "", "net": "", "data": Settings.data} | {name: settings[name]})
-                current = experiment.files(only).get(key, {})
-                changed += [str(stored.get("name"))] * (current.get("sha256") != stored.get("sha256"))
-    return tuple(dict.fromkeys(_file_name(name) for name in changed))
+    stored = _digests("", config if isinstance(config, dict) else {})
+    settings, current = experiment.noted(attrs) if len(stored) > 1 else {}, dict(stored)
+    for key, name in _SETTINGS.items():
+        if key in stored and name in settings:
+            nothing = {"algorithm": "", "net": "", "data": Settings.data}
+            with suppress(ValueError, OSError):
+                current |= _digests("", experiment.files(SimpleNamespace(**nothing | {name: settings[name]})))
+    return _differing(stored, current, settings)
+
+
+_SETTINGS = dict(zip(experiment.FILES, ("algorithm", "net", "data"), strict=True))
+"""Settings that name the user's files."""
+
+
+def _differing(stored: Mapping[str, str], current: Mapping[str, str], settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of what has other digests: "fedstat", or files of the user."""
+    keys = [key for key in dict.fromkeys((*stored, *current)) if stored.get(key) != current.get(key)]
+    names = {key: custom.short(str(settings.get(_SETTINGS.get(key, key), key))) for key in keys}
+    return tuple(dict.fromkeys(re.sub(r"(\.py):.*", r"\1", name) for name in names.values()))
 
 
 def can_continue(settings: Settings, path: Path) -> bool:
@@ -293,16 +290,11 @@ def stores(folder: str | Path) -> list[Path]:
 
 def missing(path: Path) -> str:
     """Return which run of a grid is missing at a path, and why; "" if it is finished, or no grid made it."""
-    is_started = guard.status(path) is not None
-    is_complete = is_started and "ended" in store.attributes(path)
+    attrs = {} if guard.status(path) is None else store.attributes(path)
     if failure := recorded_failure(path):
-        again = " when it was repeated" if is_complete else ""
+        again = " when it was repeated" if "ended" in attrs else ""
         return f"{failure.run}: {'diverged' if failure.diverged else failure}{again}"
-    if is_complete:
-        return ""
-    if not is_started or "config" not in store.attributes(path):
-        return ""
-    return f"{name_of_store(path)}: unfinished"
+    return f"{name_of_store(path)}: unfinished" if "config" in attrs and "ended" not in attrs else ""
 
 
 def name_of_store(path: Path) -> str:
@@ -329,7 +321,9 @@ def summarize(outcomes: Sequence[Outcome], folder: Path, *, new: str = "new") ->
     lines = [f"{count(len(outcomes), 'run')} in {folder}, {states.count('made')} {new}{shown}"]
     if failed := [outcome for outcome in outcomes if outcome.failure]:
         lines += ["", "Failed or diverged:"]
-        lines += [_item(f"{outcome.name}: {outcome.failure}{_AGAIN * (not outcome.repeated)}") for outcome in failed]
+        lines += [
+            wrapped(f"  {outcome.name}: {outcome.failure}{_AGAIN * (not outcome.repeated)}") for outcome in failed
+        ]
         lines.append(wrapped(f"Tracebacks: *{FAILED} in the folder. The command tries failed runs again when their "
                              "code or files have changed or the cause lay elsewhere, or with --retry."))  # fmt: skip
     for state, meaning in _MEANINGS.items():
@@ -349,14 +343,10 @@ def _list_changed(outcomes: Sequence[Outcome], n_all: int) -> list[str]:
     """Return lines that name runs by what they were made with in another version."""
     lines = []
     for changed in dict.fromkeys(outcome.changed for outcome in outcomes):
-        names = [outcome.name for outcome in outcomes if outcome.changed == changed]
+        names = [wrapped(f"  {outcome.name}") for outcome in outcomes if outcome.changed == changed]
         lines.append(f"Made with another version of {', '.join(changed)}:")
-        lines += [f"  all {count(n_all, 'run')}"] if 1 < len(names) == n_all else map(_item, names)
+        lines += [f"  all {count(n_all, 'run')}"] if 1 < len(names) == n_all else names
     return lines
-
-
-def _item(text: str) -> str:
-    return textwrap.fill(text, TERMINAL, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

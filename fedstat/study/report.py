@@ -21,9 +21,9 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.data._clients import LEFT_OUT
 from fedstat.fl import split_halves
 from fedstat.fl.aggregate import weighted_mean
+from fedstat.fl.ending import COMMAND
 from fedstat.fl.losses import Score
 from fedstat.fl.stored import EQUAL_SAMPLES, profile
-from fedstat.fl.training import COMMAND
 from fedstat.results import base
 from fedstat.results.base import TERMINAL
 from fedstat.results.tables import NONE, count, megabytes, number, p_equals

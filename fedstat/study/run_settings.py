@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import Parameter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from fedstat import data as datasets
 from fedstat._utils import check
@@ -24,6 +24,7 @@ from fedstat.fl.prepare import AGGREGATORS, aggregator_named, optimizer_named
 from fedstat.fl.training import PROBES
 from fedstat.study import federation
 from fedstat.study.federation import like, make, own_options
+from fedstat.study.grid_keys import STRUCTURE
 
 
 def named() -> list[str]:
@@ -34,106 +35,6 @@ def named() -> list[str]:
         for name, settings in settings_by_name.items()
         if all(declared.default is not Parameter.empty for declared in settings)
     ]
-
-
-class Key(NamedTuple):
-    """Key of a grid's file.
-
-    Attributes
-    ----------
-    name : str
-    tables : tuple of str
-        Tables that may hold it: "" for the top of the file, "scale.NAME", "dataset", "method", "method.sweep", "tune".
-    meaning : str
-    default : object
-        None if it has no default.
-    methods : tuple of str
-        Algorithms that take it; () if it is for all runs.
-    """
-
-    name: str
-    tables: tuple[str, ...]
-    meaning: str
-    default: Any = None
-    methods: tuple[str, ...] = ()
-
-
-ANYWHERE = ("", "scale.NAME", "dataset", "method", "method.sweep", "tune")
-STRUCTURE = (
-    Key("seeds", ("", "scale.NAME", "tune"), "seeds: every data set and method is run with each seed; in [tune], the "
-        "seeds for tuning", [0]),
-    Key("dataset", ("",), "[[dataset]], one table per scenario; crossed with every [[method]]"),
-    Key("method", ("",), "[[method]], one table per method, with at least one key"),
-    Key("scale", ("",), "[scale.NAME], settings that override the others with --scale NAME; a data set or a method may "
-        "hold its own table NAME"),
-    Key("tune", ("",), "[tune], lists of candidates, which --tune tries in this order; [tune.NAME] for a scale"),
-    Key("methods", ("dataset",), "names of the algorithms that run on the data set; all by default"),
-    Key("studies", ("dataset", "method"), "studies of the table: data sets and methods without a common study are not "
-        "crossed, and --study NAME makes the runs of one study"),
-    Key("sweep", ("method",), "[method.sweep], lists of values: one run for every combination"),
-    Key("together", ("tune",), "tune on all data sets together, not on each", False),
-    Key("extend", ("tune",), "try numbers beyond the smallest or largest candidate while it is the best", False),
-    Key("search", ("tune",), "optuna: draw the settings of every trial together, from lists and ranges"),
-    Key("budget", ("tune",), "number of trials of a search, for every method"),
-)  # fmt: skip
-"""Keys that combine data sets, methods and seeds to runs."""
-
-
-def keys(algorithms_too: Iterable[str] = ()) -> list[Key]:
-    """Return every key of a grid's file: structure, settings of runs, settings of algorithms.
-
-    Parameters
-    ----------
-    algorithms_too : iterable of str
-        Algorithms in users' files, such as "mine.py:ditto", whose settings are keys, too.
-
-    Examples
-    --------
-    >>> next(key for key in keys() if key.name == "mu")[2:]
-    ('μ, strength of the penalty on distance from the global model', 0.01, ('fedprox', 'fedprox+'))
-    """
-    common = [
-        Key(declared.name, ANYWHERE, declared.metadata["help"], declared.default) for declared in fields(Settings)
-    ]
-    takers: dict[tuple[str, str, Any], list[str]] = {}
-    for algorithm in (*algorithms.ALGORITHMS, *algorithms_too):
-        for name, declared in algorithms.settings_of(algorithm).items():
-            default = None if declared.default is Parameter.empty else declared.default
-            takers.setdefault((name, declared.help, _as_hashable(default)), []).append(algorithm)
-    by_name = sorted(takers.items(), key=lambda item: item[0][0])
-    special = [Key(name, ANYWHERE, text, default, tuple(methods)) for (name, text, default), methods in by_name]
-    return [*STRUCTURE, *common, *special]
-
-
-def _as_hashable(default: Any) -> Any:
-    return tuple(default) if isinstance(default, list) else default
-
-
-def require_keys(content: Mapping[str, Any], table: str, settings: Iterable[str], where: str) -> None:
-    """Raise ValueError with the nearest names if a table of a grid's file has a key that it cannot hold.
-
-    Parameters
-    ----------
-    content : mapping
-        Content of the table.
-    table : str
-        Kind of the table, one of ``ANYWHERE``.
-    settings : iterable of str
-        Names of the settings and nested tables that the table may hold.
-    where : str
-        Name of the table in the message.
-    """
-    names = [*settings, *(key.name for key in STRUCTURE if table in key.tables)]
-    for name in content:
-        if name not in names:
-            hint = check.did_you_mean(name, names, cutoff=0.5)
-            elsewhere = next((f" It belongs in {_heading(key.tables)}." for key in STRUCTURE if key.name == name), "")
-            raise ValueError(f"{where} cannot hold the key {name!r:.200}.{elsewhere or hint}")
-
-
-def _heading(tables: tuple[str, ...]) -> str:
-    heads = {"": "the top of the file", "dataset": "[[dataset]]", "method": "[[method]]"}
-    return " or ".join(heads.get(table, f"[{table}]") for table in tables)
 
 
 def default_name(data: str, partition: str) -> str:

@@ -21,7 +21,7 @@ from fedstat.fl import algorithms, optim
 from fedstat.fl.__main__ import parser
 from fedstat.fl.algorithm import Phase
 from fedstat.study import Settings, grid, run_settings
-from fedstat.study.run_settings import keys
+from fedstat.study.grid_file import keys
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 LAM = 0.7

@@ -177,7 +177,7 @@ def test_an_error_of_the_callback_keeps_its_round_and_says_how_to_continue(error
     (note,) = raised.value.__notes__
     assert note.startswith("on_round_end=Callback failed after round 3. " if error is LookupError else "The fin")
     assert f"The finished rounds are in {str(out)!r}. To resume, repeat the call with resume=True." in note
-    assert fl.training._count_rounds(store.open_run(out)) == 3
+    assert fl.ending.count_rounds(store.open_run(out)) == 3
     same(go(), go(out, resume=True, log="csv"))
     assert [number for number, _ in of_csv(out).rounds] == [1, 2, 3, 4, 5]
     with pytest.raises(error) as raised:

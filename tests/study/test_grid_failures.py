@@ -320,7 +320,7 @@ def test_a_file_that_changes_while_the_grid_runs_makes_the_earlier_runs_outdated
         found.append(outcome)
         write(tmp_path, "stale", "0.2")
     assert [outcome.state for outcome in found] == ["made", "made"]
-    assert [(outcome.state, outcome.changed) for outcome in grid.rejudged(found)] == [
+    assert [(outcome.state, outcome.changed) for outcome in map(grid.judge_again, found)] == [
         ("outdated", ("stale.py",)), ("made", ())
     ]  # fmt: skip
 
